@@ -1,0 +1,73 @@
+//! A batch of rows, offered to Python through the Arrow PyCapsule protocol.
+
+use penstock_kernel::emit;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::convert::batch_capsules;
+
+/// Rows that left the decoder together.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Batch {
+    inner: emit::Batch,
+}
+
+impl Batch {
+    pub fn new(inner: emit::Batch) -> Batch {
+        Batch { inner }
+    }
+}
+
+#[pymethods]
+impl Batch {
+    /// The database; empty for shapes that span tables.
+    #[getter]
+    fn database(&self) -> &str {
+        &self.inner.database
+    }
+
+    /// The table; empty for shapes that span tables.
+    #[getter]
+    fn table(&self) -> &str {
+        &self.inner.table
+    }
+
+    /// The schema version of the rows.
+    #[getter]
+    fn schema_version(&self) -> i32 {
+        self.inner.schema_version
+    }
+
+    /// How many rows.
+    #[getter]
+    fn rows(&self) -> usize {
+        self.inner.record.num_rows()
+    }
+
+    /// How much memory they take, in bytes.
+    #[getter]
+    fn bytes(&self) -> usize {
+        self.inner.record.get_array_memory_size()
+    }
+
+    /// The end of the last whole transaction when the batch closed: file and offset.
+    #[getter]
+    fn position(&self) -> (&str, u64) {
+        (&self.inner.position.0, self.inner.position.1)
+    }
+
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        // The protocol allows a producer to ignore the wish for another schema.
+        let _ = requested_schema;
+        batch_capsules(py, &self.inner.record)
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.record.num_rows()
+    }
+}

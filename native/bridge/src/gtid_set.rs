@@ -1,0 +1,82 @@
+//! Sets of transactions.
+
+use penstock_kernel::gtid;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::raise::raise;
+
+/// A set of transactions of either family.
+#[pyclass(frozen, eq, module = "penstock._native")]
+#[derive(Clone, PartialEq)]
+pub struct GtidSet {
+    inner: gtid::GtidSet,
+}
+
+fn parse(py: Python<'_>, text: &str) -> PyResult<gtid::GtidSet> {
+    gtid::GtidSet::parse(text).map_err(|error| raise(py, &error))
+}
+
+#[pymethods]
+impl GtidSet {
+    /// Parse `uuid:1-5:8` (MySQL) or `domain-server-sequence` (MariaDB), separated by commas.
+    #[new]
+    #[pyo3(signature = (text=""))]
+    fn new(py: Python<'_>, text: &str) -> PyResult<GtidSet> {
+        Ok(GtidSet { inner: parse(py, text)? })
+    }
+
+    /// The same as the constructor.
+    #[staticmethod]
+    fn parse(py: Python<'_>, text: &str) -> PyResult<GtidSet> {
+        GtidSet::new(py, text)
+    }
+
+    /// Whether every transaction of the other set is in this one.
+    fn contains(&self, other: &GtidSet) -> bool {
+        self.inner.contains_set(&other.inner)
+    }
+
+    /// The transactions of both.
+    fn union(&self, other: &GtidSet) -> GtidSet {
+        let mut inner = self.inner.clone();
+        inner.union(&other.inner);
+        GtidSet { inner }
+    }
+
+    /// The transactions of this set that the other lacks.
+    fn subtract(&self, other: &GtidSet) -> GtidSet {
+        let mut inner = self.inner.clone();
+        inner.subtract(&other.inner);
+        GtidSet { inner }
+    }
+
+    /// The bytes of COM_BINLOG_DUMP_GTID. Raises `PositionInvalid` for a set of MariaDB.
+    fn encode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let encoded = self.inner.encode_mysql().map_err(|error| raise(py, &error))?;
+        Ok(PyBytes::new(py, &encoded))
+    }
+
+    fn __bool__(&self) -> bool {
+        !self.inner.is_empty()
+    }
+
+    fn __str__(&self) -> String {
+        self.inner.text()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("GtidSet({:?})", self.inner.text())
+    }
+
+    fn __hash__(&self) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        self.inner.text().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __reduce__(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, (String,))> {
+        Ok((py.get_type::<GtidSet>().into_any().unbind(), (self.inner.text(),)))
+    }
+}

@@ -1,0 +1,60 @@
+//! `penstock._native`: the kernel as Python sees it. Conversion and nothing else.
+
+mod batch;
+mod blocks;
+mod bson;
+mod convert;
+mod decoder;
+mod envelope;
+mod framer;
+mod gtid_set;
+mod objects;
+mod raise;
+mod resultset;
+mod row_hash;
+mod schema;
+mod slots;
+mod sql;
+
+use pyo3::prelude::*;
+
+/// The kernel's Python module.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<decoder::Decoder>()?;
+    module.add_class::<decoder::TableRequest>()?;
+    module.add_class::<decoder::Statement>()?;
+    module.add_class::<batch::Batch>()?;
+    module.add_class::<framer::Framer>()?;
+    module.add_class::<gtid_set::GtidSet>()?;
+    module.add_class::<blocks::BlockCutter>()?;
+    module.add_class::<blocks::Chunk>()?;
+    module.add_class::<resultset::ResultSet>()?;
+    module.add_class::<schema::Schema>()?;
+    module.add_function(wrap_pyfunction!(schema::arrow_schema, module)?)?;
+    module.add_function(wrap_pyfunction!(schema::envelope_schema, module)?)?;
+    module.add_function(wrap_pyfunction!(schema::events_schema, module)?)?;
+    module.add_function(wrap_pyfunction!(schema::transactions_schema, module)?)?;
+    module.add_function(wrap_pyfunction!(schema::messages_schema, module)?)?;
+    module.add_function(wrap_pyfunction!(envelope::decode_envelope, module)?)?;
+    module.add_function(wrap_pyfunction!(blocks::segment_head, module)?)?;
+    module.add_function(wrap_pyfunction!(blocks::read_segment_head, module)?)?;
+    module.add_function(wrap_pyfunction!(blocks::encode_gtid_set, module)?)?;
+    module.add_function(wrap_pyfunction!(bson::bson_documents, module)?)?;
+    module.add_class::<slots::Numbers>()?;
+    module.add_function(wrap_pyfunction!(slots::shard_slots, module)?)?;
+    module.add_function(wrap_pyfunction!(row_hash::row_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(sql::sql_values, module)?)?;
+    module.add_function(wrap_pyfunction!(sql::copy_text, module)?)?;
+    module.add_function(wrap_pyfunction!(sql::key_groups, module)?)?;
+    module.add_class::<objects::Texts>()?;
+    module.add_function(wrap_pyfunction!(objects::json_objects, module)?)?;
+    module.add_function(wrap_pyfunction!(objects::column_texts, module)?)?;
+    module.add_function(wrap_pyfunction!(objects::encode_changes, module)?)?;
+    module.add_function(wrap_pyfunction!(objects::partitions, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::decode_text, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::error_kinds, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::event_kinds, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::charsets, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! Kernel errors as the classes of `penstock.errors`.
+
+use penstock_kernel::error::{Error, ErrorKind};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The Python error of a kernel error. Classes are found by the kind's name; a test holds the two lists together.
+pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    match build(py, error) {
+        Ok(raised) => raised,
+        Err(failed) => failed,
+    }
+}
+
+fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let class = py.import("penstock.errors")?.getattr(error.kind().name())?;
+    let keywords = PyDict::new(py);
+    keywords.set_item("position", error.position().map(|(file, offset)| format!("{file}:{offset}")))?;
+    keywords.set_item("hint", error.hint_text())?;
+    Ok(PyErr::from_value(class.call((error.message(),), Some(&keywords))?))
+}
+
+/// An `OptionInvalid` for an argument that the bridge itself cannot take.
+pub fn option_invalid(py: Python<'_>, message: String) -> PyErr {
+    raise(py, &Error::new(ErrorKind::OptionInvalid, message))
+}

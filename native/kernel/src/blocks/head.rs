@@ -1,0 +1,132 @@
+//! The head of a segment: what makes a run of a source file a binlog file of its own.
+//!
+//! ```text
+//! magic │ the source's format description │ ROTATE: source file and offset │ PREVIOUS_GTIDS or GTID_LIST │ events...
+//! ```
+//!
+//! Both events in the middle are marked as made up, and say no position of their own.
+
+use super::intake::split_head;
+use crate::checksum::crc32;
+use crate::cursor::Cursor;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::format_description::Format;
+use crate::event::rotate::Rotate;
+use crate::event::{mariadb_gtid, previous_gtids, EventKind, Header, FLAG_ARTIFICIAL};
+use crate::gtid::GtidSet;
+use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES, MAGIC_BYTES};
+use crate::stream::frame::{checked_body, event_size};
+
+const MAGIC: [u8; MAGIC_BYTES] = *b"\xfebin";
+const ROTATE_CODE: u8 = 4;
+const PREVIOUS_GTIDS_CODE: u8 = 35;
+const MARIADB_GTID_LIST_CODE: u8 = 163;
+
+/// What a segment's head is made of.
+#[derive(Debug, Clone)]
+pub struct HeadParts<'a> {
+    /// The source file's format description, as it was sent.
+    pub format_description: &'a [u8],
+    /// The source file's name.
+    pub file: &'a str,
+    /// The source offset of the segment's first event.
+    pub offset: u64,
+    /// Every transaction before it.
+    pub gtid_set: &'a GtidSet,
+    /// Whether the server is MariaDB.
+    pub mariadb: bool,
+    /// The server whose log it is.
+    pub server_id: u32,
+    /// When the segment was begun, in seconds since 1970.
+    pub time_s: u32,
+}
+
+/// What a segment's head says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentHead {
+    /// Its length; the first event stands here.
+    pub head_bytes: usize,
+    /// The source file's name.
+    pub file: String,
+    /// The source offset of the segment's first event.
+    pub base: u64,
+    /// Every transaction before it.
+    pub gtid_set: GtidSet,
+    /// The source file's format description.
+    pub format_description: Vec<u8>,
+}
+
+/// Writes the head of a segment.
+pub fn segment_head(parts: &HeadParts<'_>) -> Result<Vec<u8>> {
+    let mut out = MAGIC.to_vec();
+    out.extend_from_slice(parts.format_description);
+    let (event, format) = split_head(&out)?;
+    if event.len() != parts.format_description.len() {
+        return Err(malformed("the format description is longer than it says"));
+    }
+    if format.mariadb != parts.mariadb {
+        return Err(malformed(format!("a format description of {}, which is the other flavor", format.server_version)));
+    }
+    let rotate = [&parts.offset.to_le_bytes()[..], parts.file.as_bytes()].concat();
+    let (code, gtids) = if format.mariadb {
+        (MARIADB_GTID_LIST_CODE, parts.gtid_set.encode_mariadb()?)
+    } else {
+        (PREVIOUS_GTIDS_CODE, parts.gtid_set.encode_mysql()?)
+    };
+    for (code, body) in [(ROTATE_CODE, rotate), (code, gtids)] {
+        push_event(&mut out, code, &body, parts, format.checksum)?;
+    }
+    Ok(out)
+}
+
+fn push_event(out: &mut Vec<u8>, code: u8, body: &[u8], parts: &HeadParts<'_>, checksum: bool) -> Result<()> {
+    let size = EVENT_HEADER_BYTES + body.len() + if checksum { CHECKSUM_BYTES } else { 0 };
+    let size = u32::try_from(size)
+        .map_err(|_| Error::new(ErrorKind::LimitExceeded, format!("an event of {size} bytes in a segment's head")))?;
+    let start = out.len();
+    out.extend_from_slice(&parts.time_s.to_le_bytes());
+    out.push(code);
+    out.extend_from_slice(&parts.server_id.to_le_bytes());
+    out.extend_from_slice(&size.to_le_bytes());
+    out.extend_from_slice(&0u32.to_le_bytes());
+    out.extend_from_slice(&FLAG_ARTIFICIAL.to_le_bytes());
+    out.extend_from_slice(body);
+    if checksum {
+        let checksum = crc32(out.get(start..).unwrap_or_default());
+        out.extend_from_slice(&checksum.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Reads the head at a segment's front. Raises `FileTruncated` where `bytes` end inside it.
+pub fn read_segment_head(bytes: &[u8]) -> Result<SegmentHead> {
+    let (format_description, format) = split_head(bytes)?;
+    let format_end = MAGIC_BYTES + format_description.len();
+    let (rotate, rotate_end) = made_up(bytes, format_end, &format, EventKind::Rotate)?;
+    let rotate = Rotate::read(rotate)?;
+    let kind = if format.mariadb { EventKind::MariadbGtidList } else { EventKind::PreviousGtids };
+    let (gtids, head_bytes) = made_up(bytes, rotate_end, &format, kind)?;
+    let gtid_set = if format.mariadb { mariadb_gtid::read_list(gtids)? } else { previous_gtids::read(gtids)? };
+    Ok(SegmentHead {
+        head_bytes,
+        file: rotate.file,
+        base: rotate.offset,
+        gtid_set,
+        format_description: format_description.to_vec(),
+    })
+}
+
+/// The body of the made-up event at `at`, and where it ends.
+fn made_up<'a>(bytes: &'a [u8], at: usize, format: &Format, wanted: EventKind) -> Result<(&'a [u8], usize)> {
+    let rest = bytes.get(at..).unwrap_or_default();
+    let size = event_size(rest)?
+        .ok_or_else(|| Error::new(ErrorKind::FileTruncated, "the bytes end inside a segment's head"))?;
+    let event = rest.get(..size).unwrap_or_default();
+    let header = Header::read(&mut Cursor::new(event))?;
+    let kind = EventKind::from_code(header.code);
+    if kind != Some(wanted) || header.flags & FLAG_ARTIFICIAL == 0 {
+        return Err(malformed(format!("no segment of a log: its head has no made-up {} event", wanted.name()))
+            .hint("give a binlog file to penstock as a file; only segments have such a head"));
+    }
+    Ok((checked_body(Some(format), false, true, kind, event)?, at + size))
+}

@@ -1,0 +1,248 @@
+//! The record of a block: 128 bytes that say what lies in it, so that a log finds a place without reading data.
+//!
+//! All numbers are little-endian.
+//!
+//! ```text
+//!   0 source start u64     8 source end u64      16 file number u32     20 server id u32
+//!  24 time i64            32 largest time i64    40 uuid 16 bytes, or domain u32 and server u32
+//!  56 number u64          64 event index u32     68 transactions u32    72 changes u32
+//!  76 events u32          80 tables u64          88 flags u32           92 epoch u8
+//!  96 last boundary u64  104 transaction start u64  112 sequence start u64  124 CRC32 of the bytes before
+//! ```
+
+use crate::checksum::crc32;
+use crate::gtid::Gtid;
+
+/// Bytes of one record.
+pub const RECORD_BYTES: usize = 128;
+
+/// The block begins where a transaction does, or between two.
+pub const FLAG_BEGINS: u32 = 1;
+/// The block ends where a transaction does, or between two.
+pub const FLAG_ENDS: u32 = 2;
+/// The block holds a statement; which tables it concerns only its text tells.
+pub const FLAG_STATEMENT: u32 = 4;
+/// The GTIDs of the block's transactions are the record's own, and those that follow it without a gap.
+pub const FLAG_CONSECUTIVE: u32 = 8;
+/// Rows of the block could not be counted, or their table not be told: every bit of the tables is set.
+pub const FLAG_UNCOUNTED: u32 = 16;
+
+/// What is known of the block in the making.
+#[derive(Debug, Clone)]
+pub(super) struct Block {
+    pub start: u64,
+    pub end: u64,
+    pub file_number: u32,
+    pub epoch: u8,
+    pub server_id: u32,
+    pub time_us: i64,
+    /// The id of the first transaction of which a part lies here.
+    pub gtid: Gtid,
+    /// Whether a transaction was seen, so that the fields above are its.
+    pub named: bool,
+    /// The number of the last transaction, while all numbers so far follow one another.
+    pub last_number: Option<u64>,
+    pub event_index: u32,
+    pub transactions: u32,
+    pub changes: u32,
+    pub events: u32,
+    pub tables: u64,
+    pub flags: u32,
+    pub last_boundary: u64,
+    /// Where the transaction of the first event begins; the block's own start where none is open there.
+    pub transaction_start: u64,
+}
+
+/// Transactions of one source whose numbers follow one another, up to the newest.
+#[derive(Debug, Clone)]
+pub(super) struct Run {
+    first: Gtid,
+    last: u64,
+    /// From here on the file has no other transaction.
+    pub start: u64,
+}
+
+impl Run {
+    /// Begins with a transaction, if it has a number that a record can hold.
+    pub fn new(gtid: &Gtid, start: u64) -> Option<Run> {
+        Some(Run { first: gtid.clone(), last: number_of(gtid)?, start })
+    }
+
+    /// Goes on with a transaction, if it follows.
+    pub fn goes_on(&mut self, gtid: &Gtid) -> bool {
+        let follows = follows(&self.first, self.last, gtid);
+        if follows {
+            self.last += 1;
+        }
+        follows
+    }
+}
+
+impl Block {
+    pub fn new(start: u64, file_number: u32, epoch: u8) -> Block {
+        Block {
+            start,
+            end: start,
+            file_number,
+            epoch,
+            server_id: 0,
+            time_us: 0,
+            gtid: Gtid::Anonymous,
+            named: false,
+            last_number: None,
+            event_index: 0,
+            transactions: 0,
+            changes: 0,
+            events: 0,
+            tables: 0,
+            flags: 0,
+            last_boundary: 0,
+            transaction_start: start,
+        }
+    }
+
+    /// Notes a transaction that begins here, or that began before and goes on here.
+    pub fn note_transaction(&mut self, gtid: &Gtid, server_id: u32, time_us: i64) {
+        if self.named {
+            let follows = self.last_number.filter(|last| follows(&self.gtid, *last, gtid));
+            self.last_number = follows.map(|last| last + 1);
+            return;
+        }
+        self.named = true;
+        self.server_id = server_id;
+        self.time_us = time_us;
+        self.last_number = number_of(gtid);
+        self.gtid = gtid.clone();
+    }
+
+    /// The record's bytes. `time_max_us` is the largest commit time of the log so far, `run` what the newest
+    /// transaction belongs to.
+    pub fn encode(&self, time_max_us: i64, in_transaction: bool, run: Option<&Run>) -> Vec<u8> {
+        let mut flags = self.flags;
+        if !in_transaction {
+            flags |= FLAG_ENDS;
+        }
+        if self.last_number.is_some() {
+            flags |= FLAG_CONSECUTIVE;
+        }
+        let mut out = Vec::with_capacity(RECORD_BYTES);
+        out.extend_from_slice(&self.start.to_le_bytes());
+        out.extend_from_slice(&self.end.to_le_bytes());
+        out.extend_from_slice(&self.file_number.to_le_bytes());
+        out.extend_from_slice(&self.server_id.to_le_bytes());
+        out.extend_from_slice(&self.time_us.to_le_bytes());
+        out.extend_from_slice(&time_max_us.to_le_bytes());
+        let (uuid, number) = gtid_fields(&self.gtid);
+        out.extend_from_slice(&uuid);
+        out.extend_from_slice(&number.to_le_bytes());
+        for count in [self.event_index, self.transactions, self.changes, self.events] {
+            out.extend_from_slice(&count.to_le_bytes());
+        }
+        out.extend_from_slice(&self.tables.to_le_bytes());
+        out.extend_from_slice(&flags.to_le_bytes());
+        out.extend_from_slice(&[self.epoch, 0, 0, 0]);
+        // Where the block's own ids follow one another, the run that goes on now is the one they belong to.
+        let sequence_start = run.filter(|_| self.last_number.is_some()).map_or(0, |run| run.start);
+        for offset in [self.last_boundary, self.transaction_start, sequence_start] {
+            out.extend_from_slice(&offset.to_le_bytes());
+        }
+        out.resize(RECORD_BYTES - 4, 0);
+        let checksum = crc32(&out);
+        out.extend_from_slice(&checksum.to_le_bytes());
+        out
+    }
+}
+
+/// The number of a transaction, where a record can hold its id.
+fn number_of(gtid: &Gtid) -> Option<u64> {
+    match gtid {
+        // A record has no place for a tag, so it claims nothing for numbers that have one.
+        Gtid::Mysql { tag, number, .. } if tag.is_empty() => Some(*number),
+        Gtid::Mariadb { sequence, .. } => Some(*sequence),
+        _ => None,
+    }
+}
+
+/// Whether `next` is the id behind the one with number `last` in the sequence of `first`.
+fn follows(first: &Gtid, last: u64, next: &Gtid) -> bool {
+    let Some(wanted) = last.checked_add(1) else { return false };
+    match (first, next) {
+        (Gtid::Mysql { uuid, .. }, Gtid::Mysql { uuid: other, tag, number }) => {
+            uuid == other && tag.is_empty() && *number == wanted
+        }
+        (Gtid::Mariadb { domain, server, .. }, Gtid::Mariadb { domain: other, server: origin, sequence }) => {
+            domain == other && server == origin && *sequence == wanted
+        }
+        _ => false,
+    }
+}
+
+fn gtid_fields(gtid: &Gtid) -> ([u8; 16], u64) {
+    match gtid {
+        Gtid::Anonymous => ([0; 16], 0),
+        Gtid::Mysql { uuid, number, .. } => (*uuid, *number),
+        Gtid::Mariadb { domain, server, sequence } => {
+            let [a, b, c, d] = domain.to_le_bytes();
+            let [e, f, g, h] = server.to_le_bytes();
+            ([a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0], *sequence)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mysql(number: u64, tag: &str) -> Gtid {
+        Gtid::Mysql { uuid: [7; 16], tag: tag.into(), number }
+    }
+
+    fn flags_after(gtids: &[Gtid]) -> u32 {
+        let mut block = Block::new(4, 1, 0);
+        for gtid in gtids {
+            block.note_transaction(gtid, 1, 2);
+        }
+        let record = block.encode(9, false, None);
+        assert_eq!(record.len(), RECORD_BYTES);
+        u32::from_le_bytes(record[88..92].try_into().unwrap())
+    }
+
+    #[test]
+    fn numbers_that_follow_one_another_are_told_from_others() {
+        let maria = |server, sequence| Gtid::Mariadb { domain: 1, server, sequence };
+        for (gtids, wanted) in [
+            (vec![mysql(5, ""), mysql(6, ""), mysql(7, "")], FLAG_CONSECUTIVE),
+            (vec![mysql(5, ""), mysql(7, "")], 0),
+            (vec![mysql(5, ""), mysql(7, ""), mysql(8, "")], 0),
+            (vec![mysql(5, "tag")], 0),
+            (vec![mysql(5, ""), mysql(6, "tag")], 0),
+            (vec![mysql(u64::MAX, ""), mysql(0, "")], 0),
+            (vec![maria(1, 5), maria(1, 6)], FLAG_CONSECUTIVE),
+            (vec![maria(1, 5), maria(2, 6)], 0),
+            (vec![Gtid::Anonymous], 0),
+            (vec![], 0),
+        ] {
+            assert_eq!(flags_after(&gtids) & FLAG_CONSECUTIVE, wanted, "{gtids:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_goes_on_while_numbers_follow_and_claims_nothing_else() {
+        let mut run = Run::new(&mysql(5, ""), 100).unwrap();
+        assert!(run.goes_on(&mysql(6, "")) && run.goes_on(&mysql(7, "")));
+        for other in [mysql(7, ""), mysql(9, ""), mysql(8, "tag"), Gtid::Anonymous] {
+            assert!(!run.clone().goes_on(&other), "{other:?}");
+        }
+        assert!(Run::new(&Gtid::Anonymous, 100).is_none() && Run::new(&mysql(1, "tag"), 100).is_none());
+
+        let field = |record: &[u8], at: usize| u64::from_le_bytes(record[at..at + 8].try_into().unwrap());
+        let mut block = Block::new(300, 1, 0);
+        block.transaction_start = 200;
+        assert_eq!(field(&block.encode(9, true, Some(&run)), 112), 0, "a block without a number claims no run");
+        block.note_transaction(&mysql(7, ""), 1, 2);
+        let record = block.encode(9, true, Some(&run));
+        assert_eq!((field(&record, 104), field(&record, 112)), (200, 100));
+        block.note_transaction(&mysql(9, ""), 1, 2);
+        assert_eq!(field(&block.encode(9, true, Some(&run)), 112), 0);
+    }
+}

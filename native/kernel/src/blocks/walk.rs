@@ -1,0 +1,204 @@
+//! What each event means for transactions, tables and blocks.
+
+use super::record::{Run, FLAG_STATEMENT, FLAG_UNCOUNTED};
+use super::tables::ALL_TABLES;
+use super::{BlockCutter, Statement};
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::compressed::decompress;
+use crate::event::gtid::{self, TransactionHead};
+use crate::event::query::{verb, Query, Verb};
+use crate::event::{mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header, FLAG_IGNORABLE};
+use crate::gtid::Gtid;
+use crate::stream::frame::{unknown, Span};
+
+/// A transaction of which the end has not come.
+#[derive(Debug, Clone)]
+pub(super) struct Open {
+    pub start: u64,
+    pub gtid: Gtid,
+    pub server_id: u32,
+    pub time_us: i64,
+    /// Its events so far.
+    pub events: u32,
+    /// BEGIN was seen, so a commit is due. Before it, one statement alone is the whole transaction.
+    pub begun: bool,
+}
+
+impl BlockCutter {
+    /// Takes one event, of the log or from inside a payload.
+    #[inline]
+    pub(super) fn dispatch(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8], span: Span) -> Result<()> {
+        use EventKind::*;
+        let Some(kind) = kind else {
+            return if header.flags & FLAG_IGNORABLE != 0 { Ok(()) } else { Err(unknown(header.code)) };
+        };
+        if kind.change().is_some() {
+            return self.rows(kind, body);
+        }
+        match kind {
+            TableMap => {
+                let Some(format) = &self.format else { return Ok(()) };
+                let bit = self.tables.announce(body, format)?;
+                if let Some(block) = &mut self.block {
+                    block.tables |= bit;
+                }
+                Ok(())
+            }
+            Xid | XaPrepare => {
+                self.end(span);
+                Ok(())
+            }
+            Gtid | AnonymousGtid => self.begin(header, gtid::read(body, kind == AnonymousGtid)?, span),
+            TaggedGtid => self.begin(header, tagged_gtid::read(body)?, span),
+            MariadbGtid => {
+                let head = mariadb_gtid::read(body, header.server_id)?;
+                let begun = !head.standalone;
+                self.begin(header, head, span)?;
+                if let Some(open) = &mut self.open {
+                    open.begun = begun;
+                }
+                Ok(())
+            }
+            Query => self.query(header, body, false, span),
+            QueryCompressed => self.query(header, body, true, span),
+            TransactionPayload => self.payload(body, span),
+            PreviousGtids => {
+                self.seen.union(&previous_gtids::read(body)?);
+                Ok(())
+            }
+            MariadbGtidList => {
+                self.seen.union(&mariadb_gtid::read_list(body)?);
+                Ok(())
+            }
+            ExecuteLoadQuery => {
+                self.note_statement();
+                Ok(())
+            }
+            StartEncryption if !self.settings.live => {
+                Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
+                    .hint("read it from the server (mysql://...), which decrypts it"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn rows(&mut self, kind: EventKind, body: &[u8]) -> Result<()> {
+        if self.open.is_none() {
+            return Err(malformed("row images outside a transaction"));
+        }
+        let Some(format) = &self.format else { return Ok(()) };
+        match self.tables.count(kind, body, format)? {
+            Some(changes) => {
+                self.counters.changes += u64::from(changes);
+                if let Some(block) = &mut self.block {
+                    block.changes = block.changes.saturating_add(changes);
+                }
+            }
+            None => self.note_uncounted(),
+        }
+        Ok(())
+    }
+
+    /// Opens a transaction at its GTID event, or at its first statement where there is none.
+    fn begin(&mut self, header: &Header, head: TransactionHead, span: Span) -> Result<()> {
+        if let Some(open) = &self.open {
+            return Err(malformed(format!("a transaction begins inside the one of {}", open.start)));
+        }
+        let time_us = match head.commit_us.and_then(|us| i64::try_from(us).ok()) {
+            Some(us) => us,
+            None => i64::from(header.timestamp) * 1_000_000,
+        };
+        self.time_max_us = self.time_max_us.max(time_us);
+        if let Some(block) = &mut self.block {
+            block.note_transaction(&head.gtid, header.server_id, time_us);
+        }
+        if !self.run.as_mut().is_some_and(|run| run.goes_on(&head.gtid)) {
+            self.run = Run::new(&head.gtid, self.last_end);
+        }
+        self.open = Some(Open {
+            start: span.start,
+            gtid: head.gtid,
+            server_id: header.server_id,
+            time_us,
+            events: 0,
+            begun: false,
+        });
+        Ok(())
+    }
+
+    /// Closes the transaction. Its id counts as seen from here on, where all of it is there.
+    pub(super) fn end(&mut self, span: Span) {
+        let Some(open) = self.open.take() else { return };
+        self.seen.add(&open.gtid);
+        self.last_gtid = open.gtid;
+        self.last_time_us = open.time_us;
+        self.counters.transactions += 1;
+        if let Some(block) = &mut self.block {
+            block.transactions = block.transactions.saturating_add(1);
+            block.last_boundary = span.end;
+        }
+        self.last_end = span.end;
+        self.tables.trim();
+    }
+
+    fn query(&mut self, header: &Header, body: &[u8], compressed: bool, span: Span) -> Result<()> {
+        let query = Query::read(body)?;
+        let plain = if compressed { Some(decompress(query.text)?) } else { None };
+        let text = plain.as_deref().unwrap_or(query.text);
+        if self.open.is_none() {
+            // A log without GTID events: the statement itself opens the transaction.
+            self.begin(header, TransactionHead::default(), span)?;
+        }
+        match verb(text) {
+            Verb::Begin => {
+                if let Some(open) = &mut self.open {
+                    open.begun = true;
+                }
+                if text != b"BEGIN" && !text.starts_with(b"XA") {
+                    self.statement(&query, text, span);
+                }
+            }
+            Verb::Commit | Verb::Rollback | Verb::XaCommit | Verb::XaRollback => self.end(span),
+            Verb::RollbackTo | Verb::Marker => {}
+            found @ (Verb::Change | Verb::Definition) => {
+                if found == Verb::Definition {
+                    self.statement(&query, text, span);
+                } else {
+                    self.note_statement();
+                }
+                if self.open.as_ref().is_some_and(|open| !open.begun) {
+                    self.end(span);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A definition: the schema history has to know of it.
+    fn statement(&mut self, query: &Query<'_>, text: &[u8], span: Span) {
+        self.note_statement();
+        if !self.settings.statements || query.error_code != 0 {
+            return;
+        }
+        self.statements.push(Statement {
+            text: query.text_utf8(text),
+            database: String::from_utf8_lossy(query.database).into_owned(),
+            start: span.start,
+            end: span.end,
+        });
+    }
+
+    fn note_statement(&mut self) {
+        if let Some(block) = &mut self.block {
+            block.flags |= FLAG_STATEMENT;
+            block.tables = ALL_TABLES;
+        }
+    }
+
+    pub(super) fn note_uncounted(&mut self) {
+        if let Some(block) = &mut self.block {
+            block.flags |= FLAG_UNCOUNTED;
+            block.tables = ALL_TABLES;
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! BINARY, VARBINARY and the BLOB family: a length, then bytes.
+//!
+//! BINARY(n) loses its trailing zero bytes in row images (`Field_string::pack`); they are put back.
+
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
+
+use super::builder::Appended;
+use super::store::Runs;
+use super::{base64, Form};
+
+/// Zero bytes a value has to be padded with.
+#[inline(always)]
+fn padding(bytes: &[u8], form: Form) -> usize {
+    match form {
+        Form::Fixed(width) => usize::from(width).saturating_sub(bytes.len()),
+        Form::Varying(_) | Form::Large => 0,
+    }
+}
+
+#[inline]
+pub(super) fn read<'a>(prefix: u8, form: Form, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
+    let bytes = cursor.prefixed(prefix)?;
+    match form {
+        Form::Fixed(width) if bytes.len() > usize::from(width) => {
+            Err(value_malformed(format!("{} bytes in a BINARY({width})", bytes.len())))
+        }
+        _ => Ok(bytes),
+    }
+}
+
+#[inline]
+pub(super) fn append(bytes: &[u8], form: Form, runs: &mut Runs<u8>) -> Appended {
+    write_padded(bytes, form, &mut runs.items);
+    runs.close()?;
+    Ok(None)
+}
+
+/// Adds bytes as they are.
+pub(super) fn append_plain(bytes: &[u8], runs: &mut Runs<u8>) -> Appended {
+    append(bytes, Form::Large, runs)
+}
+
+#[inline]
+pub(super) fn write_padded(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+    out.extend_from_slice(bytes);
+    let padding = padding(bytes, form);
+    if padding > 0 {
+        out.resize(out.len() + padding, 0);
+    }
+}
+
+/// Adds bytes as text: each is the character of its number, in UTF-8.
+pub(super) fn write_latin1(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+    write_latin1_plain(bytes, out);
+    out.resize(out.len() + padding(bytes, form), 0);
+}
+
+/// The same for bytes without padding.
+pub(super) fn write_latin1_plain(bytes: &[u8], out: &mut Vec<u8>) {
+    for byte in bytes {
+        if *byte < 0x80 {
+            out.push(*byte);
+        } else {
+            out.extend_from_slice(&[0xc0 | byte >> 6, 0x80 | byte & 0x3f]);
+        }
+    }
+}
+
+/// Reads a fixed-width value that lies in a row image as a BINARY column does.
+pub(super) fn read_fixed<const WIDTH: usize>(cursor: &mut Cursor<'_>) -> Result<[u8; WIDTH]> {
+    let bytes = cursor.prefixed(1)?;
+    let mut fixed = [0; WIDTH];
+    match fixed.get_mut(..bytes.len()) {
+        Some(head) => head.copy_from_slice(bytes),
+        None => return Err(value_malformed(format!("{} bytes in a column of {WIDTH}", bytes.len()))),
+    }
+    Ok(fixed)
+}
+
+/// Adds the bytes in base64 as a JSON string.
+pub(super) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+    if padding(bytes, form) == 0 {
+        return base64::write_quoted(bytes, out);
+    }
+    let mut padded = Vec::new();
+    write_padded(bytes, form, &mut padded);
+    base64::write_quoted(&padded, out);
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::cast::AsArray;
+
+    use super::*;
+    use crate::column::{ColumnBuilder, Kind};
+
+    #[test]
+    fn binary_gets_its_zero_bytes_back() {
+        let kind = Kind::Binary { prefix: 1, form: Form::Fixed(4) };
+        let mut builder = ColumnBuilder::new(&kind);
+        for image in [&b"\x02ab"[..], b"\x00", b"\x04abcd"] {
+            builder.append_from(&kind, &mut Cursor::new(image)).unwrap();
+        }
+        let array = builder.finish();
+        let values: Vec<_> = array.as_binary::<i32>().iter().flatten().collect();
+        assert_eq!(values, [&b"ab\0\0"[..], b"\0\0\0\0", b"abcd"]);
+    }
+
+    #[test]
+    fn binary_longer_than_declared_is_malformed() {
+        assert!(read(1, Form::Fixed(1), &mut Cursor::new(b"\x02ab")).is_err());
+        assert!(read_fixed::<4>(&mut Cursor::new(b"\x05abcde")).is_err());
+    }
+
+    #[test]
+    fn blobs_have_prefixes_of_one_to_four_bytes() {
+        let images: [&[u8]; 4] = [b"\x01x", b"\x01\0x", b"\x01\0\0x", b"\x01\0\0\0x"];
+        for (prefix, image) in (1..).zip(images) {
+            assert_eq!(read(prefix, Form::Large, &mut Cursor::new(image)).unwrap(), b"x");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! BIT(1) to BIT(64): big-endian, right-aligned in as many bytes as it takes.
+
+use arrow_schema::DataType;
+
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
+
+use super::builder::Appended;
+use super::store::Store;
+use super::{base64, integer};
+
+/// 64 bits need a sign bit more than Spark's widest integer has.
+pub(super) fn arrow_type(bits: u8) -> DataType {
+    if bits < 64 {
+        DataType::Int64
+    } else {
+        DataType::Decimal128(20, 0)
+    }
+}
+
+#[inline]
+pub(super) fn width(bits: u8) -> usize {
+    usize::from(bits).div_ceil(8)
+}
+
+#[inline]
+pub(super) fn read(bits: u8, cursor: &mut Cursor<'_>) -> Result<u64> {
+    let value = cursor.uint_be(width(bits))?;
+    match value.checked_shr(bits.into()) {
+        None | Some(0) => Ok(value),
+        Some(_) => Err(value_malformed(format!("a BIT({bits}) holds {value:#x}"))),
+    }
+}
+
+#[inline]
+pub(super) fn append(value: u64, store: &mut Store) -> Appended {
+    if let (Store::Int64(values), Ok(value)) = (&mut *store, i64::try_from(value)) {
+        values.push(value);
+        return Ok(None);
+    }
+    integer::append_unsigned(value, store)
+}
+
+/// Adds the bytes, as the client shows them.
+pub(super) fn write_text(value: u64, bits: u8, out: &mut Vec<u8>) {
+    let bytes = value.to_be_bytes();
+    out.extend_from_slice(bytes.get(bytes.len() - width(bits).min(bytes.len())..).unwrap_or(&bytes));
+}
+
+/// Adds a boolean for one bit, and else the bytes in base64, the lowest first.
+pub(super) fn write_debezium(value: u64, bits: u8, out: &mut Vec<u8>) {
+    match (bits, value) {
+        (1, 0) => out.extend_from_slice(b"false"),
+        (1, _) => out.extend_from_slice(b"true"),
+        _ => {
+            let bytes = value.to_le_bytes();
+            base64::write_quoted(bytes.get(..width(bits)).unwrap_or(&bytes), out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_right_aligned_and_big_endian() {
+        assert_eq!(read(1, &mut Cursor::new(&[1])).unwrap(), 1);
+        assert_eq!(read(10, &mut Cursor::new(&[0x02, 0x01])).unwrap(), 0x201);
+        assert_eq!(read(64, &mut Cursor::new(&[0xff; 8])).unwrap(), u64::MAX);
+    }
+
+    #[test]
+    fn bits_beyond_the_declared_ones_are_malformed() {
+        assert!(read(3, &mut Cursor::new(&[8])).is_err());
+        assert!(read(9, &mut Cursor::new(&[2, 0])).is_err());
+    }
+
+    #[test]
+    fn text_is_the_bytes() {
+        let mut out = Vec::new();
+        write_text(0x201, 10, &mut out);
+        assert_eq!(out, [2, 1]);
+    }
+}

@@ -1,0 +1,127 @@
+//! MariaDB's COMPRESSED columns, which row images carry as they are stored.
+//!
+//! Source: MariaDB's `compress_zlib` and `uncompress_zlib`. A value is empty, or starts with a header byte: the method
+//! in the high half (0 stored, 8 zlib), a flag for deflate without zlib's wrapping, and in the low three bits the number
+//! of bytes that hold the plain length, big-endian, ahead of the data.
+
+use flate2::{Decompress, FlushDecompress, Status};
+
+use crate::charset::Charset;
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Error, ErrorKind, Result};
+use crate::limits::DECOMPRESSED_BYTES_MAX;
+
+use super::builder::Appended;
+use super::store::Runs;
+use super::{base64, binary, text, Kind};
+
+const METHOD_STORED: u8 = 0;
+const METHOD_ZLIB: u8 = 8;
+const RAW: u8 = 8;
+
+/// Deflate shrinks by no more than 1032 to 1, so a greater plain length is a lie that must not be allocated.
+const RATIO_MAX: usize = 1_032;
+
+#[inline]
+pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
+    cursor.prefixed(prefix)
+}
+
+/// The plain bytes of a value; stored ones are not copied.
+fn plain(bytes: &[u8]) -> Result<std::borrow::Cow<'_, [u8]>> {
+    let mut cursor = Cursor::new(bytes);
+    let Ok(header) = cursor.u8() else { return Ok(bytes.into()) };
+    match header >> 4 {
+        METHOD_STORED => Ok(cursor.take_rest().into()),
+        METHOD_ZLIB => inflate(cursor, header).map(Into::into),
+        method => {
+            let message = format!("a COMPRESSED column with the unknown method {method}");
+            Err(Error::new(ErrorKind::EventUnsupported, message))
+        }
+    }
+}
+
+fn inflate(mut cursor: Cursor<'_>, header: u8) -> Result<Vec<u8>> {
+    let length = usize::try_from(cursor.uint_be(usize::from(header & 7))?).unwrap_or(usize::MAX);
+    let packed = cursor.take_rest();
+    if length > DECOMPRESSED_BYTES_MAX {
+        let message = format!("a COMPRESSED column of {length} bytes");
+        return Err(Error::new(ErrorKind::LimitExceeded, message));
+    }
+    if length > packed.len().saturating_mul(RATIO_MAX) {
+        return Err(value_malformed(format!("{} compressed bytes cannot hold {length}", packed.len())));
+    }
+    let mut out = Vec::with_capacity(length);
+    let mut inflater = Decompress::new(header & RAW == 0);
+    match inflater.decompress_vec(packed, &mut out, FlushDecompress::Finish) {
+        Ok(Status::StreamEnd) if out.len() == length => Ok(out),
+        Ok(_) => Err(value_malformed(format!("a COMPRESSED column holds {} of {length} bytes", out.len()))),
+        Err(error) => Err(value_malformed(format!("a COMPRESSED column does not inflate: {error}"))),
+    }
+}
+
+pub(super) fn append_text(bytes: &[u8], charset: Charset, runs: &mut Runs<u8>) -> Appended {
+    text::append(&plain(bytes)?, charset, runs)
+}
+
+pub(super) fn append_binary(bytes: &[u8], runs: &mut Runs<u8>) -> Appended {
+    binary::append_plain(&plain(bytes)?, runs)
+}
+
+pub(super) fn write_text(bytes: &[u8], kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
+    let plain = plain(bytes)?;
+    match kind {
+        Kind::CompressedText { charset, .. } => text::write_text(&plain, *charset, out),
+        _ => out.extend_from_slice(&plain),
+    }
+    Ok(())
+}
+
+/// Adds the plain value as a JSON string: text as it is, bytes in base64.
+pub(super) fn write_json(bytes: &[u8], kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
+    let plain = plain(bytes)?;
+    match kind {
+        Kind::CompressedText { charset, .. } => text::write_json(&plain, *charset, out),
+        _ => base64::write_quoted(&plain, out),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::write::{DeflateEncoder, ZlibEncoder};
+    use flate2::Compression;
+
+    use super::*;
+
+    fn raw(data: &[u8], length: u16) -> Vec<u8> {
+        let [high, low] = length.to_be_bytes();
+        let mut encoder = DeflateEncoder::new(vec![0x8a, high, low], Compression::default());
+        encoder.write_all(data).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn values_are_empty_stored_or_deflated() {
+        assert_eq!(plain(b"").unwrap().as_ref(), b"");
+        assert_eq!(plain(b"\0abc").unwrap().as_ref(), b"abc");
+        let data = b"hello ".repeat(100);
+        assert_eq!(plain(&raw(&data, 600)).unwrap().as_ref(), data);
+        let mut wrapped = ZlibEncoder::new(vec![0x82, 0x02, 0x58], Compression::default());
+        wrapped.write_all(&data).unwrap();
+        assert_eq!(plain(&wrapped.finish().unwrap()).unwrap().as_ref(), data);
+    }
+
+    #[test]
+    fn a_wrong_length_or_method_is_an_error() {
+        let data = b"hello ".repeat(100);
+        for length in [599, 601] {
+            assert_eq!(plain(&raw(&data, length)).unwrap_err().kind(), ErrorKind::ValueMalformed);
+        }
+        assert_eq!(plain(b"\x8c\xff\xff\xff\xffx").unwrap_err().kind(), ErrorKind::LimitExceeded);
+        assert_eq!(plain(b"\x8a\xff\xffx").unwrap_err().kind(), ErrorKind::ValueMalformed);
+        assert_eq!(plain(b"\x10abc").unwrap_err().kind(), ErrorKind::EventUnsupported);
+    }
+}

@@ -1,0 +1,201 @@
+//! Values as Debezium's MySQL connector writes them in JSON, by its defaults: times as adaptive microseconds, decimals
+//! precise, binaries as bytes, unsigned BIGINT as a long.
+
+use crate::error::{value_malformed, Result};
+
+use super::{base64, binary, bit, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer};
+use super::{json, quoted, set, text, timestamp, uuid, vector, Kind, Value};
+
+/// What the table says of a column beside its type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Whether it may be null, so that a date that the calendar lacks can be.
+    pub nullable: bool,
+    /// Whether it was declared as a POINT, which has its coordinates beside the geometry.
+    pub is_point: bool,
+}
+
+impl Value<'_> {
+    /// Adds the value as JSON.
+    ///
+    /// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken document or
+    /// geometry.
+    pub fn write_debezium(&self, kind: &Kind, place: Place, out: &mut Vec<u8>) -> Result<()> {
+        match (self, kind) {
+            (Value::Null, _) => out.extend_from_slice(b"null"),
+            (Value::Int(value), _) => integer::write_signed(*value, out),
+            // As a long: what is over its range turns negative.
+            (Value::UInt(value), _) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
+            (Value::Float(value), _) => float::write_json_single(*value, out),
+            (Value::Double(value), _) => float::write_json(*value, out),
+            (Value::Decimal(value), _) => decimal::write_debezium(value, out)?,
+            (Value::Bit(value), Kind::Bit { bits }) => bit::write_debezium(*value, *bits, out),
+            (Value::Year(value), _) => integer::write_unsigned((*value).into(), out),
+            (Value::Date(value), _) => date::write_debezium(*value, place.nullable, out),
+            (Value::DateTime(value), Kind::DateTime { fsp, .. }) => {
+                datetime::write_debezium(*value, *fsp, place.nullable, out);
+            }
+            (Value::Timestamp(value), Kind::Timestamp { fsp, .. }) => {
+                timestamp::write_debezium(*value, *fsp, place.nullable, out);
+            }
+            (Value::Time(value), _) => integer::write_signed(value.micros(), out),
+            (Value::Text(bytes), Kind::Text { charset, .. }) => text::write_json(bytes, *charset, out),
+            (Value::Bytes(bytes), Kind::Binary { form, .. }) => binary::write_json(bytes, *form, out),
+            (Value::Compressed(bytes), _) => compressed::write_json(bytes, kind, out)?,
+            (Value::Bytes(bytes), _) => base64::write_quoted(bytes, out),
+            (Value::Enumeration(index), Kind::Enumeration { values, .. }) => {
+                quoted::within(out, |out| enumeration::write_text(*index, values, out))?;
+            }
+            (Value::Set(bits), Kind::Set { values, .. }) => {
+                quoted::within(out, |out| set::write_text(*bits, values, out))?;
+            }
+            (Value::Json(document), _) => quoted::within(out, |out| json::write_text(document, out))?,
+            (Value::JsonText(text), _) => quoted::write(text.as_bytes(), out),
+            (Value::Geometry(bytes), _) => geometry::write_debezium(bytes, place.is_point, out)?,
+            (Value::Vector(bytes), _) => vector::write_list(bytes, out),
+            (Value::Uuid(bytes), _) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
+            (Value::Inet4(bytes), _) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
+            (Value::Inet6(bytes), _) => quoted::plain(out, |out| inet::write_text6(bytes, out)),
+            (value, kind) => {
+                let declared = kind.type_text();
+                return Err(value_malformed(format!("{} in a column of type {declared}", value.name())));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::charset::Charset;
+    use crate::column::{Date, DateTime, Form, Layout, Time, Timestamp};
+    use crate::cursor::Cursor;
+
+    const REQUIRED: Place = Place { nullable: false, is_point: false };
+    const OPTIONAL: Place = Place { nullable: true, is_point: false };
+
+    fn shown(value: &Value<'_>, kind: &Kind, place: Place) -> String {
+        let mut out = Vec::new();
+        value.write_debezium(kind, place, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn required(value: Value<'_>, kind: Kind) -> String {
+        shown(&value, &kind, REQUIRED)
+    }
+
+    #[test]
+    fn numbers_are_longs_and_booleans_are_bits() {
+        let bigint = |unsigned| Kind::Integer { bytes: 8, unsigned };
+        assert_eq!(required(Value::Int(i64::MIN), bigint(false)), "-9223372036854775808");
+        assert_eq!(required(Value::UInt(u64::MAX), bigint(true)), "-1");
+        assert_eq!(required(Value::Bit(1), Kind::Bit { bits: 1 }), "true");
+        assert_eq!(required(Value::Bit(0), Kind::Bit { bits: 1 }), "false");
+        // 0x201 as two bytes, the lowest first: 01 02.
+        assert_eq!(required(Value::Bit(0x201), Kind::Bit { bits: 10 }), r#""AQI=""#);
+        assert_eq!(required(Value::Year(0), Kind::Year), "0");
+        assert_eq!(required(Value::Float(0.1), Kind::Float), "0.1");
+        assert_eq!(required(Value::Double(-2.0), Kind::Double), "-2.0");
+        assert_eq!(shown(&Value::Null, &Kind::Year, OPTIONAL), "null");
+    }
+
+    #[test]
+    fn decimals_are_their_unscaled_bytes() {
+        // What the server stores of 1234567890.1234, and its negative: every bit inverted.
+        let stored = [0x81, 0x0d, 0xfb, 0x38, 0xd2, 0x04, 0xd2];
+        let negative = stored.map(|byte: u8| !byte);
+        let kind = Kind::Decimal { precision: 14, scale: 4 };
+        let decimal = |bytes: &[u8]| shown(&kind.read(&mut Cursor::new(bytes)).unwrap(), &kind, REQUIRED);
+        // 12345678901234 is 0x0b3a73ce2ff2, and its negative 0xf4c58c31d00e.
+        assert_eq!(decimal(&stored), r#""Czpzzi/y""#);
+        assert_eq!(decimal(&negative), r#""9MWMMdAO""#);
+    }
+
+    #[test]
+    fn decimals_of_every_width_agree() {
+        // The same two groups of nine digits, alone and behind 47 zeros, which lie in a byte and five groups.
+        let (narrow, wide) = (Kind::Decimal { precision: 18, scale: 0 }, Kind::Decimal { precision: 65, scale: 0 });
+        let decimal = |kind: &Kind, zeros: usize, groups: [u32; 2], negative: bool| {
+            let mut bytes = [vec![0; zeros], groups.map(u32::to_be_bytes).concat()].concat();
+            bytes[0] ^= 0x80;
+            if negative {
+                bytes.iter_mut().for_each(|byte| *byte = !*byte);
+            }
+            shown(&kind.read(&mut Cursor::new(&bytes)).unwrap(), kind, REQUIRED)
+        };
+        for low in [0, 127, 128, 255, 256, 32_767, 32_768, 987_654_321] {
+            for groups in [[0, low], [123_456_789, low]] {
+                for negative in [false, true] {
+                    let expected = decimal(&narrow, 0, groups, negative);
+                    assert_eq!(decimal(&wide, 21, groups, negative), expected);
+                }
+            }
+        }
+        let nines = [&[0x80 | 99][..], &999_999_999u32.to_be_bytes().repeat(7)].concat();
+        // 10**65 - 1 takes 28 bytes, which are 40 digits and two quotes.
+        assert_eq!(shown(&wide.read(&mut Cursor::new(&nines)).unwrap(), &wide, REQUIRED).len(), 42);
+    }
+
+    #[test]
+    fn times_count_as_their_fractions_ask() {
+        let date = Date { year: 2024, month: 2, day: 29 };
+        let moment = DateTime { date, hour: 1, minute: 2, second: 3, micros: 456_000 };
+        let datetime = |fsp| Kind::DateTime { fsp, layout: Layout::Packed };
+        assert_eq!(required(Value::Date(date), Kind::Date), "19782");
+        assert_eq!(required(Value::DateTime(moment), datetime(3)), "1709168523456");
+        assert_eq!(required(Value::DateTime(moment), datetime(4)), "1709168523456000");
+        let before = DateTime { date: Date { year: 1969, month: 12, day: 31 }, hour: 23, ..moment };
+        assert_eq!(required(Value::DateTime(before), datetime(3)), "-3476544");
+        let timestamp = |fsp| Kind::Timestamp { fsp, layout: Layout::Packed };
+        let value = Value::Timestamp(Timestamp { seconds: 1_000_000_000, micros: 120_000 });
+        assert_eq!(required(value.clone(), timestamp(0)), r#""2001-09-09T01:46:40Z""#);
+        assert_eq!(required(value, timestamp(3)), r#""2001-09-09T01:46:40.120Z""#);
+        let span = Time { negative: true, hours: 838, minutes: 59, seconds: 59, micros: 0 };
+        let time = Kind::Time { fsp: 0, layout: Layout::Packed };
+        assert_eq!(required(Value::Time(span), time), "-3020399000000");
+    }
+
+    #[test]
+    fn days_that_are_none_are_null_or_the_first() {
+        let zero = Date { year: 0, month: 0, day: 0 };
+        let moment = DateTime { date: zero, hour: 0, minute: 0, second: 0, micros: 0 };
+        let cases = [
+            (Value::Date(zero), Kind::Date, "0"),
+            (Value::DateTime(moment), Kind::DateTime { fsp: 0, layout: Layout::Packed }, "0"),
+            (
+                Value::Timestamp(Timestamp { seconds: 0, micros: 0 }),
+                Kind::Timestamp { fsp: 3, layout: Layout::Packed },
+                r#""1970-01-01T00:00:00Z""#,
+            ),
+        ];
+        for (value, kind, first) in cases {
+            assert_eq!(shown(&value, &kind, OPTIONAL), "null");
+            assert_eq!(shown(&value, &kind, REQUIRED), first);
+        }
+    }
+
+    #[test]
+    fn texts_are_strings_and_bytes_are_base64() {
+        let text = Kind::Text { prefix: 1, form: Form::Varying(40), charset: Charset::Utf8mb4 };
+        assert_eq!(required(Value::Text(b"say \"yes\"\n"), text), r#""say \"yes\"\n""#);
+        let fixed = Kind::Binary { prefix: 1, form: Form::Fixed(3) };
+        assert_eq!(required(Value::Bytes(b"a"), fixed), r#""YQAA""#);
+        let values: Arc<[Arc<str>]> = [Arc::from("it's"), Arc::from("a\"b")].into();
+        let set = Kind::Set { bytes: 1, values: values.clone() };
+        assert_eq!(required(Value::Set(3), set), r#""it's,a\"b""#);
+        let member = Kind::Enumeration { bytes: 1, values };
+        assert_eq!(required(Value::Enumeration(2), member.clone()), r#""a\"b""#);
+        assert_eq!(required(Value::Enumeration(0), member.clone()), r#""""#);
+        assert!(Value::Enumeration(3).write_debezium(&member, REQUIRED, &mut Vec::new()).is_err());
+        assert!(Value::Year(1).write_debezium(&member, REQUIRED, &mut Vec::new()).is_ok());
+        assert!(Value::Bit(1).write_debezium(&member, REQUIRED, &mut Vec::new()).is_err());
+        let json = Kind::Json { prefix: 4 };
+        assert_eq!(required(Value::JsonText(r#"{"a": "b"}"#.to_owned()), json), r#""{\"a\": \"b\"}""#);
+        let vector = Kind::Vector { prefix: 4, dimensions: None };
+        assert_eq!(required(Value::Vector(b"\0\0\x80\x3f\0\0\x20\xc0"), vector), "[1.0,-2.5]");
+        assert_eq!(required(Value::Inet4([10, 0, 0, 1]), Kind::Inet4), r#""10.0.0.1""#);
+    }
+}

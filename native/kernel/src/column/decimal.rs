@@ -1,0 +1,484 @@
+//! DECIMAL: big-endian groups of nine decimal digits, the sign in the first bit.
+//!
+//! Source: the server's `decimal2bin`. Digits before and behind the point are grouped away from it, so the first and the
+//! last group may hold fewer than nine; those take fewer bytes. The first bit of all is inverted, and a negative
+//! number has every bit inverted besides, so that the bytes compare as the numbers do.
+
+use arrow_schema::DataType;
+
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Error, ErrorKind, Result};
+
+use super::base64;
+use super::builder::Appended;
+use super::integer::write_digits;
+use super::store::Store;
+
+/// The digits of Arrow's (and Spark's) widest decimal.
+const ARROW_DIGITS_MAX: u8 = 38;
+
+/// The server's most digits.
+const DIGITS_MAX: usize = 65;
+
+/// Bytes that hold every number of 65 digits and its sign.
+const WIDE_BYTES: usize = 32;
+
+/// Digits of a whole group.
+const GROUP_DIGITS: u8 = 9;
+
+/// Bytes of a group of as many digits.
+const GROUP_BYTES: [u8; 10] = [0, 1, 1, 2, 2, 3, 3, 4, 4, 4];
+
+const POWERS: [u32; 10] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];
+
+/// A DECIMAL whose digits are still groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decimal<'a> {
+    bytes: &'a [u8],
+    precision: u8,
+    scale: u8,
+}
+
+pub(super) fn arrow_type(precision: u8, scale: u8) -> DataType {
+    match i8::try_from(scale) {
+        Ok(scale) if precision <= ARROW_DIGITS_MAX => DataType::Decimal128(precision, scale),
+        _ => DataType::Utf8,
+    }
+}
+
+#[inline(always)]
+fn group_bytes(digits: u8) -> usize {
+    GROUP_BYTES.get(usize::from(digits)).copied().unwrap_or(0).into()
+}
+
+#[inline(always)]
+fn power(digits: u8) -> u32 {
+    POWERS.get(usize::from(digits)).copied().unwrap_or(1)
+}
+
+/// Bytes of a value.
+#[inline]
+pub(super) fn width(precision: u8, scale: u8) -> usize {
+    let half = |digits: u8| usize::from(digits / GROUP_DIGITS) * 4 + group_bytes(digits % GROUP_DIGITS);
+    half(precision.saturating_sub(scale)) + half(scale)
+}
+
+#[inline]
+pub(super) fn read<'a>(precision: u8, scale: u8, cursor: &mut Cursor<'a>) -> Result<Decimal<'a>> {
+    Ok(Decimal { bytes: cursor.take(width(precision, scale))?, precision, scale })
+}
+
+/// Walks the groups of one value from the left.
+struct Groups<'a> {
+    cursor: Cursor<'a>,
+    /// Undoes the inversions: of the first bit, and of all bits where negative.
+    first: u8,
+    mask: u32,
+}
+
+impl<'a> Groups<'a> {
+    #[inline(always)]
+    fn new(bytes: &'a [u8]) -> Groups<'a> {
+        let negative = bytes.first().is_some_and(|byte| byte & 0x80 == 0);
+        Groups { cursor: Cursor::new(bytes), first: 0x80, mask: if negative { u32::MAX } else { 0 } }
+    }
+
+    #[inline(always)]
+    fn negative(&self) -> bool {
+        self.mask != 0
+    }
+
+    /// The next group, of `digits` digits (1 to 9).
+    #[inline(always)]
+    fn next(&mut self, digits: u8) -> Result<u32> {
+        let first = u32::from(std::mem::take(&mut self.first));
+        let group = match group_bytes(digits) {
+            1 => (u32::from(self.cursor.u8()?) ^ first ^ self.mask) & 0xff,
+            2 => (u32::from(self.cursor.u16_be()?) ^ first << 8 ^ self.mask) & 0xffff,
+            3 => (self.cursor.u24_be()? ^ first << 16 ^ self.mask) & 0xff_ffff,
+            _ => self.cursor.u32_be()? ^ first << 24 ^ self.mask,
+        };
+        if group < power(digits) {
+            Ok(group)
+        } else {
+            Err(value_malformed(format!("a DECIMAL group of {digits} digits holds {group}")))
+        }
+    }
+}
+
+impl Decimal<'_> {
+    /// The sizes of the groups before and behind the point: an odd one, whole ones; whole ones, an odd one.
+    #[inline(always)]
+    fn layout(&self) -> [u8; 4] {
+        let whole = self.precision.saturating_sub(self.scale);
+        [whole % GROUP_DIGITS, whole / GROUP_DIGITS, self.scale / GROUP_DIGITS, self.scale % GROUP_DIGITS]
+    }
+
+    /// The number without its point as a two's complement of as few bytes as it takes, big-endian.
+    fn unscaled_bytes(&self, out: &mut Vec<u8>) -> Result<()> {
+        let wide = if self.precision <= ARROW_DIGITS_MAX {
+            let value = self.unscaled()?;
+            let fill = if value < 0 { 0xff } else { 0 };
+            let mut bytes = [fill; WIDE_BYTES];
+            if let Some(low) = bytes.last_chunk_mut() {
+                *low = value.to_be_bytes();
+            }
+            bytes
+        } else {
+            self.unscaled_wide()?
+        };
+        // A byte in front that only repeats the sign of the one behind it says nothing.
+        let spare = wide.windows(2).take_while(|pair| match pair {
+            [first, second] => *first == if second & 0x80 == 0 { 0 } else { 0xff },
+            _ => false,
+        });
+        out.extend_from_slice(wide.get(spare.count()..).unwrap_or(&wide));
+        Ok(())
+    }
+
+    /// The same for as many digits as the server has, which pass 128 bits.
+    #[cold]
+    fn unscaled_wide(&self) -> Result<[u8; WIDE_BYTES]> {
+        let [head, before, behind, tail] = self.layout();
+        let mut groups = Groups::new(self.bytes);
+        let mut limbs = [0u32; WIDE_BYTES / 4];
+        let whole = (0..before + behind).map(|_| GROUP_DIGITS);
+        for digits in [head].into_iter().chain(whole).chain([tail]).filter(|digits| *digits > 0) {
+            let mut carry = u64::from(groups.next(digits)?);
+            for limb in limbs.iter_mut().rev() {
+                carry += u64::from(*limb) * u64::from(power(digits));
+                *limb = (carry & 0xffff_ffff) as u32;
+                carry >>= 32;
+            }
+        }
+        if groups.negative() {
+            let mut carry = true;
+            for limb in limbs.iter_mut().rev() {
+                (*limb, carry) = (!*limb).overflowing_add(u32::from(carry));
+            }
+        }
+        let mut bytes = [0; WIDE_BYTES];
+        for (place, limb) in bytes.chunks_exact_mut(4).zip(limbs) {
+            place.copy_from_slice(&limb.to_be_bytes());
+        }
+        Ok(bytes)
+    }
+
+    /// The number without its point. The caller has made sure of at most 38 digits.
+    #[inline]
+    fn unscaled(&self) -> Result<i128> {
+        let [head, before, behind, tail] = self.layout();
+        let mut groups = Groups::new(self.bytes);
+        let negative = groups.negative();
+        let mut low: u64 = 0;
+        if head > 0 {
+            low = groups.next(head)?.into();
+        }
+        let magnitude = if self.precision <= 18 {
+            for _ in 0..before + behind {
+                low = low * 1_000_000_000 + u64::from(groups.next(GROUP_DIGITS)?);
+            }
+            if tail > 0 {
+                low = low * u64::from(power(tail)) + u64::from(groups.next(tail)?);
+            }
+            i128::from(low)
+        } else {
+            let mut wide = i128::from(low);
+            for _ in 0..before + behind {
+                wide = wide * 1_000_000_000 + i128::from(groups.next(GROUP_DIGITS)?);
+            }
+            if tail > 0 {
+                wide = wide * i128::from(power(tail)) + i128::from(groups.next(tail)?);
+            }
+            wide
+        };
+        Ok(if negative { -magnitude } else { magnitude })
+    }
+}
+
+impl Decimal<'_> {
+    /// The value of a DECIMAL(20,0) within 64 bits; None for any other.
+    pub(crate) fn as_u64_of_20_digits(&self) -> Option<u64> {
+        if (self.precision, self.scale) != (20, 0) {
+            return None;
+        }
+        self.unscaled().ok().and_then(|value| u64::try_from(value).ok())
+    }
+}
+
+#[inline]
+pub(super) fn append(value: &Decimal<'_>, store: &mut Store) -> Appended {
+    match store {
+        Store::Decimal128 { values, precision, scale }
+            if *precision == value.precision
+                && u8::try_from(*scale) == Ok(value.scale)
+                && *precision <= ARROW_DIGITS_MAX =>
+        {
+            values.push(value.unscaled()?);
+            Ok(None)
+        }
+        Store::Utf8(runs) => {
+            if let Err(error) = write_text(value, &mut runs.items) {
+                runs.take_back();
+                return Err(error);
+            }
+            runs.close()?;
+            Ok(None)
+        }
+        _ => Err(Error::new(ErrorKind::SchemaMismatch, "a DECIMAL of another precision than its Arrow column")),
+    }
+}
+
+/// Adds the number as Kafka Connect's Decimal lies in JSON: the unscaled number's bytes in base64, its scale being the
+/// schema's.
+pub(super) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
+    let mut bytes = Vec::with_capacity(WIDE_BYTES);
+    value.unscaled_bytes(&mut bytes)?;
+    base64::write_quoted(&bytes, out);
+    Ok(())
+}
+
+/// Adds a number as a server sends it: a sign perhaps, digits, and exactly `scale` of them behind a point.
+#[inline]
+pub(super) fn append_sent(sent: &[u8], precision: u8, scale: u8, store: &mut Store) -> Appended {
+    let (negative, number) = match sent.split_first() {
+        Some((b'-', rest)) => (true, rest),
+        _ => (false, sent),
+    };
+    let (whole, part) = match number.split_at_checked(number.len().wrapping_sub(usize::from(scale) + 1)) {
+        Some((whole, [b'.', part @ ..])) if scale > 0 => (whole, part),
+        _ if scale == 0 => (number, &[][..]),
+        _ => return Err(no_decimal(sent, precision, scale)),
+    };
+    let zeros = whole.iter().take_while(|byte| **byte == b'0').count();
+    let digits = whole.get(zeros..).unwrap_or_default();
+    let is_number = whole.iter().chain(part).all(u8::is_ascii_digit);
+    if !is_number || whole.is_empty() || digits.len() > usize::from(precision.saturating_sub(scale)) {
+        return Err(no_decimal(sent, precision, scale));
+    }
+    match store {
+        Store::Decimal128 { values, .. } if precision <= ARROW_DIGITS_MAX => {
+            let magnitude = unscaled_of(digits, part);
+            values.push(if negative { -magnitude } else { magnitude });
+            Ok(None)
+        }
+        Store::Utf8(runs) => {
+            if negative {
+                runs.items.push(b'-');
+            }
+            runs.items.extend_from_slice(if digits.is_empty() { b"0" } else { digits });
+            if scale > 0 {
+                runs.items.push(b'.');
+                runs.items.extend_from_slice(part);
+            }
+            runs.close()?;
+            Ok(None)
+        }
+        _ => Err(Error::new(ErrorKind::SchemaMismatch, "a DECIMAL of another precision than its Arrow column")),
+    }
+}
+
+/// The number of at most 38 digits; up to 18 of them need no wide arithmetic.
+#[inline(always)]
+fn unscaled_of(whole: &[u8], part: &[u8]) -> i128 {
+    let digit = |byte: &u8| u64::from(byte.wrapping_sub(b'0'));
+    let digits = whole.iter().chain(part);
+    if whole.len() + part.len() <= 18 {
+        return i128::from(digits.fold(0u64, |value, byte| value * 10 + digit(byte)));
+    }
+    digits.fold(0i128, |value, byte| value * 10 + i128::from(digit(byte)))
+}
+
+#[cold]
+fn no_decimal(sent: &[u8], precision: u8, scale: u8) -> Error {
+    let shown = String::from_utf8_lossy(sent.get(..80).unwrap_or(sent));
+    value_malformed(format!("{shown:?} is no value of decimal({precision},{scale})"))
+}
+
+pub(super) fn write_text(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
+    let [head, before, behind, tail] = value.layout();
+    let mut groups = Groups::new(value.bytes);
+    if groups.negative() {
+        out.push(b'-');
+    }
+    let start = out.len();
+    let first = (head > 0).then_some(head);
+    for digits in first.into_iter().chain((0..before).map(|_| GROUP_DIGITS)) {
+        let group = groups.next(digits)?;
+        match (out.len() == start, group) {
+            (true, 0) => {}
+            (true, _) => write_digits(group.into(), 1, out),
+            (false, _) => write_digits(group.into(), usize::from(digits), out),
+        }
+    }
+    if out.len() == start {
+        out.push(b'0');
+    }
+    if value.scale > 0 {
+        out.push(b'.');
+    }
+    let last = (tail > 0).then_some(tail);
+    for digits in (0..behind).map(|_| GROUP_DIGITS).chain(last) {
+        let group = groups.next(digits)?;
+        write_digits(group.into(), usize::from(digits), out);
+    }
+    Ok(())
+}
+
+/// The value that lies in bytes packed as in a row image.
+#[inline]
+pub(super) fn of_packed(bytes: &[u8], precision: u8, scale: u8) -> Decimal<'_> {
+    Decimal { bytes, precision, scale }
+}
+
+/// Adds a number without its point as it lies in a row image. Raises `ValueMalformed` for one of too many digits.
+pub(super) fn pack_number(value: i128, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
+    let mut digits = [b'0'; DIGITS_MAX];
+    let mut rest = value.unsigned_abs();
+    for digit in digits.iter_mut().rev() {
+        if rest == 0 {
+            break;
+        }
+        *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+    }
+    let (beyond, digits) =
+        digits.split_at_checked(DIGITS_MAX - usize::from(precision).min(DIGITS_MAX)).unwrap_or_default();
+    if beyond.iter().any(|digit| *digit != b'0') {
+        return Err(value_malformed(format!("{value} without its point in a DECIMAL({precision},{scale})")));
+    }
+    pack(value < 0, digits, scale, out);
+    Ok(())
+}
+
+/// The same for a number as text. Raises `ValueMalformed` for text that is none, and for too many digits.
+pub(super) fn pack_text(text: &str, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
+    let wrong = || value_malformed(format!("`{text}` in a DECIMAL({precision},{scale})"));
+    let (negative, number) = match text.strip_prefix('-') {
+        Some(number) => (true, number),
+        None => (false, text),
+    };
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let whole = whole.trim_start_matches('0');
+    let places = (usize::from(precision.saturating_sub(scale)), usize::from(scale));
+    let is_number = whole.bytes().chain(part.bytes()).all(|byte| byte.is_ascii_digit());
+    if !is_number || number.is_empty() || whole.len() > places.0 || part.len() > places.1 {
+        return Err(wrong());
+    }
+    let zeros = |count: usize| std::iter::repeat_n(b'0', count);
+    let before = zeros(places.0 - whole.len()).chain(whole.bytes());
+    let digits: Vec<u8> = before.chain(part.bytes()).chain(zeros(places.1 - part.len())).collect();
+    pack(negative, &digits, scale, out);
+    Ok(())
+}
+
+/// Adds as many digits as the precision has.
+fn pack(negative: bool, digits: &[u8], scale: u8, out: &mut Vec<u8>) {
+    let start = out.len();
+    let (whole, part) = digits.split_at_checked(digits.len().saturating_sub(scale.into())).unwrap_or((digits, &[]));
+    let (head, whole) = whole.split_at_checked(whole.len() % usize::from(GROUP_DIGITS)).unwrap_or((whole, &[]));
+    let group = usize::from(GROUP_DIGITS);
+    for digits in std::iter::once(head).chain(whole.chunks(group)).chain(part.chunks(group)) {
+        let value = digits.iter().fold(0u32, |value, digit| value * 10 + u32::from(digit - b'0'));
+        let width = group_bytes(u8::try_from(digits.len()).unwrap_or(GROUP_DIGITS));
+        let bytes = value.to_be_bytes();
+        out.extend_from_slice(bytes.get(bytes.len() - width..).unwrap_or_default());
+    }
+    let written = out.get_mut(start..).unwrap_or_default();
+    if let Some(first) = written.first_mut() {
+        *first ^= 0x80;
+    }
+    if negative {
+        written.iter_mut().for_each(|byte| *byte = !*byte);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Decimal128Type;
+
+    use super::*;
+    use crate::column::{ColumnBuilder, Kind};
+
+    fn text(precision: u8, scale: u8, bytes: &[u8]) -> String {
+        let mut out = Vec::new();
+        write_text(&read(precision, scale, &mut Cursor::new(bytes)).unwrap(), &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_example_of_the_servers_source_reads_back() {
+        // decimal2bin's own: 1234567890.1234 as DECIMAL(14,4).
+        let positive = [0x81, 0x0d, 0xfb, 0x38, 0xd2, 0x04, 0xd2];
+        let negative = positive.map(|byte: u8| !byte);
+        assert_eq!(text(14, 4, &positive), "1234567890.1234");
+        assert_eq!(text(14, 4, &negative), "-1234567890.1234");
+        let kind = Kind::Decimal { precision: 14, scale: 4 };
+        let mut builder = ColumnBuilder::new(&kind);
+        for bytes in [positive, negative] {
+            builder.append_from(&kind, &mut Cursor::new(&bytes)).unwrap();
+        }
+        let array = builder.finish();
+        let values = array.as_primitive::<Decimal128Type>().values();
+        assert_eq!(values.as_ref(), [12_345_678_901_234, -12_345_678_901_234]);
+    }
+
+    #[test]
+    fn zeros_before_the_point_show_once() {
+        assert_eq!(text(5, 2, &[0x80, 0x00, 0x07]), "0.07");
+        assert_eq!(text(3, 0, &[0x80, 0x00]), "0");
+        assert_eq!(text(2, 2, &[0x80 | 5]), "0.05");
+    }
+
+    #[test]
+    fn more_than_38_digits_become_text() {
+        let kind = Kind::Decimal { precision: 39, scale: 0 };
+        let mut bytes = vec![0x83, 0xe7];
+        bytes.extend([0x3b, 0x9a, 0xc9, 0xff].repeat(4));
+        let mut builder = ColumnBuilder::new(&kind);
+        builder.append_from(&kind, &mut Cursor::new(&bytes)).unwrap();
+        assert_eq!(builder.finish().as_string::<i32>().value(0), "9".repeat(39));
+    }
+
+    #[test]
+    fn a_group_over_its_digits_is_malformed_and_leaves_nothing_behind() {
+        for (precision, bytes) in [(2, vec![0x80 | 100]), (39, vec![0xff; 18])] {
+            let kind = Kind::Decimal { precision, scale: 0 };
+            let mut builder = ColumnBuilder::new(&kind);
+            let error = builder.append_from(&kind, &mut Cursor::new(&bytes)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ValueMalformed);
+            assert_eq!(builder.len(), 0);
+            builder.append_null();
+            assert_eq!(builder.finish().null_count(), 1);
+        }
+    }
+
+    #[test]
+    fn widths_follow_the_groups() {
+        assert_eq!(width(65, 30), 4 * 3 + 4 + 4 * 3 + 2);
+        assert_eq!(width(9, 9), 4);
+        assert_eq!(width(10, 2), 5);
+    }
+
+    #[test]
+    fn what_is_packed_reads_back() {
+        let cases =
+            [(14, 4, "1234567890.1234"), (14, 4, "-1234567890.1234"), (5, 2, "0.07"), (2, 2, "-0.05"), (9, 0, "7")];
+        let wide = ["9".repeat(35), "8".repeat(30)].join(".");
+        for (precision, scale, number) in cases.into_iter().chain([(65, 30, wide.as_str())]) {
+            let mut bytes = Vec::new();
+            pack_text(number, precision, scale, &mut bytes).unwrap();
+            assert_eq!(text(precision, scale, &bytes), number);
+            if let Ok(unscaled) = number.replace('.', "").parse() {
+                let mut same = Vec::new();
+                pack_number(unscaled, precision, scale, &mut same).unwrap();
+                assert_eq!(same, bytes);
+            }
+        }
+        for (precision, scale, number) in [(2, 0, "100"), (2, 1, "1.25"), (2, 1, "x"), (2, 1, "")] {
+            assert!(pack_text(number, precision, scale, &mut Vec::new()).is_err(), "{number}");
+        }
+        assert!(pack_number(100, 2, 1, &mut Vec::new()).is_err());
+    }
+}

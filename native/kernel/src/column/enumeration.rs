@@ -1,0 +1,83 @@
+//! ENUM: the number of the member, counted from 1, in one byte or two.
+
+use std::sync::Arc;
+
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Error, ErrorKind, Result};
+
+use super::builder::Appended;
+use super::store::Runs;
+use super::Kind;
+
+/// The server's ceiling.
+const MEMBERS_MAX: usize = 65_535;
+
+/// The kind of an ENUM with these members, whose number has to agree with the width of a value.
+pub(super) fn kind(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Kind> {
+    if values.len() <= MEMBERS_MAX && bytes == width(values.len()) {
+        return Ok(Kind::Enumeration { bytes, values });
+    }
+    let message = format!("an ENUM of {} members in {bytes} bytes", values.len());
+    Err(Error::new(ErrorKind::SchemaMismatch, message))
+}
+
+/// Bytes of a value by the number of members (`get_enum_pack_length`).
+pub(super) fn width(members: usize) -> u8 {
+    if members < 256 {
+        1
+    } else {
+        2
+    }
+}
+
+#[inline]
+pub(super) fn read(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u16> {
+    match bytes {
+        1 => cursor.u8().map(u16::from),
+        _ => cursor.u16(),
+    }
+}
+
+/// The text of a member; the empty string stands at 0, where the server puts what is no member.
+fn member(index: u16, values: &[Arc<str>]) -> Result<&str> {
+    match usize::from(index).checked_sub(1) {
+        None => Ok(""),
+        Some(slot) => match values.get(slot) {
+            Some(text) => Ok(text),
+            None => Err(value_malformed(format!("member {index} of an ENUM of {}", values.len()))),
+        },
+    }
+}
+
+#[inline]
+pub(super) fn append(index: u16, values: &[Arc<str>], runs: &mut Runs<u8>) -> Appended {
+    runs.items.extend_from_slice(member(index, values)?.as_bytes());
+    runs.close()?;
+    Ok(None)
+}
+
+pub(super) fn write_text(index: u16, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
+    out.extend_from_slice(member(index, values)?.as_bytes());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_count_from_one_and_zero_is_empty() {
+        let values: Vec<Arc<str>> = vec!["a".into(), "b,c".into()];
+        assert_eq!(member(0, &values).unwrap(), "");
+        assert_eq!(member(2, &values).unwrap(), "b,c");
+        assert_eq!(member(3, &values).unwrap_err().kind(), ErrorKind::ValueMalformed);
+    }
+
+    #[test]
+    fn the_members_decide_the_width() {
+        let members = |count: usize| -> Arc<[Arc<str>]> { (0..count).map(|slot| slot.to_string().into()).collect() };
+        assert!(kind(1, members(255)).is_ok());
+        assert!(kind(2, members(256)).is_ok());
+        assert_eq!(kind(1, members(256)).unwrap_err().kind(), ErrorKind::SchemaMismatch);
+    }
+}

@@ -1,0 +1,410 @@
+//! FLOAT and DOUBLE: IEEE 754, little-endian; shown as the server's `my_gcvt` does.
+
+use crate::cursor::Cursor;
+use crate::error::Result;
+
+use super::integer::{write_digits, write_signed};
+
+/// With more digits than this before the point and none behind it, or as many zeros behind it, the server turns to the
+/// exponent form (`DBL_DIG`).
+const PLAIN_DIGITS_MAX: i32 = 15;
+
+/// Digits of a FLOAT that the server shows (`FLT_DIG`).
+const SINGLE_DIGITS: usize = 6;
+
+#[inline]
+pub(super) fn read_single(cursor: &mut Cursor<'_>) -> Result<f32> {
+    cursor.u32().map(f32::from_bits)
+}
+
+#[inline]
+pub(super) fn read_double(cursor: &mut Cursor<'_>) -> Result<f64> {
+    cursor.u64().map(f64::from_bits)
+}
+
+/// The longest shortest form of a DOUBLE has 17 digits; the formatter may put zeros before or behind them.
+const DIGITS_MAX: usize = 24;
+
+/// A number as significant digits `d1 d2 d3 ...` that stand for `0.d1d2d3... * 10^point`. On the stack, because JSON
+/// documents are full of them.
+struct Digits {
+    negative: bool,
+    digits: [u8; DIGITS_MAX],
+    count: usize,
+    point: i32,
+}
+
+impl Digits {
+    /// Takes a number in Rust's forms apart, such as `-1.25e-7`, `0.001` or `120.0`.
+    fn parse(text: &str) -> Digits {
+        let mut parsed = Digits { negative: false, digits: [0; DIGITS_MAX], count: 0, point: 0 };
+        let mut rest = text.as_bytes();
+        if let Some((b'-', behind)) = rest.split_first() {
+            parsed.negative = true;
+            rest = behind;
+        }
+        let mut before_point = true;
+        while let Some((byte, behind)) = rest.split_first() {
+            rest = behind;
+            match byte {
+                b'.' => before_point = false,
+                b'e' => break,
+                digit => parsed.push(*digit, before_point),
+            }
+        }
+        let exponent = std::str::from_utf8(rest).ok().and_then(|digits| digits.parse().ok()).unwrap_or(0i32);
+        parsed.point = parsed.point.saturating_add(exponent);
+        while parsed.digits().last() == Some(&b'0') {
+            parsed.count -= 1;
+        }
+        parsed
+    }
+
+    /// Adds one digit. Zeros in front are no significant digits, they only move the point.
+    #[inline]
+    fn push(&mut self, digit: u8, before_point: bool) {
+        if self.count == 0 && digit == b'0' {
+            self.point -= i32::from(!before_point);
+            return;
+        }
+        if let Some(place) = self.digits.get_mut(self.count) {
+            *place = digit;
+            self.count += 1;
+        }
+        self.point += i32::from(before_point);
+    }
+
+    fn digits(&self) -> &[u8] {
+        self.digits.get(..self.count).unwrap_or_default()
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        if self.negative {
+            out.push(b'-');
+        }
+        let digits = self.digits();
+        let (head, tail) = match digits.split_first() {
+            Some(parts) => parts,
+            None => return out.push(b'0'),
+        };
+        let whole = usize::try_from(self.point).unwrap_or(0);
+        if (1 - PLAIN_DIGITS_MAX..=0).contains(&self.point) {
+            out.extend_from_slice(b"0.");
+            out.extend((self.point..0).map(|_| b'0'));
+            out.extend_from_slice(digits);
+        } else if (1..=PLAIN_DIGITS_MAX).contains(&self.point) || (1..digits.len()).contains(&whole) {
+            let (before, behind) = digits.split_at_checked(whole).unwrap_or((digits, &[]));
+            out.extend_from_slice(before);
+            out.extend((before.len()..whole).map(|_| b'0'));
+            if !behind.is_empty() {
+                out.push(b'.');
+                out.extend_from_slice(behind);
+            }
+        } else {
+            out.push(*head);
+            if !tail.is_empty() {
+                out.push(b'.');
+                out.extend_from_slice(tail);
+            }
+            out.push(b'e');
+            write_signed(i64::from(self.point) - 1, out);
+        }
+    }
+}
+
+impl Digits {
+    /// Java shows three zeros behind the point and seven digits before it, at least one digit on each side, and an
+    /// exponent beyond that.
+    fn write_java(&self, out: &mut Vec<u8>) {
+        if self.negative {
+            out.push(b'-');
+        }
+        let digits = self.digits();
+        let Some((head, tail)) = digits.split_first() else { return out.extend_from_slice(b"0.0") };
+        let whole = usize::try_from(self.point).unwrap_or(0);
+        if (-2..=0).contains(&self.point) {
+            out.extend_from_slice(b"0.");
+            out.extend((self.point..0).map(|_| b'0'));
+            out.extend_from_slice(digits);
+        } else if (1..=7).contains(&self.point) {
+            let (before, behind) = digits.split_at_checked(whole).unwrap_or((digits, &[]));
+            out.extend_from_slice(before);
+            out.extend((before.len()..whole).map(|_| b'0'));
+            out.push(b'.');
+            out.extend_from_slice(if behind.is_empty() { b"0" } else { behind });
+        } else {
+            out.extend_from_slice(&[*head, b'.']);
+            out.extend_from_slice(if tail.is_empty() { b"0" } else { tail });
+            out.push(b'E');
+            write_signed(i64::from(self.point) - 1, out);
+        }
+    }
+}
+
+/// Adds a FLOAT: at most six significant digits, as the server's client sees it.
+pub(super) fn write_single(value: f32, out: &mut Vec<u8>) {
+    let value = f64::from(value);
+    if !value.is_finite() {
+        return write_unbounded(value, out);
+    }
+    // The server prints the shortest digits that stand for the value once it is a DOUBLE, cut to six.
+    let rounded = format!("{value:.*e}", SINGLE_DIGITS - 1);
+    Digits::parse(&rounded).write(out);
+}
+
+/// The value as an integer, where it is one of at most fifteen digits; negative zero is none.
+#[inline]
+pub(super) fn whole(value: f64) -> Option<i64> {
+    const END: f64 = 1e15;
+    // The cast saturates, and what it changed is no integer that a DOUBLE can hold.
+    let integer = value as i64;
+    let is_whole = value.abs() < END && integer as f64 == value && !(integer == 0 && value.is_sign_negative());
+    is_whole.then_some(integer)
+}
+
+/// Adds a DOUBLE: the shortest digits that give the same value back.
+pub(super) fn write_double(value: f64, out: &mut Vec<u8>) {
+    if let Some(integer) = whole(value) {
+        return write_signed(integer, out);
+    }
+    if !value.is_finite() {
+        return write_unbounded(value, out);
+    }
+    if let Some(units) = decimal(value) {
+        return write_decimal(units, out);
+    }
+    let mut buffer = ryu::Buffer::new();
+    let text = buffer.format_finite(value);
+    // Within these bounds both write the same plain form, and a value with a fraction has no zeros to strip.
+    if (1e-4..1e15).contains(&value.abs()) && !text.bytes().any(|byte| byte == b'e') {
+        return out.extend_from_slice(text.as_bytes());
+    }
+    Digits::parse(text).write(out);
+}
+
+/// Prices and their like have few digits behind the point, and are found faster than by the general way.
+const DECIMALS: u32 = 4;
+const DECIMAL_UNITS: f64 = 10_000.0;
+
+/// The value in units of the fourth digit behind the point, where it is as many of them: at most fifteen digits in all,
+/// and not under 0.001, from where on both ways write the plain form.
+///
+/// A quotient is rounded as a number read from text is, so a value that is one is the nearest to these digits; and no two
+/// numbers of at most fifteen digits are nearest to the same value, so no shorter ones stand for it either.
+#[inline]
+fn decimal(value: f64) -> Option<i64> {
+    const END: f64 = 1e15;
+    let scaled = (value * DECIMAL_UNITS).round_ties_even();
+    let is_decimal = (10.0..END).contains(&scaled.abs()) && scaled / DECIMAL_UNITS == value;
+    is_decimal.then_some(scaled as i64)
+}
+
+/// Writes a number of units that is no whole number.
+fn write_decimal(units: i64, out: &mut Vec<u8>) {
+    if units < 0 {
+        out.push(b'-');
+    }
+    let units = units.unsigned_abs();
+    let (mut behind, mut digits) = (units % 10_000, DECIMALS as usize);
+    while behind % 10 == 0 && digits > 1 {
+        behind /= 10;
+        digits -= 1;
+    }
+    write_digits(units / 10_000, 1, out);
+    out.push(b'.');
+    write_digits(behind, digits, out);
+}
+
+/// Adds a FLOAT as Java's `Float.toString` does.
+pub(super) fn write_java_single(value: f32, out: &mut Vec<u8>) {
+    if !value.is_finite() {
+        return write_java_unbounded(value.into(), out);
+    }
+    match whole(value.into()).filter(|integer| integer.unsigned_abs() < JAVA_PLAIN_END) {
+        Some(integer) => write_java_whole(integer, out),
+        None => Digits::parse(ryu::Buffer::new().format_finite(value)).write_java(out),
+    }
+}
+
+/// Adds a DOUBLE as Java's `Double.toString` does.
+pub(super) fn write_java_double(value: f64, out: &mut Vec<u8>) {
+    if !value.is_finite() {
+        return write_java_unbounded(value, out);
+    }
+    match whole(value).filter(|integer| integer.unsigned_abs() < JAVA_PLAIN_END) {
+        Some(integer) => write_java_whole(integer, out),
+        None => Digits::parse(ryu::Buffer::new().format_finite(value)).write_java(out),
+    }
+}
+
+/// From here on Java shows an exponent.
+const JAVA_PLAIN_END: u64 = 10_000_000;
+
+fn write_java_whole(integer: i64, out: &mut Vec<u8>) {
+    write_signed(integer, out);
+    out.extend_from_slice(b".0");
+}
+
+fn write_java_unbounded(value: f64, out: &mut Vec<u8>) {
+    out.extend_from_slice(match value {
+        _ if value.is_nan() => b"NaN".as_slice(),
+        _ if value < 0.0 => b"-Infinity",
+        _ => b"Infinity",
+    });
+}
+
+/// SQL has no infinities and no NaN, so no server wrote these; they still get a name.
+fn write_unbounded(value: f64, out: &mut Vec<u8>) {
+    out.extend_from_slice(match value {
+        _ if value.is_nan() => b"nan".as_slice(),
+        _ if value < 0.0 => b"-inf",
+        _ => b"inf",
+    });
+}
+
+/// Adds a DOUBLE as a JSON number that shows by its point or exponent that it is no integer; what no JSON number holds
+/// stands as a string.
+pub(super) fn write_json(value: f64, out: &mut Vec<u8>) {
+    if value.is_finite() {
+        out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
+    } else {
+        write_json_unbounded(value, out);
+    }
+}
+
+/// The same for a FLOAT, by the shortest digits that give it back, which are more than the server's client shows.
+pub(super) fn write_json_single(value: f32, out: &mut Vec<u8>) {
+    if value.is_finite() {
+        out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
+    } else {
+        write_json_unbounded(value.into(), out);
+    }
+}
+
+#[cold]
+fn write_json_unbounded(value: f64, out: &mut Vec<u8>) {
+    let name: &[u8] = match (value.is_nan(), value < 0.0) {
+        (true, _) => b"\"NaN\"",
+        (false, true) => b"\"-Infinity\"",
+        (false, false) => b"\"Infinity\"",
+    };
+    out.extend_from_slice(name);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn single(value: f32) -> String {
+        let mut out = Vec::new();
+        write_single(value, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    fn double(value: f64) -> String {
+        let mut out = Vec::new();
+        write_double(value, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_float_shows_six_digits() {
+        let cases = [(0.1, "0.1"), (16_777_216.0, "16777200"), (1e20, "1e20"), (-1.17e-38, "-1.17e-38"), (0.0, "0")];
+        for (value, text) in cases {
+            assert_eq!(single(value), text);
+        }
+        assert_eq!(single(999_999.5), "1000000");
+        assert_eq!(single(1_234_567.0), "1234570");
+    }
+
+    #[test]
+    fn a_double_shows_the_shortest_digits_that_give_it_back() {
+        let cases = [
+            (0.1, "0.1"),
+            (0.1 + 0.2, "0.30000000000000004"),
+            (1e14, "100000000000000"),
+            (1e15, "1e15"),
+            (1e-15, "0.000000000000001"),
+            (1e-16, "1e-16"),
+            (5e-324, "5e-324"),
+            (f64::MAX, "1.7976931348623157e308"),
+            (123_456_789_123_456.77, "123456789123456.77"),
+            (1.234_567_891_234_567e15, "1.234567891234567e15"),
+            (-3_730_473_413_730_304.5, "-3730473413730304.5"),
+            (-0.0, "-0"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(double(value), text);
+        }
+    }
+
+    #[test]
+    fn few_digits_behind_the_point_are_written_as_the_general_way_writes_them() {
+        let general = |value: f64| {
+            let mut out = Vec::new();
+            Digits::parse(ryu::Buffer::new().format_finite(value)).write(&mut out);
+            String::from_utf8(out).unwrap()
+        };
+        let mut state = 1u64;
+        for round in 0..200_000u32 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let units = (state >> 12) as i64 >> (round % 50);
+            let value = if round % 2 == 0 { units as f64 } else { -(units as f64) } / 10f64.powi((round % 7) as i32);
+            assert_eq!(double(value), general(value), "{value:e}");
+            let near = f64::from_bits(value.to_bits() + 1);
+            assert_eq!(double(near), general(near), "{near:e}");
+        }
+        assert_eq!([double(0.001), double(0.0009), double(99_999_999_999.99)], ["0.001", "0.0009", "99999999999.99"]);
+    }
+
+    #[test]
+    fn java_shows_a_point_always_and_an_exponent_early() {
+        let cases = [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (1.1, "1.1"),
+            (-1.5, "-1.5"),
+            (9_999_999.0, "9999999.0"),
+            (10_000_000.0, "1.0E7"),
+            (12_345_678.9, "1.23456789E7"),
+            (0.001, "0.001"),
+            (0.01, "0.01"),
+            (0.000_999, "9.99E-4"),
+            (0.000_01, "1.0E-5"),
+            (1e10, "1.0E10"),
+            (f64::MAX, "1.7976931348623157E308"),
+            (123.456, "123.456"),
+        ];
+        for (value, text) in cases {
+            let mut out = Vec::new();
+            write_java_double(value, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), text);
+        }
+        for (value, text) in [(1.1f32, "1.1"), (3.4e38, "3.4E38"), (16_777_216.0, "1.6777216E7"), (0.1, "0.1")] {
+            let mut out = Vec::new();
+            write_java_single(value, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn numbers_that_sql_lacks_still_have_a_name() {
+        assert_eq!([double(f64::NAN), double(f64::INFINITY), single(f32::NEG_INFINITY)], ["nan", "inf", "-inf"]);
+    }
+
+    #[test]
+    fn json_numbers_give_the_same_value_back() {
+        let shown = |value: f64| {
+            let mut out = Vec::new();
+            write_json(value, &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!([shown(1.0), shown(-0.0), shown(1e300), shown(0.1)], ["1.0", "-0.0", "1e300", "0.1"]);
+        assert_eq!([shown(f64::NAN), shown(f64::NEG_INFINITY)], ["\"NaN\"", "\"-Infinity\""]);
+        let mut out = Vec::new();
+        write_json_single(16_777_216.0, &mut out);
+        write_json_single(0.1, &mut out);
+        assert_eq!(out, b"16777216.00.1");
+    }
+}

@@ -1,0 +1,64 @@
+//! The fraction of a second that TIME, DATETIME and TIMESTAMP share: zero to three big-endian bytes.
+
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
+
+use super::integer::write_digits;
+
+/// Microseconds of one unit of the last digit that `fsp` digits keep.
+const UNITS: [u32; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
+
+pub(super) const MICROS: u32 = 1_000_000;
+
+/// Bytes of a fraction with `fsp` digits: two digits share one.
+#[inline(always)]
+pub(super) fn width(fsp: u8) -> usize {
+    usize::from(fsp).div_ceil(2)
+}
+
+/// Microseconds that one unit of a stored fraction stands for: stored fractions have an even number of digits.
+#[inline(always)]
+pub(super) fn stored_unit(fsp: u8) -> u32 {
+    match fsp {
+        0 => 0,
+        1 | 2 => 10_000,
+        3 | 4 => 100,
+        _ => 1,
+    }
+}
+
+/// Microseconds that one unit of the last of `fsp` digits stands for.
+#[inline(always)]
+pub(super) fn unit(fsp: u8) -> u32 {
+    UNITS.get(usize::from(fsp)).copied().unwrap_or(1)
+}
+
+/// Reads a stored fraction as microseconds.
+#[inline(always)]
+pub(super) fn read(fsp: u8, cursor: &mut Cursor<'_>) -> Result<u32> {
+    let micros = match fsp {
+        0 => return Ok(0),
+        1 | 2 => u32::from(cursor.u8()?) * 10_000,
+        3 | 4 => u32::from(cursor.u16_be()?) * 100,
+        _ => cursor.u24_be()?,
+    };
+    check(micros)
+}
+
+/// A second has a million microseconds.
+#[inline(always)]
+pub(super) fn check(micros: u32) -> Result<u32> {
+    if micros < MICROS {
+        Ok(micros)
+    } else {
+        Err(value_malformed(format!("{micros} microseconds in a second")))
+    }
+}
+
+/// Adds the point and `fsp` digits, or nothing.
+pub(super) fn write_text(micros: u32, fsp: u8, out: &mut Vec<u8>) {
+    if fsp > 0 {
+        out.push(b'.');
+        write_digits((micros / unit(fsp)).into(), fsp.into(), out);
+    }
+}

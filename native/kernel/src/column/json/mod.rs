@@ -1,0 +1,36 @@
+//! MySQL's JSON: a binary document in the row image, the server's own text outside.
+//!
+//! Source: the comment at the head of the server's `json_binary.h`. Offsets in a document are data, so every one is
+//! checked; and since crafted offsets can point many entries at the same bytes, the text of a document may not pass what
+//! honest documents of its size can come to.
+
+mod binary;
+mod partial;
+mod restyle;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use crate::cursor::Cursor;
+use crate::error::Result;
+
+use super::builder::Appended;
+use super::store::Runs;
+
+pub use partial::{apply_partial, apply_partial_in};
+pub use restyle::{pick, prove, restyle, Step};
+pub use text::{write_text, write_text_in};
+
+#[inline]
+pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
+    cursor.prefixed(prefix)
+}
+
+pub(super) fn append(document: &[u8], runs: &mut Runs<u8>) -> Appended {
+    if let Err(error) = write_text(document, &mut runs.items) {
+        runs.take_back();
+        return Err(error);
+    }
+    runs.close()?;
+    Ok(None)
+}

@@ -1,0 +1,170 @@
+//! Values as Ptubes' events show them: times as milliseconds since 1970 on the server's clock, with what these lose beside
+//! them.
+
+use crate::error::Result;
+
+use super::{binary, bit, datetime, float, geometry, integer, time, Date, DateTime, Kind, Time, Timestamp, Value};
+
+/// A date or time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment {
+    /// Milliseconds since 1970.
+    pub millis: i64,
+    /// Nanoseconds of its second; None for a DATE.
+    pub nanos: Option<u32>,
+    /// Its text, where the milliseconds do not say it: for every TIME, and for dates that Java moves to others.
+    pub shown: Option<String>,
+}
+
+/// Java's calendar is the Gregorian from this day on (1582-10-15), counted from 1970.
+const GREGORIAN_FROM: i64 = -141_427;
+
+/// The day numbers of 1970-01-01 by the formulas below.
+const DAYS_TO_EPOCH: i64 = 2_440_588;
+
+/// Years before this one are moved by Java's calendar.
+const YEAR_MIN: u16 = 1000;
+
+const DAY_SECONDS: i64 = 86_400;
+
+/// The day that Java's lenient calendar takes for any year, month and day, counted from 1970: months and days beyond the
+/// calendar carry over, and days before the Gregorian calendar are the Julian one's.
+fn lenient_days(date: Date) -> i64 {
+    let months = i64::from(date.year) * 12 + i64::from(date.month) - 1;
+    let (year, month) = (months.div_euclid(12), months.rem_euclid(12) + 1);
+    // Years that begin in March have their odd day last.
+    let past = i64::from(month <= 2);
+    let (years, months) = (year + 4800 - past, month + 12 * past - 3);
+    let days = (153 * months + 2) / 5 + 365 * years + years / 4 + i64::from(date.day);
+    let gregorian = days - years / 100 + years / 400 - 32_045 - DAYS_TO_EPOCH;
+    let julian = days - 32_083 - DAYS_TO_EPOCH;
+    if gregorian >= GREGORIAN_FROM {
+        gregorian
+    } else {
+        julian
+    }
+}
+
+/// The day of a date, and whether it is that very date.
+fn days(date: Date) -> (i64, bool) {
+    match date.days().filter(|_| date.year >= YEAR_MIN) {
+        Some(days) => (i64::from(days), true),
+        None => (lenient_days(date), false),
+    }
+}
+
+fn text(write: impl FnOnce(&mut Vec<u8>)) -> Option<String> {
+    let mut out = Vec::with_capacity(26);
+    write(&mut out);
+    Some(String::from_utf8_lossy(&out).into_owned())
+}
+
+fn of_date(value: Date, zone_seconds: i32) -> Moment {
+    let (days, exact) = days(value);
+    Moment {
+        millis: (days * DAY_SECONDS - i64::from(zone_seconds)) * 1000,
+        nanos: None,
+        shown: if exact { None } else { text(|out| super::date::write_text(value, out)) },
+    }
+}
+
+fn of_datetime(value: DateTime, zone_seconds: i32) -> Moment {
+    let (days, exact) = days(value.date);
+    let clock = (i64::from(value.hour) * 60 + i64::from(value.minute)) * 60 + i64::from(value.second);
+    let seconds = days * DAY_SECONDS + clock - i64::from(zone_seconds);
+    Moment {
+        millis: seconds * 1000 + i64::from(value.micros / 1000),
+        nanos: Some(value.micros * 1000),
+        shown: if exact { None } else { text(|out| datetime::write_text(value, 6, out)) },
+    }
+}
+
+fn of_timestamp(value: Timestamp) -> Moment {
+    Moment {
+        millis: i64::from(value.seconds) * 1000 + i64::from(value.micros / 1000),
+        nanos: Some(value.micros * 1000),
+        shown: (value.seconds == 0).then(|| "0000-00-00 00:00:00.000000".to_owned()),
+    }
+}
+
+fn of_time(value: Time, zone_seconds: i32) -> Moment {
+    let micros = value.micros() - i64::from(zone_seconds) * 1_000_000;
+    Moment {
+        millis: micros.div_euclid(1000),
+        nanos: Some(u32::try_from(micros.rem_euclid(1_000_000)).unwrap_or(0) * 1000),
+        shown: text(|out| time::write_text(value, 6, out)),
+    }
+}
+
+impl Value<'_> {
+    /// The value as a moment; None for values that are none. The server's clock is that many seconds ahead of UTC.
+    #[inline]
+    pub fn ptubes_moment(&self, zone_seconds: i32) -> Option<Moment> {
+        match self {
+            Value::Date(value) => Some(of_date(*value, zone_seconds)),
+            Value::DateTime(value) => Some(of_datetime(*value, zone_seconds)),
+            Value::Timestamp(value) => Some(of_timestamp(*value)),
+            Value::Time(value) => Some(of_time(*value, zone_seconds)),
+            _ => None,
+        }
+    }
+
+    /// Adds the text of a value that is no moment.
+    ///
+    /// Raises `ValueMalformed` where the kind cannot hold the value.
+    #[inline]
+    pub fn write_ptubes(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
+        match (self, kind) {
+            (Value::Null, _) => {}
+            (Value::Int(value), _) => integer::write_signed(*value, out),
+            (Value::UInt(value) | Value::Set(value), _) => integer::write_unsigned(*value, out),
+            (Value::Year(value), _) => integer::write_unsigned((*value).into(), out),
+            (Value::Enumeration(index), _) => integer::write_unsigned((*index).into(), out),
+            (Value::Float(value), _) => float::write_java_single(*value, out),
+            (Value::Double(value), _) => float::write_java_double(*value, out),
+            (Value::Bit(value), Kind::Bit { bits }) => {
+                let mut bytes = Vec::with_capacity(8);
+                bit::write_text(*value, *bits, &mut bytes);
+                binary::write_latin1_plain(&bytes, out);
+            }
+            (Value::Geometry(bytes), _) => geometry::write_wkt(bytes, out)?,
+            (Value::Text(_) | Value::Bytes(_) | Value::Vector(_), _)
+            | (Value::Compressed(_), Kind::CompressedBinary { .. }) => {
+                self.write_canal(kind, 0, out)?;
+            }
+            _ => self.write_text(kind, out)?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn date(year: u16, month: u8, day: u8) -> Date {
+        Date { year, month, day }
+    }
+
+    #[test]
+    fn dates_are_midnights_and_those_java_moves_keep_their_text() {
+        assert_eq!(of_date(date(1970, 1, 2), 0), Moment { millis: 86_400_000, nanos: None, shown: None });
+        assert_eq!(of_date(date(1970, 1, 2), 3600).millis, 82_800_000);
+        // Java shows 0000-00-00 as the last day of November of the year 2 before Christ.
+        let zero = of_date(date(0, 0, 0), 0);
+        assert_eq!((zero.millis, zero.shown.as_deref()), (-62_170_156_800_000, Some("0000-00-00")));
+        let carried = of_date(date(2021, 2, 31), 0);
+        assert_eq!(carried.millis, of_date(date(2021, 3, 3), 0).millis);
+        assert_eq!(carried.shown.as_deref(), Some("2021-02-31"));
+        assert_eq!(lenient_days(date(2024, 2, 29)), i64::from(date(2024, 2, 29).days().unwrap()));
+    }
+
+    #[test]
+    fn spans_have_their_text_and_a_fraction_that_is_never_negative() {
+        let span = |negative, micros| Time { negative, hours: 100, minutes: 0, seconds: 1, micros };
+        let moment = of_time(span(true, 500_000), 0);
+        assert_eq!((moment.millis, moment.nanos), (-360_001_500, Some(500_000_000)));
+        assert_eq!(moment.shown.as_deref(), Some("-100:00:01.500000"));
+        assert_eq!(of_time(span(false, 0), 0).millis, 360_001_000);
+    }
+}

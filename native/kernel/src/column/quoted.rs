@@ -1,0 +1,158 @@
+//! Text as a JSON string: quotes, backslashes and control characters are escaped, all else stands as it is.
+
+use crate::error::Result;
+
+#[inline(always)]
+fn needs_escape(byte: u8) -> bool {
+    byte < 0x20 || byte == b'"' || byte == b'\\'
+}
+
+/// What the bytes of a string ask for: that it is looked at as UTF-8, or escapes. No bit is set where they do not.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) not_ascii: u64,
+    escaped: u64,
+}
+
+impl Look {
+    /// Eight bytes at a time; the last eight overlap those before, and less are filled up with spaces.
+    #[inline(always)]
+    pub(super) fn at(text: &[u8]) -> Look {
+        let Some(last) = text.last_chunk::<8>() else { return Look::word(short_word(text)) };
+        let words = text.chunks_exact(8).filter_map(<[u8]>::first_chunk::<8>);
+        words.fold(Look::word(u64::from_le_bytes(*last)), |look, word| {
+            let next = Look::word(u64::from_le_bytes(*word));
+            Look { not_ascii: look.not_ascii | next.not_ascii, escaped: look.escaped | next.escaped }
+        })
+    }
+
+    /// A byte below another one borrows when that is taken from it, and one that is equal leaves zero.
+    #[inline(always)]
+    fn word(word: u64) -> Look {
+        const EACH: u64 = 0x0101_0101_0101_0101;
+        const HIGH: u64 = EACH << 7;
+        let below = |word: u64, byte: u64| word.wrapping_sub(EACH * byte) & !word & HIGH;
+        let quotes = below(word ^ (EACH * u64::from(b'"')), 1);
+        let backslashes = below(word ^ (EACH * u64::from(b'\\')), 1);
+        Look { not_ascii: word & HIGH, escaped: below(word, 0x20) | quotes | backslashes }
+    }
+}
+
+/// The bytes of a string of less than eight, some of them twice, and spaces.
+#[inline(always)]
+fn short_word(text: &[u8]) -> u64 {
+    const SPACES: u64 = 0x2020_2020_2020_2020;
+    if let (Some(first), Some(last)) = (text.first_chunk::<4>(), text.last_chunk::<4>()) {
+        return u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32;
+    }
+    let (Some(first), Some(last)) = (text.first(), text.last()) else { return SPACES };
+    let middle = text.get(text.len() / 2).unwrap_or(last);
+    SPACES << 24 | u64::from(*first) | u64::from(*middle) << 8 | u64::from(*last) << 16
+}
+
+/// Adds UTF-8 text in quotes.
+#[inline]
+pub(crate) fn write(text: &[u8], out: &mut Vec<u8>) {
+    out.push(b'"');
+    write_looked(Look::at(text), text, out);
+    out.push(b'"');
+}
+
+/// Adds what stands between the quotes, for text that was looked at.
+#[inline]
+pub(super) fn write_looked(look: Look, text: &[u8], out: &mut Vec<u8>) {
+    if look.escaped == 0 {
+        out.extend_from_slice(text);
+    } else {
+        write_escaped(text, out);
+    }
+}
+
+/// Escapes what was added to `out` behind `start`, for text that was written there as it is.
+#[inline]
+pub(crate) fn escape_from(start: usize, out: &mut Vec<u8>) {
+    let written = out.get(start..).unwrap_or_default();
+    if Look::at(written).escaped != 0 {
+        let text = written.to_vec();
+        out.truncate(start);
+        write_escaped(&text, out);
+    }
+}
+
+/// Adds in quotes what `write` adds, escaped.
+#[inline]
+pub(crate) fn within(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<()> {
+    out.push(b'"');
+    let start = out.len();
+    write(out)?;
+    escape_from(start, out);
+    out.push(b'"');
+    Ok(())
+}
+
+/// Adds in quotes what `write` adds, which needs no escapes.
+#[inline]
+pub(super) fn plain(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    out.push(b'"');
+    write(out);
+    out.push(b'"');
+}
+
+fn write_escaped(text: &[u8], out: &mut Vec<u8>) {
+    let mut rest = text;
+    while let Some(plain) = rest.iter().position(|byte| needs_escape(*byte)) {
+        let (before, after) = rest.split_at_checked(plain).unwrap_or((rest, &[]));
+        out.extend_from_slice(before);
+        let Some((byte, after)) = after.split_first() else { break };
+        write_escape(*byte, out);
+        rest = after;
+    }
+    out.extend_from_slice(rest);
+}
+
+fn write_escape(byte: u8, out: &mut Vec<u8>) {
+    match byte {
+        b'"' => out.extend_from_slice(b"\\\""),
+        b'\\' => out.extend_from_slice(b"\\\\"),
+        0x08 => out.extend_from_slice(b"\\b"),
+        0x0c => out.extend_from_slice(b"\\f"),
+        b'\n' => out.extend_from_slice(b"\\n"),
+        b'\r' => out.extend_from_slice(b"\\r"),
+        b'\t' => out.extend_from_slice(b"\\t"),
+        control => out.extend_from_slice(format!("\\u{control:04x}").as_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_seen_wherever_it_stands() {
+        for length in 0..40 {
+            for at in 0..length {
+                for byte in 0..=255u8 {
+                    let mut text = vec![b'a'; length];
+                    text[at] = byte;
+                    let look = Look::at(&text);
+                    assert_eq!(look.not_ascii != 0, !byte.is_ascii(), "{byte} at {at} of {length}");
+                    assert_eq!(look.escaped != 0, needs_escape(byte), "{byte} at {at} of {length}");
+                }
+            }
+        }
+        assert_eq!(Look::at(b"").escaped, 0);
+    }
+
+    #[test]
+    fn quotes_backslashes_and_control_characters_are_escaped() {
+        let mut out = Vec::new();
+        write("a\"b\\c\n\u{1}\u{7f}é".as_bytes(), &mut out);
+        let expected = "\"a\\\"b\\\\c\\n\\u0001\u{7f}é\"";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        let mut out = b"kept\"".to_vec();
+        let start = out.len();
+        out.extend_from_slice(b"say \"yes\"");
+        escape_from(start, &mut out);
+        assert_eq!(out, b"kept\"say \\\"yes\\\"");
+    }
+}

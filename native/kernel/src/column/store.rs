@@ -1,0 +1,289 @@
+//! The growing half of an Arrow array: plain vectors that become buffers without a copy, and whose memory comes back.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use arrow_array::types::{
+    Date32Type, Decimal128Type, DurationMicrosecondType, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type,
+    Int8Type, TimestampMicrosecondType,
+};
+use arrow_array::{Array, ArrayRef, BinaryArray, ListArray, NullArray, PrimitiveArray, StringArray};
+use arrow_buffer::{ArrowNativeType, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{DataType, Field};
+
+use crate::error::{Error, ErrorKind, Result};
+
+use super::spare::Spares;
+
+/// A reader holds one batch while the next is made.
+const SPARES_KEPT: usize = 2;
+
+/// Values of one width, and the memory of those that were handed over before.
+#[derive(Debug)]
+pub(super) struct Values<T> {
+    held: Vec<T>,
+    spares: Spares<T>,
+}
+
+impl<T: ArrowNativeType> Values<T> {
+    pub(super) fn new() -> Values<T> {
+        Values { held: Vec::new(), spares: Spares::new(SPARES_KEPT) }
+    }
+
+    fn begin(&mut self) {
+        if self.held.capacity() == 0 {
+            self.held = self.spares.take();
+        }
+    }
+
+    fn rest(&mut self) {
+        self.held = Vec::new();
+        self.spares.clear();
+    }
+
+    fn take(&mut self) -> ScalarBuffer<T> {
+        ScalarBuffer::from(self.spares.lend(std::mem::take(&mut self.held)))
+    }
+}
+
+impl<T> Deref for Values<T> {
+    type Target = Vec<T>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Vec<T> {
+        &self.held
+    }
+}
+
+impl<T> DerefMut for Values<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Vec<T> {
+        &mut self.held
+    }
+}
+
+/// Values of changing length: where each ends, and all of them back to back.
+#[derive(Debug)]
+pub(super) struct Runs<T> {
+    offsets: Values<i32>,
+    /// The values; whoever writes here calls `close` at the end of each.
+    pub(super) items: Values<T>,
+}
+
+impl<T: ArrowNativeType> Runs<T> {
+    pub(super) fn new() -> Runs<T> {
+        let mut runs = Runs { offsets: Values::new(), items: Values::new() };
+        runs.offsets.push(0);
+        runs
+    }
+
+    /// Ends the value written last.
+    ///
+    /// Raises `LimitExceeded` where the batch passes the 2 GiB that Arrow's offsets can hold; the value is taken back.
+    #[inline(always)]
+    pub(super) fn close(&mut self) -> Result<()> {
+        match i32::try_from(self.items.len()) {
+            Ok(end) => {
+                self.offsets.push(end);
+                Ok(())
+            }
+            Err(_) => Err(self.overflow()),
+        }
+    }
+
+    #[cold]
+    fn overflow(&mut self) -> Error {
+        self.take_back();
+        let message = "one column of one batch holds more than 2 GiB";
+        Error::new(ErrorKind::LimitExceeded, message).hint("Lower batch_bytes_max.")
+    }
+
+    /// Removes what was written since the last `close`.
+    pub(super) fn take_back(&mut self) {
+        let end = self.offsets.last().and_then(|&end| usize::try_from(end).ok()).unwrap_or(0);
+        self.items.truncate(end);
+    }
+
+    /// Adds an empty value.
+    #[inline(always)]
+    pub(super) fn close_empty(&mut self) {
+        let end = self.offsets.last().copied().unwrap_or(0);
+        self.offsets.push(end);
+    }
+
+    /// Gets room for the first value of a batch. The offsets hold their leading 0 all the time.
+    fn begin(&mut self) {
+        if self.offsets.len() <= 1 {
+            self.offsets.held = self.offsets.spares.take();
+            self.offsets.push(0);
+            self.items.begin();
+        }
+    }
+
+    fn rest(&mut self) {
+        self.offsets.rest();
+        self.offsets.push(0);
+        self.items.rest();
+    }
+
+    fn take(&mut self) -> (OffsetBuffer<i32>, ScalarBuffer<T>) {
+        let offsets = self.offsets.take();
+        self.offsets.push(0);
+        // The offsets begin at 0 and only ever grow, which is what `new` asserts.
+        (OffsetBuffer::new(offsets), self.items.take())
+    }
+}
+
+/// The values of one column, null or not, in the layout of its Arrow type.
+#[derive(Debug)]
+pub(super) enum Store {
+    Null(usize),
+    Int8(Values<i8>),
+    Int16(Values<i16>),
+    Int32(Values<i32>),
+    Int64(Values<i64>),
+    Decimal128 { values: Values<i128>, precision: u8, scale: i8 },
+    Float32(Values<f32>),
+    Float64(Values<f64>),
+    Date32(Values<i32>),
+    Duration(Values<i64>),
+    Timestamp { values: Values<i64>, zone: Option<Arc<str>> },
+    Utf8(Runs<u8>),
+    Binary(Runs<u8>),
+    Floats(Runs<f32>),
+}
+
+impl Store {
+    /// An empty store for one of the types that `Kind::arrow_type` gives.
+    pub(super) fn new(data_type: &DataType) -> Store {
+        match data_type {
+            DataType::Null => Store::Null(0),
+            DataType::Int8 => Store::Int8(Values::new()),
+            DataType::Int16 => Store::Int16(Values::new()),
+            DataType::Int32 => Store::Int32(Values::new()),
+            DataType::Int64 => Store::Int64(Values::new()),
+            DataType::Decimal128(precision, scale) => {
+                Store::Decimal128 { values: Values::new(), precision: *precision, scale: *scale }
+            }
+            DataType::Float32 => Store::Float32(Values::new()),
+            DataType::Float64 => Store::Float64(Values::new()),
+            DataType::Date32 => Store::Date32(Values::new()),
+            DataType::Duration(_) => Store::Duration(Values::new()),
+            DataType::Timestamp(_, zone) => Store::Timestamp { values: Values::new(), zone: zone.clone() },
+            DataType::Binary => Store::Binary(Runs::new()),
+            DataType::List(_) => Store::Floats(Runs::new()),
+            _ => Store::Utf8(Runs::new()),
+        }
+    }
+
+    /// Adds the placeholder that lies under a null.
+    #[inline]
+    pub(super) fn push_empty(&mut self) {
+        match self {
+            Store::Null(rows) => *rows += 1,
+            Store::Int8(values) => values.push(0),
+            Store::Int16(values) => values.push(0),
+            Store::Int32(values) | Store::Date32(values) => values.push(0),
+            Store::Int64(values) | Store::Duration(values) | Store::Timestamp { values, .. } => values.push(0),
+            Store::Decimal128 { values, .. } => values.push(0),
+            Store::Float32(values) => values.push(0.0),
+            Store::Float64(values) => values.push(0.0),
+            Store::Utf8(runs) | Store::Binary(runs) => runs.close_empty(),
+            Store::Floats(runs) => runs.close_empty(),
+        }
+    }
+
+    /// Bytes held, without the null bits.
+    #[inline]
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Store::Null(_) => 0,
+            Store::Int8(values) => values.len(),
+            Store::Int16(values) => values.len() * 2,
+            Store::Int32(values) | Store::Date32(values) => values.len() * 4,
+            Store::Int64(values) | Store::Duration(values) | Store::Timestamp { values, .. } => values.len() * 8,
+            Store::Decimal128 { values, .. } => values.len() * 16,
+            Store::Float32(values) => values.len() * 4,
+            Store::Float64(values) => values.len() * 8,
+            Store::Utf8(runs) | Store::Binary(runs) => runs.items.len() + runs.offsets.len() * 4,
+            Store::Floats(runs) => (runs.items.len() + runs.offsets.len()) * 4,
+        }
+    }
+
+    /// Gets room for the first value of a batch: the memory of one that nobody reads any more, else as much as the last
+    /// one took.
+    pub(super) fn begin(&mut self) {
+        match self {
+            Store::Null(_) => {}
+            Store::Int8(values) => values.begin(),
+            Store::Int16(values) => values.begin(),
+            Store::Int32(values) | Store::Date32(values) => values.begin(),
+            Store::Int64(values) | Store::Duration(values) | Store::Timestamp { values, .. } => values.begin(),
+            Store::Decimal128 { values, .. } => values.begin(),
+            Store::Float32(values) => values.begin(),
+            Store::Float64(values) => values.begin(),
+            Store::Utf8(runs) | Store::Binary(runs) => runs.begin(),
+            Store::Floats(runs) => runs.begin(),
+        }
+    }
+
+    /// Gives all memory back. Called where no value came between two batches.
+    pub(super) fn rest(&mut self) {
+        match self {
+            Store::Null(_) => {}
+            Store::Int8(values) => values.rest(),
+            Store::Int16(values) => values.rest(),
+            Store::Int32(values) | Store::Date32(values) => values.rest(),
+            Store::Int64(values) | Store::Duration(values) | Store::Timestamp { values, .. } => values.rest(),
+            Store::Decimal128 { values, .. } => values.rest(),
+            Store::Float32(values) => values.rest(),
+            Store::Float64(values) => values.rest(),
+            Store::Utf8(runs) | Store::Binary(runs) => runs.rest(),
+            Store::Floats(runs) => runs.rest(),
+        }
+    }
+
+    /// Hands the values over as an array and starts again.
+    pub(super) fn finish(&mut self, nulls: Option<NullBuffer>) -> ArrayRef {
+        match self {
+            Store::Null(rows) => Arc::new(NullArray::new(std::mem::take(rows))),
+            Store::Int8(values) => Arc::new(PrimitiveArray::<Int8Type>::new(values.take(), nulls)),
+            Store::Int16(values) => Arc::new(PrimitiveArray::<Int16Type>::new(values.take(), nulls)),
+            Store::Int32(values) => Arc::new(PrimitiveArray::<Int32Type>::new(values.take(), nulls)),
+            Store::Int64(values) => Arc::new(PrimitiveArray::<Int64Type>::new(values.take(), nulls)),
+            Store::Decimal128 { values, precision, scale } => {
+                let array = PrimitiveArray::<Decimal128Type>::new(values.take(), nulls);
+                Arc::new(array.with_data_type(DataType::Decimal128(*precision, *scale)))
+            }
+            Store::Float32(values) => Arc::new(PrimitiveArray::<Float32Type>::new(values.take(), nulls)),
+            Store::Float64(values) => Arc::new(PrimitiveArray::<Float64Type>::new(values.take(), nulls)),
+            Store::Date32(values) => Arc::new(PrimitiveArray::<Date32Type>::new(values.take(), nulls)),
+            Store::Duration(values) => Arc::new(PrimitiveArray::<DurationMicrosecondType>::new(values.take(), nulls)),
+            Store::Timestamp { values, zone } => {
+                let array = PrimitiveArray::<TimestampMicrosecondType>::new(values.take(), nulls);
+                Arc::new(array.with_timezone_opt(zone.clone()))
+            }
+            Store::Utf8(runs) => string_array(runs, nulls),
+            Store::Binary(runs) => {
+                let (offsets, items) = runs.take();
+                Arc::new(BinaryArray::new(offsets, items.into_inner(), nulls))
+            }
+            Store::Floats(runs) => {
+                let (offsets, items) = runs.take();
+                let items: ArrayRef = Arc::new(PrimitiveArray::<Float32Type>::new(items, None));
+                let field = Arc::new(Field::new_list_field(items.data_type().clone(), true));
+                Arc::new(ListArray::new(field, offsets, items, nulls))
+            }
+        }
+    }
+}
+
+/// A string array of bytes that each append has already made sure of.
+#[allow(unsafe_code)]
+fn string_array(runs: &mut Runs<u8>, nulls: Option<NullBuffer>) -> ArrayRef {
+    let (offsets, items) = runs.take();
+    // SAFETY: a `Store::Utf8` is filled only by the types' `append`, each of which closes a value after writing whole
+    // UTF-8: `Charset::decode_into` validates, members are `str`s, JSON is put together from validated strings and
+    // ASCII, and what is refused is taken back. So every offset lies between characters of valid text.
+    Arc::new(unsafe { StringArray::new_unchecked(offsets, items.into_inner(), nulls) })
+}

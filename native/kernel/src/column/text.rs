@@ -1,0 +1,201 @@
+//! CHAR, VARCHAR and the TEXT family: a length, then characters of the column's charset.
+
+use crate::charset::Charset;
+use crate::cursor::Cursor;
+use crate::error::Result;
+
+use super::builder::Appended;
+use super::store::Runs;
+use super::{hex, quoted};
+
+#[inline(always)]
+pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
+    cursor.prefixed(prefix)
+}
+
+/// Adds the text as UTF-8; bytes that are no text of the charset are given back as a hexadecimal literal.
+#[inline]
+pub(super) fn append(bytes: &[u8], charset: Charset, runs: &mut Runs<u8>) -> Appended {
+    // Most text is ASCII, which in these is UTF-8 already.
+    use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
+    if matches!(charset, Utf8mb4 | Utf8mb3 | Latin1 | Ascii) && is_ascii(bytes) {
+        runs.items.extend_from_slice(bytes);
+        runs.close()?;
+        return Ok(None);
+    }
+    match charset.decode_into(bytes, &mut runs.items) {
+        Ok(()) => {
+            runs.close()?;
+            Ok(None)
+        }
+        Err(_) => {
+            runs.take_back();
+            Ok(Some(hex::literal(bytes)))
+        }
+    }
+}
+
+/// Eight bytes at a time, the last eight overlapping those before: unlike the standard library's test, which goes byte
+/// by byte through what its blocks leave, this costs little for the length that texts have.
+#[inline(always)]
+fn is_ascii(bytes: &[u8]) -> bool {
+    const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
+    let Some(last) = bytes.last_chunk::<8>() else {
+        return bytes.iter().fold(0, |all, byte| all | byte) < 0x80;
+    };
+    let word = |bytes: &[u8]| bytes.first_chunk::<8>().map_or(HIGH_BITS, |bytes| u64::from_ne_bytes(*bytes));
+    let all = bytes.chunks_exact(8).fold(u64::from_ne_bytes(*last), |all, bytes| all | word(bytes));
+    all & HIGH_BITS == 0
+}
+
+/// Adds text that is UTF-8 already.
+pub(super) fn append_plain(text: &str, runs: &mut Runs<u8>) -> Appended {
+    runs.items.extend_from_slice(text.as_bytes());
+    runs.close()?;
+    Ok(None)
+}
+
+pub(super) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+    let start = out.len();
+    if charset.decode_into(bytes, out).is_err() {
+        out.truncate(start);
+        hex::write_literal(bytes, out);
+    }
+}
+
+/// What stands for bytes that are no character, as other readers of the log put it.
+const REPLACEMENT: &str = "\u{fffd}";
+
+/// Adds the text as Canal and Ptubes show it. What is no text of the charset stands as the replacement character.
+#[inline]
+pub(super) fn write_canal(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+    use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
+    if matches!(charset, Utf8mb4 | Utf8mb3 | Latin1 | Ascii) && is_ascii(bytes) {
+        return out.extend_from_slice(bytes);
+    }
+    let start = out.len();
+    if charset.decode_into(bytes, out).is_err() {
+        out.truncate(start);
+        decode_lossy(bytes, charset, out);
+    }
+}
+
+/// Adds the text as a JSON string. What is no text of the charset stands as the replacement character.
+#[inline]
+pub(super) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+    use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
+    if matches!(charset, Utf8mb4 | Utf8mb3 | Latin1 | Ascii) && is_ascii(bytes) {
+        return quoted::write(bytes, out);
+    }
+    out.push(b'"');
+    let start = out.len();
+    if charset.decode_into(bytes, out).is_err() {
+        out.truncate(start);
+        decode_lossy(bytes, charset, out);
+    }
+    quoted::escape_from(start, out);
+    out.push(b'"');
+}
+
+/// Decodes character by character, so that only what is none is lost.
+#[cold]
+fn decode_lossy(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+    let unit = match charset {
+        Charset::Ucs2 | Charset::Utf16 | Charset::Utf16le => 2,
+        Charset::Utf32 => 4,
+        _ => 1,
+    };
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let widths = (unit..=charset.bytes_per_character_max().max(unit)).step_by(unit);
+        let split = widths.filter_map(|width| rest.split_at_checked(width));
+        let found = split.into_iter().find(|(character, _)| charset.decode_into(character, out).is_ok());
+        rest = match found {
+            Some((_, behind)) => behind,
+            None => {
+                out.extend_from_slice(REPLACEMENT.as_bytes());
+                rest.get(unit..).unwrap_or_default()
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::cast::AsArray;
+    use arrow_array::Array;
+
+    use super::*;
+    use crate::column::{ColumnBuilder, Form, Kind};
+
+    fn varchar(name: &str) -> Kind {
+        Kind::Text { prefix: 1, form: Form::Varying(40), charset: Charset::from_name(name).unwrap() }
+    }
+
+    #[test]
+    fn text_of_any_charset_becomes_utf8() {
+        for (charset, image) in
+            [("utf8mb4", &b"\x03\xc3\xa4b"[..]), ("latin1", b"\x02\xe4b"), ("utf16", b"\x04\0\xe4\0b")]
+        {
+            let kind = varchar(charset);
+            let mut builder = ColumnBuilder::new(&kind);
+            assert_eq!(builder.append_from(&kind, &mut Cursor::new(image)).unwrap(), None);
+            assert_eq!(builder.finish().as_string::<i32>().value(0), "äb", "{charset}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_none_shows_replacements_where_it_has_to_be_text() {
+        let cases: [(&str, &[u8], &str); 4] = [
+            ("utf8mb4", b"a\xffb", "a\u{fffd}b"),
+            ("utf8mb4", b"plain", "plain"),
+            ("latin1", b"\xe4", "\u{e4}"),
+            ("utf16", &[0, b'a', 0xd8, 0, 0, b'b'], "a\u{fffd}b"),
+        ];
+        for (charset, bytes, text) in cases {
+            let mut out = b"x".to_vec();
+            write_canal(bytes, Charset::from_name(charset).unwrap(), &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), format!("x{text}"));
+        }
+    }
+
+    #[test]
+    fn a_byte_that_is_no_ascii_is_seen_anywhere() {
+        for length in 0..70 {
+            let mut bytes = vec![b'a'; length];
+            assert!(is_ascii(&bytes));
+            for at in 0..length {
+                bytes[at] = 0x80;
+                assert!(!is_ascii(&bytes), "{at} of {length}");
+                bytes[at] = 0x7f;
+            }
+        }
+    }
+
+    #[test]
+    fn text_that_is_none_stands_beside_a_null() {
+        let kind = varchar("utf8mb4");
+        let mut builder = ColumnBuilder::new(&kind);
+        builder.append_from(&kind, &mut Cursor::new(b"\x01a")).unwrap();
+        let refused = builder.append_from(&kind, &mut Cursor::new(b"\x02\xe4b")).unwrap();
+        assert_eq!(refused.as_deref(), Some("0xE462"));
+        let array = builder.finish();
+        assert!(array.is_null(1));
+        assert_eq!(array.as_string::<i32>().value(0), "a");
+    }
+
+    #[test]
+    fn json_strings_keep_what_is_text() {
+        let shown = |bytes: &[u8], charset: &str| {
+            let mut out = Vec::new();
+            write_json(bytes, Charset::from_name(charset).unwrap(), &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(shown(b"a\"b", "utf8mb4"), r#""a\"b""#);
+        assert_eq!(shown("ä\n€".as_bytes(), "utf8mb4"), r#""ä\n€""#);
+        assert_eq!(shown(b"\xe4\\", "latin1"), r#""ä\\""#);
+        assert_eq!(shown(b"a\xe4b\xc3\xa4", "utf8mb4"), "\"a\u{fffd}bä\"");
+        assert_eq!(shown(b"\0a\xd8\0\0b", "utf16"), "\"a\u{fffd}b\"");
+        assert_eq!(shown(b"\0a\0", "utf16"), "\"a\u{fffd}\"");
+    }
+}

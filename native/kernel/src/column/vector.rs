@@ -1,0 +1,68 @@
+//! VECTOR: little-endian 32-bit floats. MySQL keeps them as a BLOB, MariaDB as a VARBINARY.
+
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
+
+use super::builder::Appended;
+use super::float;
+use super::store::Runs;
+
+#[inline]
+pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
+    let bytes = cursor.prefixed(prefix)?;
+    if bytes.len() % 4 == 0 {
+        Ok(bytes)
+    } else {
+        Err(value_malformed(format!("a VECTOR of {} bytes", bytes.len())))
+    }
+}
+
+pub(super) fn append(bytes: &[u8], runs: &mut Runs<f32>) -> Appended {
+    let mut cursor = Cursor::new(bytes);
+    while let Ok(bits) = cursor.u32() {
+        runs.items.push(f32::from_bits(bits));
+    }
+    runs.close()?;
+    Ok(None)
+}
+
+/// Adds the floats as a JSON list of numbers.
+pub(super) fn write_list(bytes: &[u8], out: &mut Vec<u8>) {
+    out.push(b'[');
+    let mut cursor = Cursor::new(bytes);
+    let mut first = true;
+    while let Ok(bits) = cursor.u32() {
+        if !std::mem::take(&mut first) {
+            out.push(b',');
+        }
+        float::write_json_single(f32::from_bits(bits), out);
+    }
+    out.push(b']');
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Float32Type;
+
+    use super::*;
+    use crate::column::{ColumnBuilder, Kind};
+
+    #[test]
+    fn a_vector_becomes_a_list_of_floats() {
+        let kind = Kind::Vector { prefix: 4, dimensions: None };
+        let mut builder = ColumnBuilder::new(&kind);
+        builder.append_from(&kind, &mut Cursor::new(b"\x08\0\0\0\0\0\x80\x3f\0\0\x20\xc0")).unwrap();
+        builder.append_null();
+        let array = builder.finish();
+        assert_eq!(array.data_type(), &kind.arrow_type());
+        let first = array.as_list::<i32>().value(0);
+        assert_eq!(first.as_primitive::<Float32Type>().values().as_ref(), [1.0, -2.5]);
+        assert!(array.is_null(1));
+    }
+
+    #[test]
+    fn a_vector_of_odd_length_is_malformed() {
+        assert!(read(1, &mut Cursor::new(b"\x03abc")).is_err());
+    }
+}

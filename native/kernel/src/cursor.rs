@@ -1,0 +1,202 @@
+//! The bounds-checked reader: the only code that takes raw bytes apart.
+//!
+//! MySQL writes integers little-endian except inside DECIMAL and the temporal types, which are big-endian so that
+//! they compare as bytes; hence both families of readers.
+
+use crate::error::{malformed, Error, Result};
+
+/// A view of the bytes not read yet.
+#[derive(Debug, Clone, Copy)]
+pub struct Cursor<'a> {
+    rest: &'a [u8],
+}
+
+#[cold]
+fn short(wanted: usize, found: usize) -> Error {
+    malformed(format!("{wanted} bytes expected, {found} left"))
+}
+
+macro_rules! fixed {
+    ($($(#[$doc:meta])* $name:ident -> $type:ty, $bytes:literal, $convert:path;)+) => {
+        $($(#[$doc])*
+        #[inline(always)]
+        pub fn $name(&mut self) -> Result<$type> {
+            match self.rest.split_first_chunk::<$bytes>() {
+                Some((head, rest)) => {
+                    self.rest = rest;
+                    Ok($convert(*head))
+                }
+                None => Err(short($bytes, self.rest.len())),
+            }
+        })+
+    };
+}
+
+#[inline(always)]
+fn u24_le(bytes: [u8; 3]) -> u32 {
+    let [a, b, c] = bytes;
+    u32::from_le_bytes([a, b, c, 0])
+}
+
+#[inline(always)]
+fn u48_le(bytes: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = bytes;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+#[inline(always)]
+fn u24_be(bytes: [u8; 3]) -> u32 {
+    let [a, b, c] = bytes;
+    u32::from_be_bytes([0, a, b, c])
+}
+
+#[inline(always)]
+fn u40_be(bytes: [u8; 5]) -> u64 {
+    let [a, b, c, d, e] = bytes;
+    u64::from_be_bytes([0, 0, 0, a, b, c, d, e])
+}
+
+#[inline(always)]
+fn u48_be(bytes: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = bytes;
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+}
+
+impl<'a> Cursor<'a> {
+    /// Starts at the front of `bytes`.
+    #[inline(always)]
+    pub fn new(bytes: &'a [u8]) -> Cursor<'a> {
+        Cursor { rest: bytes }
+    }
+
+    fixed! {
+        /// One byte.
+        u8 -> u8, 1, u8::from_le_bytes;
+        /// Two bytes, little-endian.
+        u16 -> u16, 2, u16::from_le_bytes;
+        /// Three bytes, little-endian.
+        u24 -> u32, 3, u24_le;
+        /// Four bytes, little-endian.
+        u32 -> u32, 4, u32::from_le_bytes;
+        /// Six bytes, little-endian.
+        u48 -> u64, 6, u48_le;
+        /// Eight bytes, little-endian.
+        u64 -> u64, 8, u64::from_le_bytes;
+        /// Two bytes, big-endian.
+        u16_be -> u16, 2, u16::from_be_bytes;
+        /// Three bytes, big-endian.
+        u24_be -> u32, 3, u24_be;
+        /// Four bytes, big-endian.
+        u32_be -> u32, 4, u32::from_be_bytes;
+        /// Five bytes, big-endian.
+        u40_be -> u64, 5, u40_be;
+        /// Six bytes, big-endian.
+        u48_be -> u64, 6, u48_be;
+        /// Eight bytes, big-endian.
+        u64_be -> u64, 8, u64::from_be_bytes;
+    }
+
+    /// The next `count` bytes.
+    #[inline(always)]
+    pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        match self.rest.split_at_checked(count) {
+            Some((head, rest)) => {
+                self.rest = rest;
+                Ok(head)
+            }
+            None => Err(short(count, self.rest.len())),
+        }
+    }
+
+    /// Passes over `count` bytes.
+    #[inline(always)]
+    pub fn skip(&mut self, count: usize) -> Result<()> {
+        self.take(count).map(|_| ())
+    }
+
+    /// An unsigned integer of `bytes` (0 to 8) bytes, little-endian.
+    #[inline(always)]
+    pub fn uint(&mut self, bytes: usize) -> Result<u64> {
+        // What is written narrow and read wide makes the processor wait, so the common widths are read as they are.
+        match bytes {
+            1 => return self.u8().map(u64::from),
+            2 => return self.u16().map(u64::from),
+            3 => return self.u24().map(u64::from),
+            4 => return self.u32().map(u64::from),
+            6 => return self.u48(),
+            8 => return self.u64(),
+            _ => {}
+        }
+        let head = self.take(bytes)?;
+        let mut wide = [0u8; 8];
+        match wide.get_mut(..bytes) {
+            Some(low) => low.copy_from_slice(head),
+            None => return Err(malformed(format!("an integer of {bytes} bytes"))),
+        }
+        Ok(u64::from_le_bytes(wide))
+    }
+
+    /// An unsigned integer of `bytes` (0 to 8) bytes, big-endian.
+    #[inline(always)]
+    pub fn uint_be(&mut self, bytes: usize) -> Result<u64> {
+        let head = self.take(bytes)?;
+        if bytes > 8 {
+            return Err(malformed(format!("an integer of {bytes} bytes")));
+        }
+        Ok(head.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
+    }
+
+    /// A length-encoded integer (MySQL internals, "Protocol::LengthEncodedInteger").
+    #[inline]
+    pub fn length_encoded(&mut self) -> Result<u64> {
+        match self.u8()? {
+            low @ 0..=250 => Ok(u64::from(low)),
+            252 => self.u16().map(u64::from),
+            253 => self.u24().map(u64::from),
+            254 => self.u64(),
+            other => Err(malformed(format!("a length-encoded integer starts with {other:#04x}"))),
+        }
+    }
+
+    /// Bytes after a length-encoded length.
+    #[inline]
+    pub fn length_encoded_bytes(&mut self) -> Result<&'a [u8]> {
+        let length = self.length_encoded()?;
+        self.take(usize::try_from(length).map_err(|_| malformed("a length over the address space"))?)
+    }
+
+    /// Bytes after a little-endian length of `prefix` bytes.
+    #[inline(always)]
+    pub fn prefixed(&mut self, prefix: u8) -> Result<&'a [u8]> {
+        let length = match prefix {
+            1 => usize::from(self.u8()?),
+            2 => usize::from(self.u16()?),
+            _ => self.uint(usize::from(prefix))? as usize,
+        };
+        self.take(length)
+    }
+
+    /// Everything left, and moves to the end.
+    #[inline(always)]
+    pub fn take_rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
+    }
+
+    /// Everything left, without moving.
+    #[inline(always)]
+    pub fn peek(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// How many bytes are left.
+    #[inline(always)]
+    pub fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// Whether nothing is left.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+}

@@ -1,0 +1,361 @@
+//! Changes that are Arrow already as messages of a dialect, one for each change: the same that the raw images give, but
+//! for what only the log's events tell.
+//!
+//! Such are the second in which a statement began, for which that of the commit stands, the lengths and table numbers of
+//! events, and the place of a transaction in the logical clock; and `row` in Debezium's source counts the changes of the
+//! transaction, not those of the event, so that it stays the same however changes are cut into batches.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int32Type, Int64Type, TimestampMicrosecondType};
+use arrow_array::{
+    Array, ArrayRef, Int32Array, Int64Array, Int8Array, LargeBinaryArray, PrimitiveArray, RecordBatch, StringArray,
+    StructArray, TimestampMicrosecondArray,
+};
+use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{DataType, Field, Schema};
+
+use crate::emit::arrow_rows::{ArrowRows, Pair};
+use crate::emit::dialect::{self, keys, protobuf, At, DialectOptions, Images, MessageColumn, TableView};
+use crate::emit::messages::{MessageKind, Messages};
+use crate::emit::system::{self, EventView};
+use crate::emit::TransactionView;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::Change;
+use crate::gtid::Gtid;
+use crate::stream::DeclaredColumn;
+
+/// `PacketType.MESSAGES` of Canal, in whose frame its own queues carry entries.
+const PACKET_MESSAGES: u64 = 7;
+
+/// What messages are to be.
+#[derive(Debug, Clone)]
+pub struct ArrowDialect<'a> {
+    /// The dialect, by name.
+    pub name: &'a str,
+    /// The database that messages name.
+    pub database: &'a str,
+    /// The table that they name.
+    pub table: &'a str,
+    /// The table's primary key.
+    pub primary_key: &'a [String],
+    /// The columns of the messages' own keys; none for messages without keys.
+    pub key: &'a [String],
+    /// Whether types are MariaDB's.
+    pub mariadb: bool,
+    /// Whether rows were read from the table, and are no changes of the log.
+    pub snapshot: bool,
+    /// Seconds to add to UTC where a dialect shows TIMESTAMP on the server's clock.
+    pub zone_seconds: i32,
+    /// Whether each message ends its line.
+    pub lines: bool,
+}
+
+/// The messages of a batch, in its order: `value`, `key` (null where there is none), `row` (the row of the batch that a
+/// message ends at: the one behind the change, or the one that was deleted) and `kind` (0 insert, 1 update, 2 delete).
+///
+/// Raises `OptionInvalid` for a dialect or column that is not known, `SchemaInvalid` for a batch that is not of the
+/// declared columns and the system columns behind them, `LimitExceeded` for a message of 2 GiB.
+pub fn encode_changes(
+    batch: &RecordBatch,
+    declared: &[DeclaredColumn],
+    wanted: &ArrowDialect<'_>,
+) -> Result<RecordBatch> {
+    let system = System::of(batch)?;
+    let instance: Arc<str> = match batch.num_rows() {
+        0 => "".into(),
+        _ => system.instance.value(0).into(),
+    };
+    let options = DialectOptions {
+        message_per_row: true,
+        server_zone_seconds: wanted.zone_seconds,
+        ..DialectOptions::of_name(wanted.name)
+    };
+    let dialect = dialect::of_options(&options, &instance)?;
+    let rows = ArrowRows::new(batch, declared, wanted.mariadb, dialect.json_style())?;
+    let table = Arc::new(table_view(declared, &rows, wanted));
+    let writer = dialect.table(table.clone())?;
+    let keys = keys::Keys::new(&table, wanted.key, wanted.name, &instance)?;
+    let pairs = system.pairs()?;
+    let mut out = Made::new(wanted.name == "canal", wanted.lines, pairs.len());
+    let mut messages = Messages::new();
+    for run in system.runs(&pairs) {
+        let Some((first, change)) = run.first().map(|pair| (pair.main(), pair.change())) else { continue };
+        let transaction = system.transaction(first);
+        let seconds = u32::try_from(transaction.commit_us.div_euclid(1_000_000)).unwrap_or(0);
+        let offset = system.offset.value(first).unsigned_abs();
+        let at = At {
+            instance: system.instance.value(first),
+            gtid: if system.gtid.is_null(first) { "" } else { system.gtid.value(first) },
+            gtid_set: "",
+            event: EventView {
+                offset,
+                end_offset: offset,
+                timestamp: seconds,
+                server_id: u32::try_from(system.server_id.value(first)).unwrap_or(0),
+            },
+            xa_id: None,
+            row_first: 0,
+            snapshot: wanted.snapshot,
+            transaction: &transaction,
+        };
+        writer.rows(&at, &mut Images::of_arrow(&table, &rows, run, change), &mut messages)?;
+        out.take(&messages, run, &rows, &keys, transaction.commit_version)?;
+        messages.clear();
+    }
+    out.finish()
+}
+
+impl Pair {
+    fn change(&self) -> Change {
+        match (self.before, self.after) {
+            (Some(_), Some(_)) => Change::Update,
+            (Some(_), None) => Change::Delete,
+            (None, _) => Change::Insert,
+        }
+    }
+
+    /// The row that tells most of it.
+    fn main(&self) -> usize {
+        self.after.or(self.before).unwrap_or(0)
+    }
+}
+
+fn table_view(declared: &[DeclaredColumn], rows: &ArrowRows<'_>, wanted: &ArrowDialect<'_>) -> TableView {
+    let column = |(column, cells): (&DeclaredColumn, &crate::column::CellColumn<'_>)| MessageColumn {
+        name: column.name.as_str().into(),
+        kind: cells.kind().clone(),
+        type_text: column.type_text.as_str().into(),
+        nullable: column.nullable,
+        is_key: wanted.primary_key.contains(&column.name),
+        wanted: true,
+    };
+    TableView {
+        database: wanted.database.into(),
+        table: wanted.table.into(),
+        name: format!("{}.{}", wanted.database, wanted.table).into(),
+        schema_version: 0,
+        columns: declared.iter().zip(rows.columns()).map(column).collect(),
+        shard_columns: Vec::new(),
+        json_columns: 0,
+        mariadb: wanted.mariadb,
+    }
+}
+
+/// The system columns of a batch.
+struct System<'a> {
+    change: &'a StringArray,
+    version: &'a Int64Array,
+    time: &'a TimestampMicrosecondArray,
+    instance: &'a StringArray,
+    gtid: &'a StringArray,
+    file: &'a StringArray,
+    offset: &'a Int64Array,
+    row: &'a Int32Array,
+    server_id: &'a Int64Array,
+    thread_id: &'a Int64Array,
+}
+
+#[cold]
+fn no_system(name: &str) -> Error {
+    Error::new(ErrorKind::SchemaInvalid, format!("changes without their column `{name}`"))
+        .hint("a step has to leave the columns whose names begin with _ as they are")
+}
+
+fn text<'a>(array: Option<&'a ArrayRef>, name: &str) -> Result<&'a StringArray> {
+    array.and_then(|array| array.as_string_opt()).ok_or_else(|| no_system(name))
+}
+
+fn number<'a, T: arrow_array::ArrowPrimitiveType>(
+    array: Option<&'a ArrayRef>,
+    name: &str,
+) -> Result<&'a PrimitiveArray<T>> {
+    array.and_then(|array| array.as_primitive_opt()).ok_or_else(|| no_system(name))
+}
+
+impl<'a> System<'a> {
+    fn of(batch: &'a RecordBatch) -> Result<System<'a>> {
+        let metadata: &'a StructArray = batch
+            .column_by_name(system::METADATA)
+            .and_then(|array| array.as_struct_opt())
+            .ok_or_else(|| no_system(system::METADATA))?;
+        let part = |name: &str| metadata.column_by_name(name);
+        Ok(System {
+            change: text(batch.column_by_name(system::CHANGE_TYPE), system::CHANGE_TYPE)?,
+            version: number::<Int64Type>(batch.column_by_name(system::COMMIT_VERSION), system::COMMIT_VERSION)?,
+            time: number::<TimestampMicrosecondType>(
+                batch.column_by_name(system::COMMIT_TIMESTAMP),
+                system::COMMIT_TIMESTAMP,
+            )?,
+            instance: text(part("instance"), "_metadata.instance")?,
+            gtid: text(part("gtid"), "_metadata.gtid")?,
+            file: text(part("file"), "_metadata.file")?,
+            offset: number::<Int64Type>(part("offset"), "_metadata.offset")?,
+            row: number::<Int32Type>(part("row"), "_metadata.row")?,
+            server_id: number::<Int64Type>(part("server_id"), "_metadata.server_id")?,
+            thread_id: number::<Int64Type>(part("thread_id"), "_metadata.thread_id")?,
+        })
+    }
+
+    /// The changes: an image after an update belongs to the one before it of the same number.
+    fn pairs(&self) -> Result<Vec<Pair>> {
+        let mut pairs: Vec<Pair> = Vec::with_capacity(self.row.len());
+        let mut open: Option<usize> = None;
+        for row in 0..self.row.len() {
+            let index = self.row.value(row).unsigned_abs();
+            let (before, after) = match self.change.value(row) {
+                "insert" => (None, Some(row)),
+                "delete" => (Some(row), None),
+                "update_preimage" => (Some(row), None),
+                "update_postimage" => {
+                    let before = open.filter(|open| self.same_change(*open, row));
+                    if let (Some(_), Some(pair)) = (before, pairs.last_mut()) {
+                        pair.after = Some(row);
+                        open = None;
+                        continue;
+                    }
+                    (None, Some(row))
+                }
+                other => return Err(Error::new(ErrorKind::SchemaInvalid, format!("`{other}` is no kind of change"))),
+            };
+            open = (self.change.value(row) == "update_preimage").then_some(row);
+            pairs.push(Pair { before, after, index });
+        }
+        Ok(pairs)
+    }
+
+    fn same_change(&self, one: usize, other: usize) -> bool {
+        self.version.value(one) == self.version.value(other) && self.row.value(one) == self.row.value(other)
+    }
+
+    /// Runs of changes of one kind and one event.
+    fn runs<'p>(&'p self, pairs: &'p [Pair]) -> impl Iterator<Item = &'p [Pair]> + 'p {
+        pairs.chunk_by(|one, other| {
+            let (first, second) = (one.main(), other.main());
+            one.change() == other.change()
+                && self.version.value(first) == self.version.value(second)
+                && self.offset.value(first) == self.offset.value(second)
+                && self.time.value(first) == self.time.value(second)
+                && self.server_id.value(first) == self.server_id.value(second)
+                && self.instance.value(first) == self.instance.value(second)
+                && self.file.value(first) == self.file.value(second)
+        })
+    }
+
+    fn transaction(&self, row: usize) -> TransactionView {
+        TransactionView {
+            file: self.file.value(row).into(),
+            start: 0,
+            commit_version: self.version.value(row),
+            commit_us: self.time.value(row),
+            gtid: Gtid::Anonymous,
+            thread_id: (!self.thread_id.is_null(row)).then(|| self.thread_id.value(row)),
+            clock: None,
+        }
+    }
+}
+
+/// The messages so far, as they are handed over.
+struct Made {
+    framed: bool,
+    lines: bool,
+    value: Vec<u8>,
+    ends: Vec<i64>,
+    key: Vec<u8>,
+    key_ends: Vec<i64>,
+    has_key: Vec<bool>,
+    row: Vec<i32>,
+    kind: Vec<i8>,
+}
+
+impl Made {
+    fn new(framed: bool, lines: bool, count: usize) -> Made {
+        Made {
+            framed,
+            lines,
+            value: Vec::new(),
+            ends: vec![0],
+            key: Vec::new(),
+            key_ends: vec![0],
+            has_key: Vec::with_capacity(count),
+            row: Vec::with_capacity(count),
+            kind: Vec::with_capacity(count),
+        }
+    }
+
+    /// Adds the messages of a run of changes.
+    fn take(
+        &mut self,
+        messages: &Messages,
+        run: &[Pair],
+        rows: &ArrowRows<'_>,
+        keys: &keys::Keys,
+        version: i64,
+    ) -> Result<()> {
+        let mut pairs = run.iter();
+        let mut pair = pairs.next();
+        for (kind, place, count) in messages.from(0) {
+            let Some(change) = pair else { return Err(malformed("more messages than changes")) };
+            let is_delete = kind == MessageKind::Delete as i8;
+            let row = if is_delete { change.before } else { change.after }.unwrap_or_else(|| change.main());
+            self.value(messages, place, version)?;
+            if keys.is_some() {
+                keys.write(|at| rows.cell(row, at), &mut self.key)?;
+            }
+            self.key_ends.push(self.key.len() as i64);
+            self.has_key.push(keys.is_some());
+            self.row.push(i32::try_from(row).map_err(|_| malformed("a batch of 2^31 rows"))?);
+            self.kind.push(kind);
+            // A message that counts no change is the first half of one.
+            if count > 0 {
+                pair = pairs.next();
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, messages: &Messages, place: Range<usize>, version: i64) -> Result<()> {
+        let bytes = messages.value.get(place).unwrap_or_default();
+        if i32::try_from(bytes.len()).is_err() {
+            return Err(Error::new(ErrorKind::LimitExceeded, "a message of 2 GiB or more"));
+        }
+        if self.framed {
+            protobuf::number(3, PACKET_MESSAGES, &mut self.value);
+            let body = protobuf::open(5, &mut self.value);
+            protobuf::signed(1, version, &mut self.value);
+            self.value.extend_from_slice(bytes);
+            protobuf::close(body, &mut self.value);
+        } else {
+            let bytes = if self.lines { bytes } else { bytes.strip_suffix(b"\n").unwrap_or(bytes) };
+            self.value.extend_from_slice(bytes);
+        }
+        self.ends.push(self.value.len() as i64);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<RecordBatch> {
+        let bytes = |ends: Vec<i64>, values: Vec<u8>, nulls: Option<NullBuffer>| {
+            LargeBinaryArray::new(OffsetBuffer::new(ScalarBuffer::from(ends)), values.into(), nulls)
+        };
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(bytes(self.ends, self.value, None)),
+            Arc::new(bytes(self.key_ends, self.key, Some(NullBuffer::from(self.has_key)))),
+            Arc::new(Int32Array::from(self.row)),
+            Arc::new(Int8Array::from(self.kind)),
+        ];
+        RecordBatch::try_new(Arc::new(schema()), columns)
+            .map_err(|error| malformed(format!("columns of one batch disagree: {error}")))
+    }
+}
+
+/// The schema of messages made from Arrow.
+pub fn schema() -> Schema {
+    Schema::new(vec![
+        Field::new("value", DataType::LargeBinary, false),
+        Field::new("key", DataType::LargeBinary, true),
+        Field::new("row", DataType::Int32, false),
+        Field::new("kind", DataType::Int8, false),
+    ])
+}

@@ -1,0 +1,264 @@
+//! Debezium's envelope: a row before and after its change, and where the change comes from. With a schema, each message
+//! says by itself what its fields are.
+//!
+//! The connector's defaults hold: see the types in `column::debezium`. A change of the primary key is told as the delete
+//! of one row and the creation of another, because readers keep rows by their key.
+
+use std::sync::Arc;
+
+use super::{debezium_schema, TableView, TableWriter};
+use super::{json_object, walk, At, Dialect, End, Image, Images, Row, StatementKind, StatementView};
+use crate::column::{quoted, write_integer, write_unsigned_integer, Kind, Place};
+use crate::emit::messages::{MessageKind, Messages};
+use crate::error::Result;
+use crate::shard::SLOT_ALL;
+
+/// What messages name as the version of their writer.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The connector whose messages these are like, for MariaDB too.
+const CONNECTOR: &str = "mysql";
+
+/// See the module's text.
+pub struct Debezium {
+    instance: Arc<str>,
+    with_schema: bool,
+}
+
+impl Debezium {
+    /// Messages of a cluster of that name, with or without schema.
+    pub fn new(instance: &Arc<str>, with_schema: bool) -> Debezium {
+        Debezium { instance: instance.clone(), with_schema }
+    }
+}
+
+impl Dialect for Debezium {
+    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+        let fields = table.columns.iter().map(|column| Field {
+            key: json_object::key(&column.name),
+            kind: column.kind.clone(),
+            place: place(&column.type_text, column.nullable),
+            name: column.name.clone(),
+        });
+        let head = match self.with_schema {
+            true => debezium_schema::head(&self.instance, &table),
+            false => Vec::new(),
+        };
+        Ok(Box::new(Writer {
+            fields: fields.collect(),
+            keys: (0..table.columns.len()).filter(|at| table.columns.get(*at).is_some_and(|c| c.is_key)).collect(),
+            head,
+            table,
+        }))
+    }
+
+    fn begin(&mut self, _at: &At<'_>, _out: &mut Messages) -> Result<()> {
+        Ok(())
+    }
+
+    fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
+        if statement.kind != StatementKind::Definition {
+            return Ok(());
+        }
+        let value = &mut out.value;
+        if self.with_schema {
+            debezium_schema::write_statement_head(value);
+        }
+        value.extend_from_slice(b"{\"source\":");
+        source_head(at, statement.database, None, value);
+        source_tail(at, 0, value);
+        value.extend_from_slice(b",\"ts_ms\":");
+        write_integer(at.transaction.commit_us.div_euclid(1_000), value);
+        value.extend_from_slice(b",\"databaseName\":");
+        quoted::write(statement.database.as_bytes(), value);
+        value.extend_from_slice(b",\"schemaName\":null,\"ddl\":");
+        quoted::write(statement.text.as_bytes(), value);
+        value.extend_from_slice(b",\"tableChanges\":[]}");
+        if self.with_schema {
+            value.push(b'}');
+        }
+        value.push(b'\n');
+        out.close(MessageKind::Statement, SLOT_ALL, 0)
+    }
+
+    fn end(&mut self, _at: &At<'_>, _end: End<'_>, out: &mut Messages) -> Result<()> {
+        out.close(MessageKind::End, SLOT_ALL, 0)
+    }
+}
+
+/// What a type as it was declared, and whether it may be null, say of a column's values.
+pub(super) fn place(type_text: &str, nullable: bool) -> Place {
+    let name = type_text.split(|letter: char| !letter.is_ascii_alphanumeric()).next().unwrap_or_default();
+    Place { nullable, is_point: name.eq_ignore_ascii_case("point") }
+}
+
+struct Field {
+    key: Box<[u8]>,
+    kind: Kind,
+    place: Place,
+    name: Arc<str>,
+}
+
+/// The rows of one table.
+struct Writer {
+    table: Arc<TableView>,
+    fields: Vec<Field>,
+    /// Places of the primary key's columns.
+    keys: Vec<usize>,
+    /// What stands before the payload; empty where messages have no schema.
+    head: Vec<u8>,
+}
+
+/// One change as it is told: which letter, which images.
+struct Told<'r, 'a> {
+    operation: &'r [u8],
+    before: Option<Image<'r, 'a>>,
+    after: Option<Image<'r, 'a>>,
+}
+
+impl TableWriter for Writer {
+    fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
+        // The scratch holds what all rows of the event share: the source up to its row, and all that follows it.
+        let mut shared = std::mem::take(&mut out.scratch);
+        shared.clear();
+        source_head(at, &self.table.database, Some(&self.table.table), &mut shared);
+        let told = self.each(at, rows, &shared, out);
+        shared.clear();
+        out.scratch = shared;
+        told
+    }
+}
+
+impl Writer {
+    fn each(&self, at: &At<'_>, rows: &mut Images<'_, '_>, source: &[u8], out: &mut Messages) -> Result<()> {
+        let mut key_text = Vec::new();
+        while let Some(row) = rows.next()? {
+            let index = row.index.saturating_sub(at.row_first);
+            let operation: &[u8] = if at.snapshot { b"r" } else { b"c" };
+            let insert = |after| Told { operation, before: None, after };
+            let delete = |before| Told { operation: b"d", before, after: None };
+            match (row.before, row.after) {
+                (None, after) => self.tell(at, &insert(after), source, index, out)?,
+                (before, None) => self.tell(at, &delete(before), source, index, out)?,
+                (Some(before), Some(after)) if self.moves(before, after) => {
+                    self.tell(at, &delete(row.before), source, index, out)?;
+                    // The change counts once, with the row that is there in the end.
+                    let slot = walk::slot_of(&self.table, before, &[], &mut key_text)?;
+                    out.close(MessageKind::Delete, slot, 0)?;
+                    self.tell(at, &insert(row.after), source, index, out)?;
+                    out.close(MessageKind::Insert, row.slot, 1)?;
+                    continue;
+                }
+                (before, after) => {
+                    let update = Told { operation: b"u", before, after };
+                    self.tell(at, &update, source, index, out)?;
+                }
+            }
+            out.close(kind_of(&row), row.slot, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Whether an update changes the primary key.
+    #[inline]
+    fn moves(&self, before: Image<'_, '_>, after: Image<'_, '_>) -> bool {
+        let value = |image: Image<'_, '_>, at: usize| image.get(at).is_some_and(Option::is_some);
+        self.keys.iter().any(|at| value(before, *at) && value(after, *at) && before.get(*at) != after.get(*at))
+    }
+
+    fn tell(&self, at: &At<'_>, told: &Told<'_, '_>, source: &[u8], row: u32, out: &mut Messages) -> Result<()> {
+        let value = &mut out.value;
+        value.extend_from_slice(&self.head);
+        value.extend_from_slice(b"{\"before\":");
+        self.image(told.before, value)?;
+        value.extend_from_slice(b",\"after\":");
+        self.image(told.after, value)?;
+        value.extend_from_slice(b",\"source\":");
+        value.extend_from_slice(source);
+        source_tail(at, row, value);
+        value.extend_from_slice(b",\"transaction\":null,\"op\":\"");
+        value.extend_from_slice(told.operation);
+        value.push(b'"');
+        times(at, value);
+        value.extend_from_slice(if self.head.is_empty() { b"}\n" } else { b"}}\n" });
+        Ok(())
+    }
+
+    fn image(&self, image: Option<Image<'_, '_>>, out: &mut Vec<u8>) -> Result<()> {
+        let Some(image) = image else {
+            out.extend_from_slice(b"null");
+            return Ok(());
+        };
+        let start = out.len();
+        for (field, cell) in self.fields.iter().zip(image) {
+            let Some(value) = cell else { continue };
+            out.extend_from_slice(&field.key);
+            let written = value.write_debezium(&field.kind, field.place, out);
+            written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
+        }
+        json_object::close(start, out);
+        Ok(())
+    }
+}
+
+fn kind_of(row: &Row<'_, '_>) -> MessageKind {
+    match (row.before, row.after) {
+        (None, _) => MessageKind::Insert,
+        (_, None) => MessageKind::Delete,
+        _ => MessageKind::Update,
+    }
+}
+
+/// Adds the three fields of a moment, each finer than the one before.
+fn times(at: &At<'_>, out: &mut Vec<u8>) {
+    let micros = at.transaction.commit_us;
+    out.extend_from_slice(b",\"ts_ms\":");
+    write_integer(micros.div_euclid(1_000), out);
+    out.extend_from_slice(b",\"ts_us\":");
+    write_integer(micros, out);
+    out.extend_from_slice(b",\"ts_ns\":");
+    write_integer(micros.saturating_mul(1_000), out);
+}
+
+/// Adds the source up to the number of the row.
+fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u8>) {
+    let micros = at.transaction.commit_us;
+    out.extend_from_slice(b"{\"version\":\"");
+    out.extend_from_slice(VERSION.as_bytes());
+    out.extend_from_slice(b"\",\"connector\":\"");
+    out.extend_from_slice(CONNECTOR.as_bytes());
+    out.extend_from_slice(b"\",\"name\":");
+    quoted::write(at.instance.as_bytes(), out);
+    out.extend_from_slice(b",\"ts_ms\":");
+    write_integer(micros.div_euclid(1_000), out);
+    out.extend_from_slice(b",\"snapshot\":\"");
+    out.extend_from_slice(if at.snapshot { b"true" } else { b"false" });
+    out.extend_from_slice(b"\",\"db\":");
+    quoted::write(database.as_bytes(), out);
+    out.extend_from_slice(b",\"sequence\":null,\"ts_us\":");
+    write_integer(micros, out);
+    out.extend_from_slice(b",\"ts_ns\":");
+    write_integer(micros.saturating_mul(1_000), out);
+    out.extend_from_slice(b",\"table\":");
+    json_object::text_or_null(table.unwrap_or_default(), out);
+    out.extend_from_slice(b",\"server_id\":");
+    write_unsigned_integer(at.event.server_id.into(), out);
+    out.extend_from_slice(b",\"gtid\":");
+    json_object::text_or_null(at.gtid, out);
+    out.extend_from_slice(b",\"file\":");
+    quoted::write(at.transaction.file.as_bytes(), out);
+    out.extend_from_slice(b",\"pos\":");
+    write_unsigned_integer(at.event.offset, out);
+    out.extend_from_slice(b",\"row\":");
+}
+
+/// Adds the number of the row in its event, and the rest of the source.
+fn source_tail(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
+    write_unsigned_integer(row.into(), out);
+    out.extend_from_slice(b",\"thread\":");
+    match at.transaction.thread_id {
+        Some(id) => write_integer(id, out),
+        None => out.extend_from_slice(b"null"),
+    }
+    out.extend_from_slice(b",\"query\":null}");
+}

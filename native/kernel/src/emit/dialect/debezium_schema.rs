@@ -1,0 +1,193 @@
+//! The schemas of Debezium's messages, in the JSON of Kafka Connect: made once for each definition of a table.
+
+use crate::column::{quoted, write_unsigned_integer, Kind};
+
+use super::debezium::place;
+use super::{MessageColumn, TableView};
+
+const SOURCE_FIELDS: &str = concat!(
+    r#"{"type":"struct","fields":[{"type":"string","optional":false,"field":"version"},"#,
+    r#"{"type":"string","optional":false,"field":"connector"},{"type":"string","optional":false,"field":"name"},"#,
+    r#"{"type":"int64","optional":false,"field":"ts_ms"},"#,
+    r#"{"type":"string","optional":true,"name":"io.debezium.data.Enum","version":1,"#,
+    r#""parameters":{"allowed":"true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"},"#,
+    r#""default":"false","field":"snapshot"},{"type":"string","optional":false,"field":"db"},"#,
+    r#"{"type":"string","optional":true,"field":"sequence"},{"type":"int64","optional":true,"field":"ts_us"},"#,
+    r#"{"type":"int64","optional":true,"field":"ts_ns"},{"type":"string","optional":true,"field":"table"},"#,
+    r#"{"type":"int64","optional":false,"field":"server_id"},{"type":"string","optional":true,"field":"gtid"},"#,
+    r#"{"type":"string","optional":false,"field":"file"},{"type":"int64","optional":false,"field":"pos"},"#,
+    r#"{"type":"int32","optional":false,"field":"row"},{"type":"int64","optional":true,"field":"thread"},"#,
+    r#"{"type":"string","optional":true,"field":"query"}],"optional":false,"#,
+    r#""name":"io.debezium.connector.mysql.Source","version":1,"field":"source"}"#,
+);
+
+const ENVELOPE_TAIL: &str = concat!(
+    r#",{"type":"struct","fields":[{"type":"string","optional":false,"field":"id"},"#,
+    r#"{"type":"int64","optional":false,"field":"total_order"},"#,
+    r#"{"type":"int64","optional":false,"field":"data_collection_order"}],"#,
+    r#""optional":true,"name":"event.block","version":1,"field":"transaction"},"#,
+    r#"{"type":"string","optional":false,"field":"op"},{"type":"int64","optional":true,"field":"ts_ms"},"#,
+    r#"{"type":"int64","optional":true,"field":"ts_us"},{"type":"int64","optional":true,"field":"ts_ns"}],"#,
+    r#""optional":false,"name":"#,
+);
+
+/// Adds everything before the payload of a definition's message.
+pub(super) fn write_statement_head(out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"schema":{"type":"struct","fields":["#);
+    out.extend_from_slice(SOURCE_FIELDS.as_bytes());
+    out.extend_from_slice(
+        concat!(
+            r#",{"type":"int64","optional":false,"field":"ts_ms"},"#,
+            r#"{"type":"string","optional":true,"field":"databaseName"},"#,
+            r#"{"type":"string","optional":true,"field":"schemaName"},"#,
+            r#"{"type":"string","optional":true,"field":"ddl"},"#,
+            r#"{"type":"array","items":{"type":"string","optional":false},"optional":false,"field":"tableChanges"}],"#,
+            r#""optional":false,"name":"io.debezium.connector.mysql.SchemaChangeValue","version":1},"payload":"#,
+        )
+        .as_bytes(),
+    );
+}
+
+/// Everything before the payload of a table's messages, for a cluster of that name.
+pub(super) fn head(instance: &str, table: &TableView) -> Vec<u8> {
+    let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
+    let topic = format!("{instance}.{}.{}", table.database, table.table);
+    for side in ["before", "after"] {
+        write_row(&topic, table, side, &mut out);
+        out.push(b',');
+    }
+    out.extend_from_slice(SOURCE_FIELDS.as_bytes());
+    out.extend_from_slice(ENVELOPE_TAIL.as_bytes());
+    quoted::write(format!("{topic}.Envelope").as_bytes(), &mut out);
+    out.extend_from_slice(br#","version":2},"payload":"#);
+    out
+}
+
+/// Everything before the payload of a key, for a cluster of that name.
+pub(super) fn key_head(instance: &str, table: &TableView, columns: &[&MessageColumn]) -> Vec<u8> {
+    let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
+    for (at, column) in columns.iter().enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        write_column(column, &mut out);
+    }
+    out.extend_from_slice(br#"],"optional":false,"name":"#);
+    quoted::write(format!("{instance}.{}.{}.Key", table.database, table.table).as_bytes(), &mut out);
+    out.extend_from_slice(br#"},"payload":"#);
+    out
+}
+
+/// Adds the schema of one image.
+fn write_row(topic: &str, table: &TableView, side: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"type":"struct","fields":["#);
+    for (at, column) in table.columns.iter().filter(|column| column.wanted).enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        write_column(column, out);
+    }
+    out.extend_from_slice(br#"],"optional":true,"name":"#);
+    quoted::write(format!("{topic}.Value").as_bytes(), out);
+    out.extend_from_slice(br#","field":"#);
+    quoted::write(side.as_bytes(), out);
+    out.push(b'}');
+}
+
+/// What Kafka Connect calls a type, and what it means by it.
+struct Meaning {
+    /// The type, with the fields or items that it may have, as JSON.
+    shape: &'static str,
+    /// The name of the meaning; empty where the type says all.
+    name: &'static str,
+    /// Parameters as names and values.
+    parameters: Vec<(&'static str, String)>,
+}
+
+fn plain(shape: &'static str) -> Meaning {
+    named(shape, "")
+}
+
+fn named(shape: &'static str, name: &'static str) -> Meaning {
+    Meaning { shape, name, parameters: Vec::new() }
+}
+
+fn with(shape: &'static str, name: &'static str, parameters: &[(&'static str, String)]) -> Meaning {
+    Meaning { shape, name, parameters: parameters.to_vec() }
+}
+
+const GEOMETRY: &str = concat!(
+    r#""struct","fields":[{"type":"bytes","optional":false,"field":"wkb"},"#,
+    r#"{"type":"int32","optional":true,"field":"srid"}]"#,
+);
+
+const POINT: &str = concat!(
+    r#""struct","fields":[{"type":"double","optional":false,"field":"x"},"#,
+    r#"{"type":"double","optional":false,"field":"y"},{"type":"bytes","optional":true,"field":"wkb"},"#,
+    r#"{"type":"int32","optional":true,"field":"srid"}]"#,
+);
+
+fn meaning(kind: &Kind, is_point: bool) -> Meaning {
+    match kind {
+        Kind::Integer { bytes: 1, .. } | Kind::Integer { bytes: 2, unsigned: false } => plain(r#""int16""#),
+        Kind::Integer { bytes: 2 | 3, .. } | Kind::Integer { bytes: 4, unsigned: false } => plain(r#""int32""#),
+        Kind::Integer { .. } => plain(r#""int64""#),
+        Kind::Float => plain(r#""float""#),
+        Kind::Double => plain(r#""double""#),
+        Kind::Decimal { precision, scale } => with(
+            r#""bytes""#,
+            "org.apache.kafka.connect.data.Decimal",
+            &[("scale", scale.to_string()), ("connect.decimal.precision", precision.to_string())],
+        ),
+        Kind::Bit { bits: 1 } => plain(r#""boolean""#),
+        Kind::Bit { bits } => with(r#""bytes""#, "io.debezium.data.Bits", &[("length", bits.to_string())]),
+        Kind::Year => named(r#""int32""#, "io.debezium.time.Year"),
+        Kind::Date => named(r#""int32""#, "io.debezium.time.Date"),
+        Kind::Time { .. } => named(r#""int64""#, "io.debezium.time.MicroTime"),
+        Kind::DateTime { fsp: 0..=3, .. } => named(r#""int64""#, "io.debezium.time.Timestamp"),
+        Kind::DateTime { .. } => named(r#""int64""#, "io.debezium.time.MicroTimestamp"),
+        Kind::Timestamp { .. } => named(r#""string""#, "io.debezium.time.ZonedTimestamp"),
+        Kind::Binary { .. } | Kind::CompressedBinary { .. } => plain(r#""bytes""#),
+        Kind::Enumeration { values, .. } => {
+            with(r#""string""#, "io.debezium.data.Enum", &[("allowed", values.join(","))])
+        }
+        Kind::Set { values, .. } => with(r#""string""#, "io.debezium.data.EnumSet", &[("allowed", values.join(","))]),
+        Kind::Json { .. } => named(r#""string""#, "io.debezium.data.Json"),
+        Kind::Geometry { .. } if is_point => named(POINT, "io.debezium.data.geometry.Point"),
+        Kind::Geometry { .. } => named(GEOMETRY, "io.debezium.data.geometry.Geometry"),
+        Kind::Vector { .. } => {
+            named(r#""array","items":{"type":"float","optional":false}"#, "io.debezium.data.FloatVector")
+        }
+        Kind::Null | Kind::Text { .. } | Kind::CompressedText { .. } | Kind::Uuid | Kind::Inet4 | Kind::Inet6 => {
+            plain(r#""string""#)
+        }
+    }
+}
+
+fn write_column(column: &MessageColumn, out: &mut Vec<u8>) {
+    let meaning = meaning(&column.kind, place(&column.type_text, column.nullable).is_point);
+    out.extend_from_slice(br#"{"type":"#);
+    out.extend_from_slice(meaning.shape.as_bytes());
+    out.extend_from_slice(if column.nullable { br#","optional":true"# } else { br#","optional":false"# });
+    if !meaning.name.is_empty() {
+        out.extend_from_slice(br#","name":"#);
+        quoted::write(meaning.name.as_bytes(), out);
+        out.extend_from_slice(br#","version":"#);
+        write_unsigned_integer(1, out);
+    }
+    if !meaning.parameters.is_empty() {
+        out.extend_from_slice(br#","parameters":{"#);
+        for (at, (name, value)) in meaning.parameters.iter().enumerate() {
+            if at > 0 {
+                out.push(b',');
+            }
+            quoted::write(name.as_bytes(), out);
+            out.push(b':');
+            quoted::write(value.as_bytes(), out);
+        }
+        out.push(b'}');
+    }
+    out.extend_from_slice(br#","field":"#);
+    quoted::write(column.name.as_bytes(), out);
+    out.push(b'}');
+}

@@ -1,0 +1,152 @@
+//! Penstock's own JSON: where a change comes from, and its row before and after, with values as the server's client shows
+//! them. A change of the primary key is told as the delete of one row and the insert of another, because readers keep
+//! rows by their key.
+
+use std::sync::Arc;
+
+use super::{json_object, walk, At, Dialect, End, Image, Images, StatementKind, StatementView};
+use super::{TableView, TableWriter};
+use crate::column::{client_text, quoted, write_integer, write_unsigned_integer, Kind};
+use crate::emit::messages::{MessageKind, Messages};
+use crate::error::Result;
+use crate::shard::SLOT_ALL;
+
+/// See the module's text.
+pub struct JsonRows;
+
+impl Dialect for JsonRows {
+    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+        let fields = table.columns.iter().map(|column| Field {
+            key: json_object::key(&column.name),
+            kind: column.kind.clone(),
+            name: column.name.clone(),
+        });
+        let mut head = b"{\"database\":".to_vec();
+        quoted::write(table.database.as_bytes(), &mut head);
+        head.extend_from_slice(b",\"table\":");
+        quoted::write(table.table.as_bytes(), &mut head);
+        Ok(Box::new(Writer { head, fields: fields.collect(), table }))
+    }
+
+    fn begin(&mut self, _at: &At<'_>, _out: &mut Messages) -> Result<()> {
+        Ok(())
+    }
+
+    fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
+        if statement.kind != StatementKind::Definition {
+            return Ok(());
+        }
+        let value = &mut out.value;
+        value.extend_from_slice(b"{\"database\":");
+        json_object::text_or_null(statement.database, value);
+        value.extend_from_slice(b",\"table\":null,\"change\":\"statement\",\"statement\":");
+        quoted::write(statement.text.as_bytes(), value);
+        write_place(at, 0, value);
+        value.extend_from_slice(b"}\n");
+        out.close(MessageKind::Statement, SLOT_ALL, 0)
+    }
+
+    fn end(&mut self, _at: &At<'_>, _end: End<'_>, out: &mut Messages) -> Result<()> {
+        out.close(MessageKind::End, SLOT_ALL, 0)
+    }
+}
+
+struct Field {
+    key: Box<[u8]>,
+    kind: Kind,
+    name: Arc<str>,
+}
+
+/// The rows of one table.
+struct Writer {
+    /// The message up to its change.
+    head: Vec<u8>,
+    fields: Vec<Field>,
+    table: Arc<TableView>,
+}
+
+impl TableWriter for Writer {
+    fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
+        let mut key_text = Vec::new();
+        while let Some(row) = rows.next()? {
+            match (row.before, row.after) {
+                (Some(before), Some(after)) if walk::moves(&self.table, before, after) => {
+                    self.tell(at, row.index, row.before, None, out)?;
+                    // The change counts once, with the row that is there in the end.
+                    let slot = walk::slot_of(&self.table, before, &[], &mut key_text)?;
+                    out.close(MessageKind::Delete, slot, 0)?;
+                    self.tell(at, row.index, None, row.after, out)?;
+                    out.close(MessageKind::Insert, row.slot, 1)?;
+                }
+                (before, after) => {
+                    let kind = self.tell(at, row.index, before, after, out)?;
+                    out.close(kind, row.slot, 1)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    fn tell(
+        &self,
+        at: &At<'_>,
+        index: u32,
+        before: Option<Image<'_, '_>>,
+        after: Option<Image<'_, '_>>,
+        out: &mut Messages,
+    ) -> Result<MessageKind> {
+        let (kind, name) = match (before, after) {
+            (None, _) => (MessageKind::Insert, "insert"),
+            (_, None) => (MessageKind::Delete, "delete"),
+            _ => (MessageKind::Update, "update"),
+        };
+        let value = &mut out.value;
+        value.extend_from_slice(&self.head);
+        value.extend_from_slice(b",\"change\":\"");
+        value.extend_from_slice(name.as_bytes());
+        value.extend_from_slice(if at.snapshot { b"\",\"snapshot\":true" } else { b"\",\"snapshot\":false" });
+        write_place(at, index, value);
+        value.extend_from_slice(b",\"before\":");
+        self.image(before, value)?;
+        value.extend_from_slice(b",\"after\":");
+        self.image(after, value)?;
+        value.extend_from_slice(b"}\n");
+        Ok(kind)
+    }
+
+    fn image(&self, image: Option<Image<'_, '_>>, out: &mut Vec<u8>) -> Result<()> {
+        let Some(image) = image else {
+            out.extend_from_slice(b"null");
+            return Ok(());
+        };
+        let start = out.len();
+        for (field, cell) in self.fields.iter().zip(image) {
+            let Some(value) = cell else { continue };
+            out.extend_from_slice(&field.key);
+            let written = value.write_shown(&field.kind, out);
+            written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
+        }
+        json_object::close(start, out);
+        Ok(())
+    }
+}
+
+/// Adds the place of a change in its log, and when it was committed (in UTC).
+fn write_place(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(b",\"instance\":");
+    quoted::write(at.instance.as_bytes(), out);
+    out.extend_from_slice(b",\"commit_version\":");
+    write_integer(at.transaction.commit_version, out);
+    out.extend_from_slice(b",\"commit_timestamp\":\"");
+    client_text::datetime(at.transaction.commit_us, out);
+    out.extend_from_slice(b"\",\"gtid\":");
+    json_object::text_or_null(at.gtid, out);
+    out.extend_from_slice(b",\"file\":");
+    quoted::write(at.transaction.file.as_bytes(), out);
+    out.extend_from_slice(b",\"offset\":");
+    write_unsigned_integer(at.event.offset, out);
+    out.extend_from_slice(b",\"row\":");
+    write_unsigned_integer(row.into(), out);
+}

@@ -1,0 +1,108 @@
+//! Keys of messages: the values of a table's key columns, in the form in which a dialect's own queues have them.
+
+use std::sync::Arc;
+
+use super::debezium::place;
+use super::{debezium_schema, json_object, TableView};
+use crate::column::{quoted, Kind, Place, Value};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How values stand in a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Style {
+    /// An object of the columns, with values as Debezium writes them.
+    Debezium,
+    /// Database and table, then the columns with `pk.` before their names.
+    Maxwell,
+    /// An object of the columns, with values as the server's client shows them.
+    Shown,
+}
+
+struct Part {
+    at: usize,
+    key: Box<[u8]>,
+    name: Arc<str>,
+    kind: Kind,
+    place: Place,
+}
+
+/// What is the same in all keys of a table's messages.
+pub struct Keys {
+    style: Style,
+    head: Vec<u8>,
+    tail: &'static [u8],
+    parts: Vec<Part>,
+}
+
+impl Keys {
+    /// Keys of some columns, in that order; without columns there are none. Raises `OptionInvalid` for one that the table
+    /// lacks.
+    pub fn new(table: &TableView, columns: &[String], dialect: &str, instance: &str) -> Result<Keys> {
+        let style = match dialect {
+            "debezium" | "debezium_schema" => Style::Debezium,
+            "maxwell" => Style::Maxwell,
+            _ => Style::Shown,
+        };
+        let mut parts = Vec::with_capacity(columns.len());
+        for name in columns {
+            let found = table.columns.iter().enumerate().find(|(_, column)| *column.name == **name);
+            let (at, column) = found.ok_or_else(|| no_column(name, table))?;
+            parts.push(Part {
+                at,
+                key: match style {
+                    Style::Maxwell => json_object::key(&format!("pk.{name}")),
+                    _ => json_object::key(name),
+                },
+                name: column.name.clone(),
+                kind: column.kind.clone(),
+                place: place(&column.type_text, column.nullable),
+            });
+        }
+        let mut head = Vec::new();
+        let mut tail: &[u8] = b"";
+        if style == Style::Maxwell {
+            for (name, value) in [("database", &table.database), ("table", &table.table)] {
+                head.extend_from_slice(&json_object::key(name));
+                quoted::write(value.as_bytes(), &mut head);
+            }
+        } else if dialect == "debezium_schema" {
+            let columns: Vec<_> = parts.iter().filter_map(|part| table.columns.get(part.at)).collect();
+            head = debezium_schema::key_head(instance, table, &columns);
+            tail = b"}";
+        }
+        Ok(Keys { style, head, tail, parts })
+    }
+
+    /// Whether messages have keys.
+    pub fn is_some(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    /// Adds the key of a row, of which `cell` gives the value of a column.
+    pub fn write<'a>(&self, cell: impl Fn(usize) -> Result<Option<Value<'a>>>, out: &mut Vec<u8>) -> Result<()> {
+        let before = out.len();
+        out.extend_from_slice(&self.head);
+        // Maxwell's object begins with its head, a schema stands before the object.
+        let start = if self.style == Style::Maxwell { before } else { out.len() };
+        for part in &self.parts {
+            let Some(value) = cell(part.at)? else { continue };
+            out.extend_from_slice(&part.key);
+            let written = match self.style {
+                Style::Debezium => value.write_debezium(&part.kind, part.place, out),
+                Style::Maxwell => value.write_maxwell(&part.kind, out),
+                Style::Shown => value.write_shown(&part.kind, out),
+            };
+            written.map_err(|error| error.within(&format!("column `{}`", part.name)))?;
+        }
+        json_object::close(start, out);
+        out.extend_from_slice(self.tail);
+        Ok(())
+    }
+}
+
+#[cold]
+fn no_column(name: &str, table: &TableView) -> Error {
+    let names: Vec<&str> = table.columns.iter().map(|column| &*column.name).collect();
+    Error::new(ErrorKind::OptionInvalid, format!("messages of `{}` have no column `{name}` for their key", table.name))
+        .hint(format!("name some of {}", names.join(", ")))
+}

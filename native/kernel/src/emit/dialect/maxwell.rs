@@ -1,0 +1,210 @@
+//! Maxwell's messages: the row after its change (before a delete), and of an update the values that were others.
+//!
+//! A message carries the number of its transaction, which the log tells only at the transaction's end; so the messages of
+//! the open transaction are written anew there. Those of one that passed the memory for an open transaction have left by
+//! then, and do without it.
+
+use std::sync::Arc;
+
+use memchr::memmem;
+
+use super::ddl::{classify, DefinitionKind};
+use super::{json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter};
+use crate::column::{quoted, write_integer, write_unsigned_integer, Kind};
+use crate::emit::messages::{MessageKind, Messages};
+use crate::error::Result;
+use crate::shard::SLOT_ALL;
+
+const STATEMENT: i8 = MessageKind::Statement as i8;
+
+/// What stands behind the number of the transaction. In a JSON string its quotes would be escaped, so the first that is
+/// found in a message is the field itself.
+const POSITION: &[u8] = b",\"position\":";
+
+/// See the module's text.
+pub struct Maxwell;
+
+impl Dialect for Maxwell {
+    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+        let columns = table.columns.iter().map(|column| Field {
+            key: json_object::key(&column.name),
+            kind: column.kind.clone(),
+            name: column.name.clone(),
+        });
+        let mut head = b"{\"database\":".to_vec();
+        quoted::write(table.database.as_bytes(), &mut head);
+        head.extend_from_slice(b",\"table\":");
+        quoted::write(table.table.as_bytes(), &mut head);
+        head.extend_from_slice(b",\"type\":\"");
+        Ok(Box::new(Writer { head, fields: columns.collect() }))
+    }
+
+    fn marks_last_row(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, _at: &At<'_>, _out: &mut Messages) -> Result<()> {
+        Ok(())
+    }
+
+    fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
+        let found = match statement.kind {
+            StatementKind::Definition => definition(statement.text, statement.database),
+            StatementKind::XaCommit | StatementKind::XaRollback => None,
+        };
+        let Some((kind, database, table)) = found else { return Ok(()) };
+        let value = &mut out.value;
+        value.extend_from_slice(b"{\"type\":\"");
+        value.extend_from_slice(kind.as_bytes());
+        value.extend_from_slice(b"\",\"database\":");
+        quoted::write(database.as_bytes(), value);
+        if !table.is_empty() {
+            value.extend_from_slice(b",\"table\":");
+            quoted::write(table.as_bytes(), value);
+        }
+        value.extend_from_slice(b",\"ts\":");
+        write_unsigned_integer(u64::from(at.event.timestamp) * 1_000, value);
+        value.extend_from_slice(b",\"sql\":");
+        quoted::write(statement.text.as_bytes(), value);
+        write_place(at, value);
+        value.extend_from_slice(b"}\n");
+        out.close(MessageKind::Statement, SLOT_ALL, 0)
+    }
+
+    fn end(&mut self, _at: &At<'_>, end: End<'_>, out: &mut Messages) -> Result<()> {
+        let xid = match end {
+            End::Xid(xid) => Some(xid),
+            End::Commit | End::Prepared(_) => None,
+        };
+        let mut offset = out.changes_handed_out();
+        out.rewrite_open(|message, kind, is_last, value| {
+            let place = match kind {
+                STATEMENT => None,
+                _ => memmem::find(message, POSITION),
+            };
+            let Some((before, behind)) = place.and_then(|place| message.split_at_checked(place)) else {
+                value.extend_from_slice(message);
+                return;
+            };
+            value.extend_from_slice(before);
+            if let Some(xid) = xid {
+                value.extend_from_slice(b",\"xid\":");
+                write_unsigned_integer(xid, value);
+            }
+            if is_last {
+                value.extend_from_slice(b",\"commit\":true");
+            } else {
+                value.extend_from_slice(b",\"xoffset\":");
+                write_unsigned_integer(offset.into(), value);
+            }
+            value.extend_from_slice(behind);
+            offset += 1;
+        });
+        out.close(MessageKind::End, SLOT_ALL, 0)
+    }
+}
+
+/// The type of a definition, and what it defines: a database, or a table of one. None for the definitions that Maxwell
+/// does not tell of.
+fn definition<'a>(text: &'a str, database: &'a str) -> Option<(&'static str, String, String)> {
+    let found = classify(text, database);
+    let kind = match found.kind {
+        DefinitionKind::Create => "table-create",
+        DefinitionKind::Alter | DefinitionKind::Rename => "table-alter",
+        DefinitionKind::Erase => "table-drop",
+        _ => return None,
+    };
+    Some((kind, found.database.into_owned(), found.table.into_owned()))
+}
+
+struct Field {
+    key: Box<[u8]>,
+    kind: Kind,
+    name: Arc<str>,
+}
+
+/// The rows of one table.
+struct Writer {
+    /// The message up to its type.
+    head: Vec<u8>,
+    fields: Vec<Field>,
+}
+
+impl TableWriter for Writer {
+    fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
+        while let Some(row) = rows.next()? {
+            let kind = self.tell(at, &row, &mut out.value)?;
+            out.close(kind, row.slot, 1)?;
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    fn tell(&self, at: &At<'_>, row: &Row<'_, '_>, out: &mut Vec<u8>) -> Result<MessageKind> {
+        let (kind, name, data, old) = match (row.before, row.after) {
+            (None, after) if at.snapshot => (MessageKind::Insert, &b"bootstrap-insert"[..], after, None),
+            (None, after) => (MessageKind::Insert, &b"insert"[..], after, None),
+            (before, None) => (MessageKind::Delete, &b"delete"[..], before, None),
+            (before, after) => (MessageKind::Update, &b"update"[..], after, before),
+        };
+        out.extend_from_slice(&self.head);
+        out.extend_from_slice(name);
+        out.extend_from_slice(b"\",\"ts\":");
+        write_unsigned_integer(at.event.timestamp.into(), out);
+        write_place(at, out);
+        out.extend_from_slice(b",\"server_id\":");
+        write_unsigned_integer(at.event.server_id.into(), out);
+        if let Some(id) = at.transaction.thread_id {
+            out.extend_from_slice(b",\"thread_id\":");
+            write_integer(id, out);
+        }
+        out.extend_from_slice(b",\"data\":");
+        let (data, old) = (data.unwrap_or_default(), old.unwrap_or_default());
+        let start = out.len();
+        let missing = |at: usize| data.get(at).is_none_or(Option::is_none);
+        self.pairs(data, |_| true, out)?;
+        // A column that only the image before has was not changed: it tells which row this is.
+        self.pairs(old, missing, out)?;
+        json_object::close(start, out);
+        let start = out.len();
+        self.pairs(old, |at| !missing(at) && old.get(at) != data.get(at), out)?;
+        if out.len() > start {
+            const OLD: &[u8] = b",\"old\":";
+            json_object::close(start, out);
+            out.splice(start..start, OLD.iter().copied());
+        }
+        out.extend_from_slice(b"}\n");
+        Ok(kind)
+    }
+
+    /// Adds the values of an image, of the columns that are wanted.
+    fn pairs(&self, image: Image<'_, '_>, wanted: impl Fn(usize) -> bool, out: &mut Vec<u8>) -> Result<()> {
+        for (at, (field, cell)) in self.fields.iter().zip(image).enumerate() {
+            let Some(value) = cell else { continue };
+            if wanted(at) {
+                out.extend_from_slice(&field.key);
+                let written = value.write_maxwell(&field.kind, out);
+                written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds where the event stands, and the transaction's GTID where it has one.
+fn write_place(at: &At<'_>, out: &mut Vec<u8>) {
+    out.extend_from_slice(POSITION);
+    out.push(b'"');
+    // A file's name may hold anything, the number and the colon nothing that is escaped.
+    let start = out.len();
+    out.extend_from_slice(at.transaction.file.as_bytes());
+    quoted::escape_from(start, out);
+    out.push(b':');
+    write_unsigned_integer(at.event.offset, out);
+    out.push(b'"');
+    if !at.gtid.is_empty() {
+        out.extend_from_slice(b",\"gtid\":");
+        quoted::write(at.gtid.as_bytes(), out);
+    }
+}

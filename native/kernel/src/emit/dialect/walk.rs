@@ -1,0 +1,337 @@
+//! Walks the images of one rows event: row by row, each image as one value for each column of the table. Changes that are
+//! Arrow already are walked in the same way.
+
+use crate::column::{json, Kind, Value};
+use crate::cursor::Cursor;
+use crate::emit::arrow_rows::{ArrowRows, Pair};
+use crate::emit::dialect::{JsonStyle, TableView};
+use crate::emit::typed::RowsView;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::rows::{self, bit, PartialHead};
+use crate::event::{Change, EventKind};
+use crate::shard::{self, TextKey};
+
+/// One image: a value for each column of the table. None where the image does not hold the column (or nobody wants it),
+/// `Value::Null` where it is NULL.
+pub type Image<'r, 'a> = &'r [Option<Value<'a>>];
+
+/// One change.
+#[derive(Debug)]
+pub struct Row<'r, 'a> {
+    /// Before an update or a delete.
+    pub before: Option<Image<'r, 'a>>,
+    /// After an insert or an update.
+    pub after: Option<Image<'r, 'a>>,
+    /// Its slot: of the image after, or of the one before a delete.
+    pub slot: i16,
+    /// Which change of its transaction it is, counted from 0.
+    pub index: u32,
+}
+
+/// The changes of one rows event.
+pub struct Images<'a, 't> {
+    table: &'t TableView,
+    rows: RowsView<'a>,
+    change: Change,
+    style: JsonStyle,
+    cursor: Cursor<'a>,
+    first: Vec<Option<Value<'a>>>,
+    second: Vec<Option<Value<'a>>>,
+    /// Columns that nobody wants to see.
+    hidden: bool,
+    changes: u32,
+    scratch: Vec<u8>,
+    /// The changes left, where they are Arrow and no event.
+    arrow: Option<(&'a ArrowRows<'a>, std::slice::Iter<'a, Pair>)>,
+}
+
+impl<'a, 't> Images<'a, 't> {
+    /// Starts before the first change. Raises `EventMalformed` where the event is not of this table's width.
+    pub fn new(table: &'t TableView, rows: RowsView<'a>, style: JsonStyle) -> Result<Images<'a, 't>> {
+        let change = rows.kind.change().ok_or_else(|| malformed("no rows event"))?;
+        let width = table.columns.len();
+        if rows.head.width != width {
+            let message = format!("a rows event of {} columns for a table map of {width}", rows.head.width);
+            return Err(malformed(message));
+        }
+        Ok(Images {
+            table,
+            rows,
+            change,
+            style,
+            cursor: Cursor::new(rows.images),
+            first: Vec::with_capacity(width),
+            second: Vec::with_capacity(if change == Change::Update { width } else { 0 }),
+            hidden: table.columns.iter().any(|column| !column.wanted),
+            changes: 0,
+            scratch: Vec::new(),
+            arrow: None,
+        })
+    }
+
+    /// Starts before the first of changes that are Arrow, all of one kind: `pairs` says where their images stand.
+    pub fn of_arrow(
+        table: &'t TableView,
+        rows: &'a ArrowRows<'a>,
+        pairs: &'a [Pair],
+        change: Change,
+    ) -> Images<'a, 't> {
+        Images {
+            table,
+            rows: RowsView::of_no_event(),
+            change,
+            style: JsonStyle::Server,
+            cursor: Cursor::new(&[]),
+            first: Vec::new(),
+            second: Vec::new(),
+            hidden: false,
+            changes: 0,
+            scratch: Vec::new(),
+            arrow: Some((rows, pairs.iter())),
+        }
+    }
+
+    /// What the event does.
+    pub fn change(&self) -> Change {
+        self.change
+    }
+
+    /// The number by which the event names the table; 0 where there is no event.
+    pub fn table_id(&self) -> u64 {
+        self.rows.head.table_id
+    }
+
+    /// Bytes of all images.
+    pub fn image_bytes(&self) -> usize {
+        self.rows.images.len()
+    }
+
+    /// Changes walked so far, those handed out before a reconnect included.
+    pub fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// The next change; None behind the last.
+    ///
+    /// Raises `EventMalformed` and `ValueMalformed` where the bytes are no image of the table.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<Option<Row<'_, 'a>>> {
+        if self.arrow.is_some() {
+            return self.next_arrow();
+        }
+        loop {
+            if self.cursor.is_empty() {
+                return Ok(None);
+            }
+            let left = self.cursor.remaining();
+            self.read_first()?;
+            if self.change == Change::Update {
+                self.read_second()?;
+            }
+            if self.cursor.remaining() == left {
+                return Err(malformed("row images without bytes"));
+            }
+            let index = self.rows.row_first + self.changes;
+            self.changes += 1;
+            // What was handed out before a reconnect is walked and not shown.
+            if index >= self.rows.resume_rows {
+                return self.row(index).map(Some);
+            }
+        }
+    }
+
+    fn row(&mut self, index: u32) -> Result<Row<'_, 'a>> {
+        let slot = self.slot()?;
+        if self.hidden {
+            for (at, column) in self.table.columns.iter().enumerate().filter(|(_, column)| !column.wanted) {
+                let _ = column;
+                for image in [&mut self.first, &mut self.second] {
+                    if let Some(cell) = image.get_mut(at) {
+                        *cell = None;
+                    }
+                }
+            }
+        }
+        Ok(self.shown(slot, index))
+    }
+
+    fn shown(&self, slot: i16, index: u32) -> Row<'_, 'a> {
+        let (before, after) = match self.change {
+            Change::Insert => (None, Some(self.first.as_slice())),
+            Change::Delete => (Some(self.first.as_slice()), None),
+            Change::Update => (Some(self.first.as_slice()), Some(self.second.as_slice())),
+        };
+        Row { before, after, slot, index }
+    }
+
+    /// What is Arrow has left the shards behind, so its slot says nothing.
+    fn next_arrow(&mut self) -> Result<Option<Row<'_, 'a>>> {
+        let Some((rows, pairs)) = &mut self.arrow else { return Ok(None) };
+        let Some(pair) = pairs.next() else { return Ok(None) };
+        let (first, second) = match self.change {
+            Change::Insert => (pair.after, None),
+            Change::Delete => (pair.before, None),
+            Change::Update => (pair.before, pair.after),
+        };
+        if let Some(row) = first {
+            rows.image(row, &mut self.first)?;
+        }
+        if let Some(row) = second {
+            rows.image(row, &mut self.second)?;
+        }
+        self.changes += 1;
+        Ok(Some(self.shown(0, pair.index)))
+    }
+
+    fn read_first(&mut self) -> Result<()> {
+        self.first.clear();
+        let present = self.rows.head.present;
+        let nulls = self.cursor.take(rows::count(present, self.table.columns.len()).div_ceil(8))?;
+        let mut at = 0;
+        for (index, column) in self.table.columns.iter().enumerate() {
+            let cell = if !bit(present, index) {
+                None
+            } else {
+                let null = bit(nulls, at);
+                at += 1;
+                Some(if null { Value::Null } else { read(&column.kind, &mut self.cursor, &column.name)? })
+            };
+            self.first.push(cell);
+        }
+        Ok(())
+    }
+
+    fn read_second(&mut self) -> Result<()> {
+        self.second.clear();
+        let present = self.rows.head.present_after;
+        let partial: &[u8] = match self.rows.kind {
+            EventKind::PartialUpdateRows => PartialHead::read(&mut self.cursor, self.table.json_columns)?.partial,
+            _ => &[],
+        };
+        let nulls = self.cursor.take(rows::count(present, self.table.columns.len()).div_ceil(8))?;
+        let (mut at, mut json_index) = (0, 0);
+        for (index, column) in self.table.columns.iter().enumerate() {
+            let json_prefix = match column.kind {
+                Kind::Json { prefix } => Some(prefix),
+                _ => None,
+            };
+            let difference = json_prefix.filter(|_| bit(partial, json_index));
+            json_index += usize::from(json_prefix.is_some());
+            if !bit(present, index) {
+                self.second.push(None);
+                continue;
+            }
+            let null = bit(nulls, at);
+            at += 1;
+            let value = match difference {
+                _ if null => Value::Null,
+                None => read(&column.kind, &mut self.cursor, &column.name)?,
+                Some(prefix) => {
+                    let change = self.cursor.prefixed(prefix)?;
+                    let Some(Some(Value::Json(document))) = self.first.get(index) else {
+                        return Err(without_document(&column.name));
+                    };
+                    let text = json::apply_partial_in(document, change, self.style);
+                    Value::JsonText(text.map_err(|error| in_column(error, &column.name))?)
+                }
+            };
+            self.second.push(Some(value));
+        }
+        Ok(())
+    }
+
+    /// The slot of the row: of the image after it, filled up from the one before where that one holds only a part.
+    fn slot(&mut self) -> Result<i16> {
+        slot_of(self.table, &self.second, &self.first, &mut self.scratch)
+    }
+}
+
+/// Whether an update changes the primary key, as far as its images tell.
+#[inline]
+pub(super) fn moves(table: &TableView, before: Image<'_, '_>, after: Image<'_, '_>) -> bool {
+    let keys = table.columns.iter().zip(before.iter().zip(after)).filter(|(column, _)| column.is_key);
+    keys.into_iter().any(|(_, (before, after))| before.is_some() && after.is_some() && before != after)
+}
+
+/// The slot of a row with these values. A shard column that the image lacks is taken from `other`.
+pub(super) fn slot_of(
+    table: &TableView,
+    image: Image<'_, '_>,
+    other: Image<'_, '_>,
+    scratch: &mut Vec<u8>,
+) -> Result<i16> {
+    let cell = |at: usize| image.get(at).and_then(Option::as_ref).or_else(|| other.get(at).and_then(Option::as_ref));
+    match table.shard_columns.as_slice() {
+        [] => Ok(shard::slot_of_text(&table.name)),
+        [at] => {
+            let value = cell(*at).unwrap_or(&Value::Null);
+            if let Some(number) = number(value) {
+                return Ok(shard::slot_of_number(number));
+            }
+            let mut key = TextKey::default();
+            let column = table.columns.get(*at).ok_or_else(|| malformed("a shard column"))?;
+            add_text(value, &column.kind, scratch, &mut key)?;
+            Ok(key.slot())
+        }
+        several => {
+            let mut key = TextKey::default();
+            for at in several {
+                let column = table.columns.get(*at).ok_or_else(|| malformed("a shard column"))?;
+                match cell(*at) {
+                    None | Some(Value::Null) => key.text("null"),
+                    Some(value) => add_text(value, &column.kind, scratch, &mut key)?,
+                }
+            }
+            Ok(key.slot())
+        }
+    }
+}
+
+#[inline]
+fn read<'a>(kind: &Kind, cursor: &mut Cursor<'a>, name: &str) -> Result<Value<'a>> {
+    kind.read(cursor).map_err(|error| in_column(error, name))
+}
+
+#[cold]
+fn in_column(error: Error, name: &str) -> Error {
+    error.within(&format!("column `{name}`"))
+}
+
+#[cold]
+fn without_document(name: &str) -> Error {
+    Error::new(ErrorKind::EventUnsupported, "a JSON difference without the document before")
+        .within(&format!("column `{name}`"))
+        .hint("SET GLOBAL binlog_row_value_options = '' or binlog_row_image = FULL on the server")
+}
+
+/// The number that a key of one column is; None where it is text.
+#[inline]
+fn number(value: &Value<'_>) -> Option<i64> {
+    match value {
+        Value::Null => Some(0),
+        Value::Int(value) => Some(*value),
+        Value::UInt(value) | Value::Bit(value) => Some(i64::from_ne_bytes(value.to_ne_bytes())),
+        Value::Year(value) => Some(i64::from(*value)),
+        Value::Decimal(value) => value.as_u64_of_20_digits().map(|value| i64::from_ne_bytes(value.to_ne_bytes())),
+        _ => None,
+    }
+}
+
+/// Adds a value to a key that is text.
+fn add_text(value: &Value<'_>, kind: &Kind, scratch: &mut Vec<u8>, key: &mut TextKey) -> Result<()> {
+    scratch.clear();
+    match (value, kind) {
+        (Value::Bit(value), _) => Value::UInt(*value).write_text(kind, scratch)?,
+        (Value::Year(value), _) => Value::UInt((*value).into()).write_text(kind, scratch)?,
+        (value, kind) => value.write_text(kind, scratch)?,
+    }
+    let is_bytes = matches!(
+        kind,
+        Kind::Binary { .. } | Kind::CompressedBinary { .. } | Kind::Geometry { .. } | Kind::Vector { .. }
+    );
+    match std::str::from_utf8(scratch) {
+        Ok(text) if !is_bytes => key.text(text),
+        _ => key.latin1(scratch),
+    }
+    Ok(())
+}

@@ -1,0 +1,531 @@
+//! Changes of all tables as messages of a dialect: one growing buffer of bytes, and beside it what a server has to know
+//! of each message without opening it.
+
+use std::sync::Arc;
+
+use arrow_array::{
+    ArrayRef, DictionaryArray, Int16Array, Int32Array, Int64Array, Int8Array, LargeBinaryArray, RecordBatch,
+    StringArray,
+};
+use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{DataType, Field, Schema};
+
+use crate::column::spare::Spares;
+use crate::emit::dialect::{self, At, Dialect, DialectOptions, End, Images, StatementView, TableView, TableWriter};
+use crate::emit::system::EventView;
+use crate::emit::typed::{ChangeFilter, RowsView};
+use crate::emit::{Batch, TransactionView};
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::Change;
+use crate::gtid::GtidSet;
+
+/// A message may not be longer: protobuf's own ceiling.
+const MESSAGE_BYTES_MAX: usize = 1 << 31;
+
+/// Buffers that come back from readers and are kept.
+const BUFFERS_KEPT_MAX: usize = 4;
+
+/// What a message tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i8)]
+#[allow(missing_docs)]
+pub enum MessageKind {
+    Insert = 0,
+    Update = 1,
+    Delete = 2,
+    /// A definition (DDL), or another statement.
+    Statement = 3,
+    /// A transaction begins.
+    Begin = 4,
+    /// A transaction ends.
+    End = 5,
+    Heartbeat = 6,
+}
+
+impl From<Change> for MessageKind {
+    fn from(change: Change) -> MessageKind {
+        match change {
+            Change::Insert => MessageKind::Insert,
+            Change::Update => MessageKind::Update,
+            Change::Delete => MessageKind::Delete,
+        }
+    }
+}
+
+/// The messages of a batch in the making.
+pub struct Messages {
+    /// Where the message in the making is written.
+    pub value: Vec<u8>,
+    /// Room for a part of a message that has to be known before what stands in front of it. Left empty after use.
+    pub scratch: Vec<u8>,
+    /// The same, for the rows of a message.
+    pub data: Vec<u8>,
+    ends: Vec<i64>,
+    table: Vec<i32>,
+    kind: Vec<i8>,
+    slot: Vec<i16>,
+    rows: Vec<i32>,
+    commit_version: Vec<i64>,
+    end_offset: Vec<i64>,
+    has_end: Vec<bool>,
+    tables: Vec<Arc<str>>,
+    current: (i32, i64),
+    spares: Spares<u8>,
+    /// Messages of whole transactions.
+    committed: usize,
+    /// Changes told in the open transaction.
+    changes: u32,
+}
+
+impl Messages {
+    pub(super) fn new() -> Messages {
+        Messages {
+            value: Vec::new(),
+            scratch: Vec::new(),
+            data: Vec::new(),
+            ends: Vec::new(),
+            table: Vec::new(),
+            kind: Vec::new(),
+            slot: Vec::new(),
+            rows: Vec::new(),
+            commit_version: Vec::new(),
+            end_offset: Vec::new(),
+            has_end: Vec::new(),
+            tables: vec!["".into()],
+            current: (0, 0),
+            spares: Spares::new(BUFFERS_KEPT_MAX),
+            committed: 0,
+            changes: 0,
+        }
+    }
+
+    /// How many messages there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The kind of each message from one on, where it starts and ends in `value`, and how many changes it tells of.
+    pub(super) fn from(&self, first: usize) -> impl Iterator<Item = (i8, std::ops::Range<usize>, i32)> + '_ {
+        let place = |end: i64| usize::try_from(end).unwrap_or(0);
+        let start = first.checked_sub(1).and_then(|last| self.ends.get(last)).map_or(0, |end| place(*end));
+        let messages = self.ends.iter().zip(&self.kind).zip(&self.rows).skip(first);
+        messages.scan(start, move |start, ((end, kind), rows)| {
+            let from = std::mem::replace(start, place(*end));
+            Some((*kind, from..place(*end), *rows))
+        })
+    }
+
+    /// Forgets all messages.
+    pub(super) fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Changes that were told of in the open transaction: rows, not statements and heartbeats.
+    pub fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// Closes a message: what was written to `value` since the last one. `slot` is `SLOT_ALL` for one that every shard has
+    /// to see; `rows` counts its changes.
+    #[inline]
+    pub fn close(&mut self, kind: MessageKind, slot: i16, rows: u32) -> Result<()> {
+        self.ends.push(self.value.len() as i64);
+        self.table.push(self.current.0);
+        self.kind.push(kind as i8);
+        self.slot.push(slot);
+        self.rows.push(rows as i32);
+        self.commit_version.push(self.current.1);
+        self.end_offset.push(0);
+        self.has_end.push(false);
+        if matches!(kind, MessageKind::Insert | MessageKind::Update | MessageKind::Delete) {
+            self.changes = self.changes.saturating_add(rows);
+        }
+        Ok(())
+    }
+
+    /// Names the table of the messages that follow, `database.table`; "" for none.
+    pub fn set_table(&mut self, name: &Arc<str>) {
+        let same = usize::try_from(self.current.0).ok().and_then(|at| self.tables.get(at));
+        if same.is_some_and(|same| Arc::ptr_eq(same, name)) {
+            return;
+        }
+        let at = match self.tables.iter().position(|held| **held == **name) {
+            Some(at) => at,
+            None => {
+                self.tables.push(name.clone());
+                self.tables.len() - 1
+            }
+        };
+        self.current.0 = i32::try_from(at).unwrap_or(0);
+    }
+
+    /// Changes of the open transaction that were told of in a batch that has left.
+    pub fn changes_handed_out(&self) -> u32 {
+        let held: i32 = self.rows.iter().skip(self.committed).sum();
+        self.changes.saturating_sub(held.unsigned_abs())
+    }
+
+    /// Writes the open transaction's messages anew, as far as they have not left. `write` gets each with its kind, and
+    /// is told the last of those that tell of rows; what it adds stands in the message's place.
+    pub fn rewrite_open(&mut self, mut write: impl FnMut(&[u8], i8, bool, &mut Vec<u8>)) {
+        let first = self.committed.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(0);
+        let Some(mut start) = usize::try_from(first).ok().filter(|first| *first <= self.value.len()) else { return };
+        let mut old = std::mem::take(&mut self.scratch);
+        old.clear();
+        old.extend_from_slice(self.value.get(start..).unwrap_or_default());
+        self.value.truncate(start);
+        let last = self.rows.iter().rposition(|rows| *rows > 0);
+        let mut rest = old.as_slice();
+        let messages = self.ends.iter_mut().zip(&self.kind).enumerate().skip(self.committed);
+        for (at, (end, kind)) in messages {
+            let length = usize::try_from(*end).unwrap_or(start).saturating_sub(start);
+            start += length;
+            let (message, behind) = rest.split_at_checked(length).unwrap_or((rest, &[]));
+            rest = behind;
+            write(message, *kind, last == Some(at), &mut self.value);
+            *end = self.value.len() as i64;
+        }
+        old.clear();
+        self.scratch = old;
+    }
+
+    /// Says where the last message ends its transaction.
+    fn mark_end(&mut self, offset: u64) {
+        if let (Some(end), Some(has_end)) = (self.end_offset.last_mut(), self.has_end.last_mut()) {
+            (*end, *has_end) = (offset as i64, true);
+        }
+    }
+
+    fn check(&self, start: usize) -> Result<()> {
+        if self.value.len().saturating_sub(start) < MESSAGE_BYTES_MAX {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::LimitExceeded, "one rows event comes to a message of 2 GiB or more")
+            .hint("SET GLOBAL binlog_row_event_max_size on the server to less, or read the table typed"))
+    }
+
+    /// Takes the first `count` messages out; the rest stays.
+    fn take(&mut self, count: usize) -> Result<Option<RecordBatch>> {
+        if count == 0 {
+            return Ok(None);
+        }
+        let bytes = count.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(0);
+        let left = self.value.get(usize::try_from(bytes).unwrap_or(0)..).unwrap_or_default();
+        let mut next = self.spares.take();
+        next.extend_from_slice(left);
+        let mut value = std::mem::replace(&mut self.value, next);
+        value.truncate(usize::try_from(bytes).unwrap_or(0));
+        let ends_left: Vec<i64> = self.ends.iter().skip(count).map(|end| end - bytes).collect();
+        let mut offsets = Vec::with_capacity(count + 1);
+        offsets.push(0);
+        offsets.extend(self.ends.iter().take(count));
+        self.ends = ends_left;
+        let value =
+            LargeBinaryArray::new(OffsetBuffer::new(ScalarBuffer::from(offsets)), self.spares.lend(value), None);
+        let has_end = NullBuffer::from(first(&mut self.has_end, count));
+        let end_offset = Int64Array::new(ScalarBuffer::from(first(&mut self.end_offset, count)), Some(has_end));
+        let names: StringArray = self.tables.iter().map(|name| Some(&**name)).collect();
+        let table = DictionaryArray::try_new(Int32Array::from(first(&mut self.table, count)), Arc::new(names))
+            .map_err(|error| malformed(format!("tables of one batch: {error}")))?;
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(value),
+            Arc::new(table),
+            Arc::new(Int8Array::from(first(&mut self.kind, count))),
+            Arc::new(Int16Array::from(first(&mut self.slot, count))),
+            Arc::new(Int32Array::from(first(&mut self.rows, count))),
+            Arc::new(Int64Array::from(first(&mut self.commit_version, count))),
+            Arc::new(end_offset),
+        ];
+        if self.ends.is_empty() {
+            self.tables.truncate(1);
+            self.current.0 = 0;
+        }
+        let record = RecordBatch::try_new(Arc::new(schema()), columns)
+            .map_err(|error| malformed(format!("columns of one batch disagree: {error}")))?;
+        Ok(Some(record))
+    }
+
+    fn truncate(&mut self, count: usize) {
+        let bytes = count.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(0);
+        self.value.truncate(usize::try_from(bytes).unwrap_or(0));
+        self.ends.truncate(count);
+        self.table.truncate(count);
+        self.kind.truncate(count);
+        self.slot.truncate(count);
+        self.rows.truncate(count);
+        self.commit_version.truncate(count);
+        self.end_offset.truncate(count);
+        self.has_end.truncate(count);
+    }
+}
+
+/// Splits the first values off.
+fn first<T>(values: &mut Vec<T>, count: usize) -> Vec<T> {
+    let rest = values.split_off(count.min(values.len()));
+    std::mem::replace(values, rest)
+}
+
+/// One table as the decoder holds it.
+pub struct MessageTable {
+    view: Arc<TableView>,
+    writer: Box<dyn TableWriter>,
+}
+
+/// What the messages of one transaction have in common.
+struct Texts {
+    instance: Arc<str>,
+    gtid: String,
+    gtid_set: String,
+    xa_id: Option<String>,
+}
+
+impl Texts {
+    fn at<'a>(&'a self, transaction: &'a TransactionView, event: EventView, row_first: u32) -> At<'a> {
+        At {
+            instance: &self.instance,
+            transaction,
+            gtid: &self.gtid,
+            gtid_set: &self.gtid_set,
+            event,
+            xa_id: self.xa_id.as_deref(),
+            row_first,
+            snapshot: false,
+        }
+    }
+}
+
+/// The visitor that turns changes into messages.
+pub struct MessagesBatch {
+    dialect: Box<dyn Dialect>,
+    out: Messages,
+    texts: Texts,
+    /// The executed transactions, where messages are to carry them.
+    executed: Option<GtidSet>,
+    /// The BEGIN of the open transaction, or its GTID event.
+    begin: EventView,
+    rows_query: Option<(EventView, String)>,
+    /// The open transaction was begun in messages.
+    begun: bool,
+    /// Its texts were made.
+    named: bool,
+    no_table: Arc<str>,
+}
+
+impl MessagesBatch {
+    /// Starts without messages. Raises `OptionInvalid` for a dialect that is not known.
+    pub fn new(options: &DialectOptions, instance: &Arc<str>) -> Result<MessagesBatch> {
+        let texts = Texts { instance: instance.clone(), gtid: String::new(), gtid_set: String::new(), xa_id: None };
+        Ok(MessagesBatch {
+            dialect: dialect::of_options(options, instance)?,
+            out: Messages::new(),
+            texts,
+            executed: options.gtid_set.clone(),
+            begin: EventView::default(),
+            rows_query: None,
+            begun: false,
+            named: false,
+            no_table: "".into(),
+        })
+    }
+
+    /// Prepares a table.
+    pub fn table(&self, view: TableView) -> Result<MessageTable> {
+        let view = Arc::new(view);
+        Ok(MessageTable { writer: self.dialect.table(view.clone())?, view })
+    }
+
+    /// How many messages there are.
+    pub fn len(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.out.is_empty()
+    }
+
+    /// Bytes of all messages.
+    pub fn bytes(&self) -> usize {
+        self.out.value.len()
+    }
+
+    /// Whether the dialect tells of prepared transactions that are rolled back.
+    pub fn tells_roll_backs(&self) -> bool {
+        self.dialect.tells_roll_backs()
+    }
+
+    /// A transaction opens. It is told of when something of it is.
+    pub fn open(&mut self, transaction: &TransactionView, event: EventView) {
+        if let Some(executed) = &mut self.executed {
+            executed.add(&transaction.gtid);
+        }
+        self.begin = event;
+        self.rows_query = None;
+        self.texts.xa_id = None;
+        (self.begun, self.named) = (false, false);
+        self.out.changes = 0;
+    }
+
+    /// Its BEGIN came.
+    pub fn note_begin(&mut self, event: EventView) {
+        self.begin = event;
+    }
+
+    /// It is an XA transaction with this id.
+    pub fn note_xa(&mut self, id: &[u8]) {
+        self.texts.xa_id = Some(String::from_utf8_lossy(id).into_owned());
+    }
+
+    /// The text of the statement behind the rows that follow.
+    pub fn note_rows_query(&mut self, event: EventView, text: &[u8]) {
+        self.rows_query = Some((event, String::from_utf8_lossy(text).into_owned()));
+    }
+
+    /// The text of the statement behind the rows that follow is not to be told.
+    pub fn forget_rows_query(&mut self) {
+        self.rows_query = None;
+    }
+
+    /// Makes the transaction's texts before its first message.
+    fn name(&mut self, transaction: &TransactionView) {
+        if !std::mem::replace(&mut self.named, true) {
+            self.texts.gtid.clear();
+            transaction.gtid.write(&mut self.texts.gtid);
+            if let Some(executed) = &self.executed {
+                self.texts.gtid_set = executed.text();
+            }
+        }
+        self.out.current.1 = transaction.commit_version;
+    }
+
+    /// Tells that the transaction begins, and what its rows come from, before the first of them.
+    fn begin(&mut self, transaction: &TransactionView, row_first: u32) -> Result<()> {
+        self.name(transaction);
+        if !std::mem::replace(&mut self.begun, true) {
+            self.out.set_table(&self.no_table);
+            let at = self.texts.at(transaction, self.begin, row_first);
+            self.dialect.begin(&at, &mut self.out)?;
+        }
+        if let Some((event, text)) = self.rows_query.take() {
+            self.out.set_table(&self.no_table);
+            let at = self.texts.at(transaction, event, row_first);
+            self.dialect.rows_query(&at, &text, &mut self.out)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the messages of one rows event and returns how many changes it held.
+    pub fn add(
+        &mut self,
+        transaction: &TransactionView,
+        table: &MessageTable,
+        rows: &RowsView<'_>,
+        filter: ChangeFilter,
+    ) -> Result<u32> {
+        let mut images = Images::new(&table.view, *rows, self.dialect.json_style())?;
+        if filter.images(images.change()).is_none() {
+            while images.next()?.is_some() {}
+            return Ok(images.changes());
+        }
+        if rows.row_first < rows.resume_rows {
+            // Its begin was handed out with these rows before a reconnect.
+            self.begun = true;
+        }
+        self.begin(transaction, rows.row_first)?;
+        self.out.set_table(&table.view.name);
+        let start = self.out.value.len();
+        let at = self.texts.at(transaction, rows.event, rows.row_first);
+        table.writer.rows(&at, &mut images, &mut self.out)?;
+        self.out.check(start)?;
+        Ok(images.changes())
+    }
+
+    /// Adds the message of a statement. One that is `alone` is its transaction's end, at `event.end_offset`.
+    pub fn add_statement(
+        &mut self,
+        transaction: &TransactionView,
+        event: EventView,
+        statement: &StatementView<'_>,
+    ) -> Result<()> {
+        if statement.alone {
+            self.name(transaction);
+        } else {
+            self.begin(transaction, 0)?;
+        }
+        let before = self.out.len();
+        self.out.set_table(&self.no_table);
+        let at = self.texts.at(transaction, event, 0);
+        self.dialect.statement(&at, statement, &mut self.out)?;
+        if statement.alone && self.out.len() > before {
+            self.out.mark_end(event.end_offset);
+        }
+        Ok(())
+    }
+
+    /// The transaction is whole: tells of its end where it was begun.
+    pub fn end(&mut self, transaction: &TransactionView, event: EventView, xid: Option<u64>, rows: u32) -> Result<()> {
+        if std::mem::take(&mut self.begun) {
+            let before = self.out.len();
+            self.out.set_table(&self.no_table);
+            let at = self.texts.at(transaction, event, rows);
+            let end = match (self.texts.xa_id.as_deref(), xid) {
+                (_, Some(xid)) => End::Xid(xid),
+                (Some(id), None) => End::Prepared(id),
+                (None, None) => End::Commit,
+            };
+            self.dialect.end(&at, end, &mut self.out)?;
+            if self.out.len() > before {
+                self.out.mark_end(event.end_offset);
+            }
+        }
+        self.out.committed = self.out.len();
+        Ok(())
+    }
+
+    /// Closes the batch and starts again. Without `all` the open transaction's messages are dropped.
+    pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
+        if !all {
+            self.out.truncate(self.out.committed);
+        }
+        let is_open = self.out.len() > self.out.committed;
+        let held_back = usize::from(is_open && self.dialect.marks_last_row());
+        let count = self.out.len().saturating_sub(held_back);
+        self.batch(count, position)
+    }
+
+    /// How many changes of the open transaction were not handed out with the others when the batch closed inside it.
+    pub fn held_back(&self) -> u32 {
+        self.out.rows.iter().sum::<i32>().unsigned_abs()
+    }
+
+    /// Closes the batch of whole transactions; the open one's messages stay.
+    pub fn close(&mut self, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
+        let count = self.out.committed;
+        self.batch(count, position)
+    }
+
+    fn batch(&mut self, count: usize, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
+        self.out.committed = 0;
+        let record = self.out.take(count)?;
+        Ok(record.map(|record| Batch { database: "".into(), table: "".into(), schema_version: 0, record, position }))
+    }
+}
+
+/// The schema of messages.
+pub fn schema() -> Schema {
+    let table = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+    Schema::new(vec![
+        Field::new("value", DataType::LargeBinary, false),
+        Field::new("table", table, false),
+        Field::new("kind", DataType::Int8, false),
+        Field::new("slot", DataType::Int16, false),
+        Field::new("rows", DataType::Int32, false),
+        Field::new("commit_version", DataType::Int64, false),
+        Field::new("end_offset", DataType::Int64, true),
+    ])
+}

@@ -1,0 +1,60 @@
+//! The id and the times of the transaction that follows (MySQL, codes 33 and 34).
+
+use crate::cursor::Cursor;
+use crate::error::Result;
+use crate::gtid::Gtid;
+
+/// What any of the three GTID events says of its transaction.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TransactionHead {
+    /// The id; anonymous where GTIDs are off.
+    pub gtid: Gtid,
+    /// When this server committed, in microseconds since 1970 (MySQL 8.0.1 and later).
+    pub commit_us: Option<u64>,
+    /// Bytes of the whole transaction including the GTID event (MySQL 8.0.2 and later).
+    pub length: Option<u64>,
+    /// MariaDB: one statement follows, without a commit of its own.
+    pub standalone: bool,
+    /// The connection that committed (MariaDB 11.5 and later).
+    pub thread_id: Option<u64>,
+    /// The logical clock of parallel replication: the number of the last transaction that this one has to follow, and
+    /// its own (MySQL 5.7 and later).
+    pub clock: Option<(i64, i64)>,
+    /// The id of the XA transaction that is prepared here, as statements write it (MariaDB).
+    pub xa_id: Option<String>,
+}
+
+fn signed(value: u64) -> i64 {
+    i64::from_ne_bytes(value.to_ne_bytes())
+}
+
+/// Reads the body, without checksum (`Gtid_event`): flags u8, uuid 16 bytes, number i64, then from 5.7 a logical
+/// clock (type u8 = 2, two i64), then from 8.0 commit times of 7 bytes, the transaction's length, versions.
+pub fn read(body: &[u8], anonymous: bool) -> Result<TransactionHead> {
+    let mut cursor = Cursor::new(body);
+    cursor.skip(1)?;
+    let mut uuid = [0u8; 16];
+    uuid.copy_from_slice(cursor.take(16)?);
+    let number = cursor.u64()?;
+    let mut head = TransactionHead::default();
+    if !anonymous {
+        head.gtid = Gtid::Mysql { uuid, tag: String::new(), number };
+    }
+    if cursor.remaining() < 17 || cursor.u8()? != 2 {
+        return Ok(head);
+    }
+    head.clock = Some((signed(cursor.u64()?), signed(cursor.u64()?)));
+    if cursor.remaining() < 7 {
+        return Ok(head);
+    }
+    const HAS_ORIGINAL: u64 = 1 << 55;
+    let immediate = u64::from(cursor.u24()?) | u64::from(cursor.u32()?) << 24;
+    if immediate & HAS_ORIGINAL != 0 {
+        cursor.skip(7)?;
+    }
+    head.commit_us = Some(immediate & !HAS_ORIGINAL);
+    if !cursor.is_empty() {
+        head.length = Some(cursor.length_encoded()?);
+    }
+    Ok(head)
+}

@@ -1,0 +1,77 @@
+//! The id of the transaction that follows (MariaDB, code 162), and the list of code 163.
+
+use crate::cursor::Cursor;
+use crate::error::Result;
+use crate::event::gtid::TransactionHead;
+use crate::gtid::{Gtid, GtidSet};
+
+const STANDALONE: u8 = 1;
+const GROUP_COMMIT_ID: u8 = 2;
+const PREPARED_XA: u8 = 64;
+const COMPLETED_XA: u8 = 128;
+const EXTRA_MULTI_ENGINE: u8 = 1;
+const EXTRA_COMMIT_ALTER: u8 = 4;
+const EXTRA_ROLLBACK_ALTER: u8 = 8;
+const EXTRA_THREAD_ID: u8 = 16;
+
+/// Reads the body, without checksum (`Gtid_log_event`): sequence u64, domain u32, flags u8, then by flag a commit id,
+/// an XA id and extra fields; zeros fill it up to 19 bytes. The server id stands in the event's header.
+pub fn read(body: &[u8], server: u32) -> Result<TransactionHead> {
+    let mut cursor = Cursor::new(body);
+    let sequence = cursor.u64()?;
+    let domain = cursor.u32()?;
+    let flags = cursor.u8()?;
+    let mut head = TransactionHead {
+        gtid: Gtid::Mariadb { domain, server, sequence },
+        standalone: flags & STANDALONE != 0,
+        ..TransactionHead::default()
+    };
+    if flags & GROUP_COMMIT_ID != 0 {
+        cursor.skip(8)?;
+    }
+    if flags & (PREPARED_XA | COMPLETED_XA) != 0 {
+        let format = cursor.u32()?;
+        let lengths = [usize::from(cursor.u8()?), usize::from(cursor.u8()?)];
+        let [global, branch] = lengths;
+        let parts = (cursor.take(global)?, cursor.take(branch)?);
+        head.xa_id = (flags & PREPARED_XA != 0).then(|| xa_id(parts.0, parts.1, format));
+    }
+    head.thread_id = extra_thread_id(cursor);
+    Ok(head)
+}
+
+/// The id as `XA END` and its like have it: both parts in hexadecimal digits, and the format.
+fn xa_id(global: &[u8], branch: &[u8], format: u32) -> String {
+    let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("X'{}',X'{}',{}", digits(global), digits(branch), format as i32)
+}
+
+/// The thread id among the optional fields at the end; absent before 11.5, and not needed to read what follows.
+fn extra_thread_id(mut cursor: Cursor<'_>) -> Option<u64> {
+    let extra = cursor.u8().ok()?;
+    if extra & EXTRA_MULTI_ENGINE != 0 {
+        cursor.skip(1).ok()?;
+    }
+    if extra & (EXTRA_COMMIT_ALTER | EXTRA_ROLLBACK_ALTER) != 0 {
+        cursor.skip(8).ok()?;
+    }
+    if extra & EXTRA_THREAD_ID == 0 {
+        return None;
+    }
+    cursor.u32().ok().map(u64::from)
+}
+
+/// Reads a GTID list (`Gtid_list_log_event`): count and flags in one u32, then domain, server, sequence for each.
+pub fn read_list(body: &[u8]) -> Result<GtidSet> {
+    let mut cursor = Cursor::new(body);
+    let count = cursor.u32()? & 0x0fff_ffff;
+    let mut set = GtidSet::default();
+    for _ in 0..count {
+        let domain = cursor.u32()?;
+        let server = cursor.u32()?;
+        let sequence = cursor.u64()?;
+        // The list may name several servers of one domain; the last is the newest.
+        set.add(&Gtid::Mariadb { domain, server, sequence });
+    }
+    Ok(set)
+}

@@ -1,0 +1,267 @@
+//! Events: the header they share and the table of their types; one body per file.
+//!
+//! Type codes are those of `mysql::binlog::event::Log_event_type` (MySQL, `binlog_event.h`) and of `Log_event_type`
+//! in MariaDB's `log_event.h` (160 and up).
+
+pub mod compressed;
+pub mod format_description;
+pub mod gtid;
+pub mod heartbeat;
+pub mod incident;
+pub mod mariadb_gtid;
+pub mod previous_gtids;
+pub mod query;
+pub mod rotate;
+pub mod rows;
+pub mod table_map;
+pub mod tagged_gtid;
+pub mod transaction_payload;
+
+use crate::cursor::Cursor;
+use crate::error::Result;
+
+/// Set while a file is being written, and left behind by a crash, without the checksum being made anew.
+pub const FLAG_IN_USE: u16 = 0x0001;
+/// The event was made up for the stream and stands in no file.
+pub const FLAG_ARTIFICIAL: u16 = 0x0020;
+/// A reader that does not know the type may pass over the event.
+pub const FLAG_IGNORABLE: u16 = 0x0080;
+
+/// The header of every event: 19 bytes.
+///
+/// ```text
+/// 0         4      5            9       13         17      19
+/// ┌─────────┬──────┬────────────┬───────┬──────────┬───────┐
+/// │timestamp│ type │ server id  │ size  │ end pos  │ flags │
+/// └─────────┴──────┴────────────┴───────┴──────────┴───────┘
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Seconds since 1970, when the statement began.
+    pub timestamp: u32,
+    /// The type byte; `EventKind::from_code` names it.
+    pub code: u8,
+    /// The server on which the change was first made.
+    pub server_id: u32,
+    /// Bytes of the whole event: header, body and checksum.
+    pub size: u32,
+    /// Where the next event starts, modulo 2^32; 0 where the server does not say.
+    pub end_position: u32,
+    /// The `FLAG_` bits.
+    pub flags: u16,
+}
+
+impl Header {
+    /// Reads a header; needs 19 bytes.
+    #[inline(always)]
+    pub fn read(cursor: &mut Cursor<'_>) -> Result<Header> {
+        Ok(Header {
+            timestamp: cursor.u32()?,
+            code: cursor.u8()?,
+            server_id: cursor.u32()?,
+            size: cursor.u32()?,
+            end_position: cursor.u32()?,
+            flags: cursor.u16()?,
+        })
+    }
+}
+
+macro_rules! event_kinds {
+    ($($(#[$doc:meta])* $kind:ident = $code:literal, $name:literal;)+) => {
+        /// The event types that are understood.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum EventKind { $($(#[$doc])* $kind),+ }
+
+        impl EventKind {
+            /// Every type, in code order.
+            pub const ALL: &'static [EventKind] = &[$(EventKind::$kind),+];
+
+            /// The type of a code, or None for a code that is not understood.
+            #[inline(always)]
+            pub fn from_code(code: u8) -> Option<EventKind> {
+                match code { $($code => Some(EventKind::$kind),)+ _ => None }
+            }
+
+            /// The name as SHOW BINLOG EVENTS prints it.
+            pub fn name(self) -> &'static str {
+                match self { $(EventKind::$kind => $name),+ }
+            }
+        }
+    };
+}
+
+event_kinds! {
+    /// A statement, or BEGIN and COMMIT.
+    Query = 2, "Query";
+    /// The server stopped.
+    Stop = 3, "Stop";
+    /// The log goes on in another file.
+    Rotate = 4, "Rotate";
+    /// LAST_INSERT_ID or INSERT_ID for the statement that follows.
+    IntVar = 5, "Intvar";
+    /// A block of a file for LOAD DATA.
+    AppendBlock = 9, "Append_block";
+    /// The file of a LOAD DATA was removed.
+    DeleteFile = 11, "Delete_file";
+    /// The seed of RAND for the statement that follows.
+    Rand = 13, "RAND";
+    /// A user variable for the statement that follows.
+    UserVar = 14, "User var";
+    /// The first event: version, header lengths, checksum algorithm.
+    FormatDescription = 15, "Format_desc";
+    /// The commit of a transaction.
+    Xid = 16, "Xid";
+    /// The first block of a file for LOAD DATA.
+    BeginLoadQuery = 17, "Begin_load_query";
+    /// LOAD DATA as a statement.
+    ExecuteLoadQuery = 18, "Execute_load_query";
+    /// What the row images that follow hold.
+    TableMap = 19, "Table_map";
+    /// Inserted rows, version 1.
+    WriteRowsV1 = 23, "Write_rows_v1";
+    /// Updated rows, version 1.
+    UpdateRowsV1 = 24, "Update_rows_v1";
+    /// Deleted rows, version 1.
+    DeleteRowsV1 = 25, "Delete_rows_v1";
+    /// Changes may have been lost.
+    Incident = 26, "Incident";
+    /// The server is idle.
+    Heartbeat = 27, "Heartbeat";
+    /// May be passed over.
+    Ignorable = 28, "Ignorable";
+    /// The statement behind the rows that follow.
+    RowsQuery = 29, "Rows_query";
+    /// Inserted rows.
+    WriteRows = 30, "Write_rows";
+    /// Updated rows.
+    UpdateRows = 31, "Update_rows";
+    /// Deleted rows.
+    DeleteRows = 32, "Delete_rows";
+    /// The GTID of the transaction that follows.
+    Gtid = 33, "Gtid";
+    /// A transaction without a GTID follows.
+    AnonymousGtid = 34, "Anonymous_Gtid";
+    /// The GTIDs of all earlier files.
+    PreviousGtids = 35, "Previous_gtids";
+    /// Group replication: what the transaction was certified against.
+    TransactionContext = 36, "Transaction_context";
+    /// Group replication: the group changed.
+    ViewChange = 37, "View_change";
+    /// A transaction was prepared for two-phase commit.
+    XaPrepare = 38, "XA_prepare";
+    /// Updated rows whose JSON columns hold differences.
+    PartialUpdateRows = 39, "Update_rows_partial";
+    /// A whole transaction, compressed.
+    TransactionPayload = 40, "Transaction_payload";
+    /// The server is idle; carries a 64-bit position.
+    HeartbeatV2 = 41, "Heartbeat";
+    /// The GTID, with a tag, of the transaction that follows.
+    TaggedGtid = 42, "Gtid";
+    /// MariaDB: the statement behind the rows that follow.
+    AnnotateRows = 160, "Annotate_rows";
+    /// MariaDB: the oldest file that recovery needs.
+    BinlogCheckpoint = 161, "Binlog_checkpoint";
+    /// MariaDB: the GTID of the transaction that follows.
+    MariadbGtid = 162, "Gtid";
+    /// MariaDB: the last GTID of each domain in all earlier files.
+    MariadbGtidList = 163, "Gtid_list";
+    /// MariaDB: the rest of the file is encrypted.
+    StartEncryption = 164, "Start_encryption";
+    /// MariaDB: a statement, compressed.
+    QueryCompressed = 165, "Query_compressed";
+    /// MariaDB: inserted rows, version 1, compressed.
+    WriteRowsCompressedV1 = 166, "Write_rows_compressed_v1";
+    /// MariaDB: updated rows, version 1, compressed.
+    UpdateRowsCompressedV1 = 167, "Update_rows_compressed_v1";
+    /// MariaDB: deleted rows, version 1, compressed.
+    DeleteRowsCompressedV1 = 168, "Delete_rows_compressed_v1";
+    /// MariaDB: inserted rows, compressed.
+    WriteRowsCompressed = 169, "Write_rows_compressed";
+    /// MariaDB: updated rows, compressed.
+    UpdateRowsCompressed = 170, "Update_rows_compressed";
+    /// MariaDB: deleted rows, compressed.
+    DeleteRowsCompressed = 171, "Delete_rows_compressed";
+}
+
+/// What a rows event does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// One image: the new row.
+    Insert,
+    /// Two images: the old row and the new.
+    Update,
+    /// One image: the old row.
+    Delete,
+}
+
+impl EventKind {
+    /// What a rows event does; None for any other event.
+    #[inline]
+    pub fn change(self) -> Option<Change> {
+        use EventKind::*;
+        match self {
+            WriteRows | WriteRowsV1 | WriteRowsCompressed | WriteRowsCompressedV1 => Some(Change::Insert),
+            UpdateRows | UpdateRowsV1 | UpdateRowsCompressed | UpdateRowsCompressedV1 | PartialUpdateRows => {
+                Some(Change::Update)
+            }
+            DeleteRows | DeleteRowsV1 | DeleteRowsCompressed | DeleteRowsCompressedV1 => Some(Change::Delete),
+            _ => None,
+        }
+    }
+
+    /// Whether a rows event carries the extra header of version 2.
+    #[inline]
+    pub fn has_extra_header(self) -> bool {
+        use EventKind::*;
+        matches!(
+            self,
+            WriteRows
+                | UpdateRows
+                | DeleteRows
+                | PartialUpdateRows
+                | WriteRowsCompressed
+                | UpdateRowsCompressed
+                | DeleteRowsCompressed
+        )
+    }
+
+    /// Whether MariaDB compressed the row images.
+    #[inline]
+    pub fn has_compressed_rows(self) -> bool {
+        use EventKind::*;
+        matches!(
+            self,
+            WriteRowsCompressed
+                | UpdateRowsCompressed
+                | DeleteRowsCompressed
+                | WriteRowsCompressedV1
+                | UpdateRowsCompressedV1
+                | DeleteRowsCompressedV1
+        )
+    }
+
+    /// Whether the event opens a transaction by naming it.
+    #[inline]
+    pub fn is_gtid(self) -> bool {
+        matches!(self, EventKind::Gtid | EventKind::AnonymousGtid | EventKind::TaggedGtid | EventKind::MariadbGtid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_names_itself_back() {
+        let known = (0..=255).filter_map(EventKind::from_code).count();
+        assert_eq!(known, EventKind::ALL.len());
+    }
+
+    #[test]
+    fn a_header_reads_as_written() {
+        let bytes = [1, 0, 0, 0, 30, 7, 0, 0, 0, 40, 0, 0, 0, 200, 0, 0, 0, 0x80, 0];
+        let header = Header::read(&mut Cursor::new(&bytes)).unwrap();
+        assert_eq!((header.timestamp, header.code, header.server_id), (1, 30, 7));
+        assert_eq!((header.size, header.end_position, header.flags), (40, 200, FLAG_IGNORABLE));
+    }
+}

@@ -1,0 +1,138 @@
+//! Row images: which columns they hold, and where one image ends and the next begins.
+//!
+//! ```text
+//! table id │ flags │ (extra header) │ count │ columns present │ (present after) │ images...
+//! image:  null bits of the present columns │ values
+//! ```
+
+use crate::column::Kind;
+use crate::cursor::Cursor;
+use crate::error::{malformed, Result};
+use crate::event::{Change, EventKind};
+
+/// The head of a rows event, as views.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsHead<'a> {
+    /// The table, by the number its table map gave.
+    pub table_id: u64,
+    /// How many columns the table has.
+    pub width: usize,
+    /// One bit for each column: whether the first image holds it.
+    pub present: &'a [u8],
+    /// The same for the second image of an update; the first again for other events.
+    pub present_after: &'a [u8],
+    /// The images, compressed when the event type says so.
+    pub images: &'a [u8],
+}
+
+/// A table id that names no table: the event only ends a statement.
+pub const TABLE_ID_NONE: u64 = 0x00ff_ffff;
+
+impl<'a> RowsHead<'a> {
+    /// Reads the head of a body, without checksum (`Rows_event`).
+    #[inline]
+    pub fn read(body: &'a [u8], kind: EventKind, table_id_bytes: usize) -> Result<RowsHead<'a>> {
+        let mut cursor = Cursor::new(body);
+        let table_id = cursor.uint(table_id_bytes)?;
+        cursor.skip(2)?;
+        if kind.has_extra_header() {
+            let bytes = usize::from(cursor.u16()?);
+            cursor.skip(bytes.checked_sub(2).ok_or_else(|| malformed("an extra row header under two bytes"))?)?;
+        }
+        let width = usize::try_from(cursor.length_encoded()?).map_err(|_| malformed("a rows event's width"))?;
+        let present = cursor.take(width.div_ceil(8))?;
+        let present_after = match kind.change() {
+            Some(Change::Update) => cursor.take(width.div_ceil(8))?,
+            _ => present,
+        };
+        Ok(RowsHead { table_id, width, present, present_after, images: cursor.take_rest() })
+    }
+}
+
+/// Whether bit `index` is set, counted from the lowest bit of the first byte.
+#[inline(always)]
+pub fn bit(bits: &[u8], index: usize) -> bool {
+    bits.get(index / 8).is_some_and(|byte| byte >> (index % 8) & 1 == 1)
+}
+
+/// How many of the first `width` bits are set.
+#[inline]
+pub fn count(bits: &[u8], width: usize) -> usize {
+    let whole: usize = bits.iter().take(width / 8).map(|byte| byte.count_ones() as usize).sum();
+    let rest = width % 8;
+    let last = bits.get(width / 8).copied().unwrap_or(0) & ((1u16 << rest) - 1) as u8;
+    whole + last.count_ones() as usize
+}
+
+/// The part of an after-image that JSON differences add in front (PARTIAL_UPDATE_ROWS).
+#[derive(Debug, Clone, Copy)]
+pub struct PartialHead<'a> {
+    /// One bit for each JSON column of the table: whether the value is a difference. Empty when none is.
+    pub partial: &'a [u8],
+}
+
+impl<'a> PartialHead<'a> {
+    /// Reads the value options of one after-image; `json_columns` counts those of the whole table.
+    pub fn read(cursor: &mut Cursor<'a>, json_columns: usize) -> Result<PartialHead<'a>> {
+        const PARTIAL_JSON: u64 = 1;
+        let options = cursor.length_encoded()?;
+        if options & PARTIAL_JSON == 0 {
+            return Ok(PartialHead { partial: &[] });
+        }
+        Ok(PartialHead { partial: cursor.take(json_columns.div_ceil(8))? })
+    }
+}
+
+/// Passes over one image; what is left of the cursor is the next one. A difference of a JSON column has the same
+/// length prefix as a whole value, so it needs no case of its own.
+#[inline]
+pub fn skip_image(cursor: &mut Cursor<'_>, kinds: &[Kind], present: &[u8], partial_json: Option<usize>) -> Result<()> {
+    if let Some(json_columns) = partial_json {
+        PartialHead::read(cursor, json_columns)?;
+    }
+    let nulls = cursor.take(count(present, kinds.len()).div_ceil(8))?;
+    let mut at = 0;
+    for (index, kind) in kinds.iter().enumerate() {
+        if !bit(present, index) {
+            continue;
+        }
+        if !bit(nulls, at) {
+            kind.skip(cursor)?;
+        }
+        at += 1;
+    }
+    Ok(())
+}
+
+/// Counts the changes of an event: images of an update come in pairs.
+pub fn count_changes(head: &RowsHead<'_>, images: &[u8], kinds: &[Kind], kind: EventKind) -> Result<u32> {
+    let json_columns = kinds.iter().filter(|kind| matches!(kind, Kind::Json { .. })).count();
+    let partial_json = (kind == EventKind::PartialUpdateRows).then_some(json_columns);
+    let mut cursor = Cursor::new(images);
+    let mut changes = 0u32;
+    while !cursor.is_empty() {
+        let before = cursor.remaining();
+        skip_image(&mut cursor, kinds, head.present, None)?;
+        if kind.change() == Some(Change::Update) {
+            skip_image(&mut cursor, kinds, head.present_after, partial_json)?;
+        }
+        if cursor.remaining() == before {
+            return Err(malformed("row images without bytes"));
+        }
+        changes = changes.saturating_add(1);
+    }
+    Ok(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_count_up_to_the_width() {
+        assert_eq!(count(&[0xff, 0xff], 10), 10);
+        assert_eq!(count(&[0b101], 3), 2);
+        assert_eq!(count(&[], 0), 0);
+        assert!(bit(&[0, 1], 8) && !bit(&[0, 1], 9) && !bit(&[], 3));
+    }
+}

@@ -1,0 +1,317 @@
+//! What the row images that follow hold: the table, its columns' types, and what the server adds on request.
+//!
+//! ```text
+//! table id │ flags │ database │ table │ count │ types │ metadata │ nullable bits │ optional fields
+//! ```
+//!
+//! The optional fields (`Table_map_event::Optional_metadata_field_type`) hold signs and character sets with
+//! `binlog_row_metadata=MINIMAL`, and names, members and keys with FULL. MariaDB with NO_LOG writes none.
+
+use std::sync::Arc;
+
+use crate::charset::Charset;
+use crate::column::{Hints, Kind, Wire};
+use crate::cursor::Cursor;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::format_description::Format;
+use crate::limits::COLUMNS_MAX;
+
+mod code {
+    pub const TINY: u8 = 1;
+    pub const SHORT: u8 = 2;
+    pub const LONG: u8 = 3;
+    pub const FLOAT: u8 = 4;
+    pub const DOUBLE: u8 = 5;
+    pub const LONGLONG: u8 = 8;
+    pub const INT24: u8 = 9;
+    pub const YEAR: u8 = 13;
+    pub const VARCHAR: u8 = 15;
+    pub const BIT: u8 = 16;
+    pub const TIMESTAMP2: u8 = 17;
+    pub const DATETIME2: u8 = 18;
+    pub const TIME2: u8 = 19;
+    pub const TYPED_ARRAY: u8 = 20;
+    pub const BLOB_COMPRESSED: u8 = 140;
+    pub const VARCHAR_COMPRESSED: u8 = 141;
+    pub const VECTOR: u8 = 242;
+    pub const JSON: u8 = 245;
+    pub const NEWDECIMAL: u8 = 246;
+    pub const ENUM: u8 = 247;
+    pub const SET: u8 = 248;
+    pub const BLOB: u8 = 252;
+    pub const VAR_STRING: u8 = 253;
+    pub const STRING: u8 = 254;
+    pub const GEOMETRY: u8 = 255;
+}
+
+/// One column, as far as the log describes it.
+#[derive(Debug, Clone)]
+pub struct LogColumn {
+    /// How it lies in a row image.
+    pub wire: Wire,
+    /// Its name, with FULL metadata.
+    pub name: Option<Arc<str>>,
+    /// Sign, character set and members, as far as the log tells them.
+    pub hints: Hints,
+    /// Whether the log tells the sign of a number, or the character set of a text.
+    pub described: bool,
+    /// Whether the column may be null.
+    pub nullable: bool,
+    /// The name of the kind of geometry that a spatial column is declared as, with FULL metadata.
+    pub geometry: Option<&'static str>,
+}
+
+/// By the numbers of `Field::geometry_type`.
+const GEOMETRIES: [&str; 8] = [
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geometrycollection",
+];
+
+/// A table map, taken apart.
+#[derive(Debug, Clone)]
+pub struct TableMap {
+    /// The number by which rows events name the table; it changes with every change of the definition.
+    pub table_id: u64,
+    /// The database, UTF-8.
+    pub database: Arc<str>,
+    /// The table, UTF-8.
+    pub table: Arc<str>,
+    /// The columns, in their order.
+    pub columns: Vec<LogColumn>,
+    /// Names of the primary key's columns, with FULL metadata; empty otherwise.
+    pub primary_key: Vec<Arc<str>>,
+}
+
+/// The number by which rows events name the table, from the front of a body.
+#[inline]
+pub fn table_id(body: &[u8], bytes: usize) -> Result<u64> {
+    Cursor::new(body).uint(bytes)
+}
+
+impl TableMap {
+    /// Reads the body, without checksum.
+    pub fn read(body: &[u8], format: &Format) -> Result<TableMap> {
+        let mut cursor = Cursor::new(body);
+        let table_id = cursor.uint(format.table_id_bytes_table_map)?;
+        cursor.skip(2)?;
+        let database = name(&mut cursor)?;
+        let table = name(&mut cursor)?;
+        let count = usize::try_from(cursor.length_encoded()?).unwrap_or(usize::MAX);
+        if count > COLUMNS_MAX {
+            let message = format!("a table map of {count} columns");
+            return Err(Error::new(ErrorKind::LimitExceeded, message));
+        }
+        let codes = cursor.take(count)?;
+        let mut metadata = Cursor::new(cursor.length_encoded_bytes()?);
+        let wires = codes.iter().map(|&code| wire(code, &mut metadata)).collect::<Result<Vec<Wire>>>()?;
+        let nullable = cursor.take(count.div_ceil(8))?;
+        let columns = wires
+            .into_iter()
+            .enumerate()
+            .map(|(index, wire)| LogColumn {
+                wire,
+                name: None,
+                hints: Hints { mariadb: format.mariadb, ..Hints::default() },
+                described: false,
+                nullable: nullable.get(index / 8).is_some_and(|byte| byte >> (index % 8) & 1 == 1),
+                geometry: None,
+            })
+            .collect();
+        let mut map = TableMap { table_id, database, table, columns, primary_key: Vec::new() };
+        map.read_optional(cursor)?;
+        Ok(map)
+    }
+
+    /// Whether the log alone says everything: the names of all columns, and members where there are any.
+    pub fn is_complete(&self) -> bool {
+        self.columns.iter().all(|column| column.name.is_some())
+    }
+
+    /// How to pass over the columns, which needs neither names nor signs.
+    pub fn skip_kinds(&self) -> Result<Vec<Kind>> {
+        self.columns.iter().map(|column| Kind::opaque(column.wire, column.hints.mariadb)).collect()
+    }
+
+    fn read_optional(&mut self, mut cursor: Cursor<'_>) -> Result<()> {
+        let mut key: Vec<usize> = Vec::new();
+        let mut members: Vec<(bool, &[u8])> = Vec::new();
+        while !cursor.is_empty() {
+            let field = cursor.u8()?;
+            let value = cursor.length_encoded_bytes()?;
+            let mut value_cursor = Cursor::new(value);
+            match field {
+                1 => self.signs(value),
+                2 => self.default_charset(value_cursor, is_text)?,
+                3 => self.charset_of_each(value_cursor, is_text)?,
+                4 => {
+                    for column in &mut self.columns {
+                        let text = value_cursor.length_encoded_bytes()?;
+                        column.name = Some(utf8(text, "a column's name")?.into());
+                    }
+                }
+                5 => members.push((true, value)),
+                6 => members.push((false, value)),
+                7 => self.geometries(value_cursor)?,
+                8 => {
+                    while !value_cursor.is_empty() {
+                        key.push(value_cursor.length_encoded()? as usize);
+                    }
+                }
+                9 => {
+                    while !value_cursor.is_empty() {
+                        key.push(value_cursor.length_encoded()? as usize);
+                        value_cursor.length_encoded()?;
+                    }
+                }
+                10 => self.default_charset(value_cursor, is_enumerated)?,
+                11 => self.charset_of_each(value_cursor, is_enumerated)?,
+                // 12 visibility, 13 dimensions of vectors, and fields of later versions
+                // describe a column further without changing how its values read.
+                _ => {}
+            }
+        }
+        for (sets, value) in members {
+            self.members(sets, Cursor::new(value))?;
+        }
+        self.primary_key =
+            key.iter().filter_map(|&index| self.columns.get(index).and_then(|column| column.name.clone())).collect();
+        Ok(())
+    }
+
+    /// One number for each spatial column.
+    fn geometries(&mut self, mut cursor: Cursor<'_>) -> Result<()> {
+        for column in self.columns.iter_mut().filter(|column| column.wire.code == code::GEOMETRY) {
+            let number = usize::try_from(cursor.length_encoded()?).ok();
+            column.geometry = number.and_then(|number| GEOMETRIES.get(number)).copied();
+        }
+        Ok(())
+    }
+
+    /// One bit for each numeric column, from the highest bit of the first byte on; set means unsigned.
+    fn signs(&mut self, bits: &[u8]) {
+        let numeric = self.columns.iter_mut().filter(|column| is_numeric(column.wire));
+        for (index, column) in numeric.enumerate() {
+            column.hints.unsigned = bits.get(index / 8).is_some_and(|byte| byte << (index % 8) & 0x80 != 0);
+            column.described = true;
+        }
+    }
+
+    /// One collation for all columns of a class, then pairs of index within the class and collation.
+    fn default_charset(&mut self, mut cursor: Cursor<'_>, class: fn(Wire) -> bool) -> Result<()> {
+        let default = charset(cursor.length_encoded()?)?;
+        let mut others = Vec::new();
+        while !cursor.is_empty() {
+            others.push((cursor.length_encoded()?, charset(cursor.length_encoded()?)?));
+        }
+        let columns = self.columns.iter_mut().filter(|column| class(column.wire));
+        for (index, column) in columns.enumerate() {
+            let other = others.iter().find(|(at, _)| *at == index as u64).map(|(_, charset)| *charset);
+            column.hints.charset = Some(other.unwrap_or(default));
+            column.described = true;
+        }
+        Ok(())
+    }
+
+    /// One collation for each column of a class.
+    fn charset_of_each(&mut self, mut cursor: Cursor<'_>, class: fn(Wire) -> bool) -> Result<()> {
+        for column in self.columns.iter_mut().filter(|column| class(column.wire)) {
+            column.hints.charset = Some(charset(cursor.length_encoded()?)?);
+            column.described = true;
+        }
+        Ok(())
+    }
+
+    /// For each SET (or ENUM) column a count, then that many members in the column's character set.
+    fn members(&mut self, sets: bool, mut cursor: Cursor<'_>) -> Result<()> {
+        let wanted = if sets { code::SET } else { code::ENUM };
+        for column in self.columns.iter_mut().filter(|column| enumerated_code(column.wire) == Some(wanted)) {
+            let charset = column.hints.charset.unwrap_or(Charset::Utf8mb4);
+            let mut values: Vec<Arc<str>> = Vec::new();
+            for _ in 0..cursor.length_encoded()? {
+                let mut text = Vec::new();
+                let bytes = cursor.length_encoded_bytes()?;
+                if charset.decode_into(bytes, &mut text).is_err() {
+                    text.extend_from_slice(String::from_utf8_lossy(bytes).as_bytes());
+                }
+                values.push(String::from_utf8_lossy(&text).into());
+            }
+            column.hints.values = Some(values.into());
+        }
+        Ok(())
+    }
+}
+
+fn utf8<'a>(bytes: &'a [u8], what: &str) -> Result<&'a str> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.contains('\0') => Ok(text),
+        _ => Err(malformed(format!("{what} is not UTF-8, or has a zero byte"))),
+    }
+}
+
+fn name(cursor: &mut Cursor<'_>) -> Result<Arc<str>> {
+    // MySQL 8 writes the length length-encoded, which is one byte for every length that a name can have in bytes
+    // up to 250; longer ones (64 characters of four bytes) differ.
+    let bytes = cursor.length_encoded_bytes()?;
+    if cursor.u8()? != 0 {
+        return Err(malformed("a table map's name does not end with a zero"));
+    }
+    utf8(bytes, "a table map's name").map(Arc::from)
+}
+
+fn charset(collation: u64) -> Result<Charset> {
+    u32::try_from(collation).ok().and_then(Charset::from_collation_id).ok_or_else(|| {
+        Error::new(ErrorKind::EventUnsupported, format!("collation {collation} is not known"))
+            .hint("SELECT * FROM information_schema.COLLATIONS on the server names it")
+    })
+}
+
+/// Reads the metadata of one type: none, one byte or two, as `Field::do_save_field_metadata` writes them.
+fn wire(code: u8, metadata: &mut Cursor<'_>) -> Result<Wire> {
+    let bytes = match code {
+        code::FLOAT | code::DOUBLE | code::BLOB | code::JSON | code::GEOMETRY | code::VECTOR => 1,
+        code::TIMESTAMP2 | code::DATETIME2 | code::TIME2 | code::BLOB_COMPRESSED => 1,
+        code::VARCHAR | code::VARCHAR_COMPRESSED | code::BIT | code::NEWDECIMAL => 2,
+        code::STRING | code::VAR_STRING | code::ENUM | code::SET => 2,
+        code::TYPED_ARRAY => {
+            return Err(Error::new(ErrorKind::EventUnsupported, "a column of type TYPED_ARRAY")
+                .hint("the server never writes such a column into row events; the log is damaged"));
+        }
+        _ => 0,
+    };
+    let metadata = match bytes {
+        0 => 0,
+        1 => u16::from(metadata.u8()?),
+        _ => metadata.u16()?,
+    };
+    Ok(Wire { code, metadata })
+}
+
+/// ENUM and SET lie inside STRING: the first metadata byte is the real type.
+fn enumerated_code(wire: Wire) -> Option<u8> {
+    let real = if wire.code == code::STRING { (wire.metadata & 0xff) as u8 } else { wire.code };
+    matches!(real, code::ENUM | code::SET).then_some(real)
+}
+
+fn is_enumerated(wire: Wire) -> bool {
+    enumerated_code(wire).is_some()
+}
+
+fn is_text(wire: Wire) -> bool {
+    let string = matches!(
+        wire.code,
+        code::STRING | code::VAR_STRING | code::VARCHAR | code::BLOB | code::BLOB_COMPRESSED | code::VARCHAR_COMPRESSED
+    );
+    string && !is_enumerated(wire)
+}
+
+/// Both servers give YEAR a sign bit, and BIT none.
+fn is_numeric(wire: Wire) -> bool {
+    use code::{DOUBLE, FLOAT, INT24, LONG, LONGLONG, NEWDECIMAL, SHORT, TINY, YEAR};
+    matches!(wire.code, TINY | SHORT | INT24 | LONG | LONGLONG | FLOAT | DOUBLE | NEWDECIMAL | YEAR)
+}

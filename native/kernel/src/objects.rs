@@ -1,0 +1,257 @@
+//! Arrow rows as JSON objects.
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch, StringArray};
+use arrow_buffer::{OffsetBuffer, ScalarBuffer};
+
+use crate::column::{json, quoted, CellColumn, Value};
+use crate::emit::system;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::stream::DeclaredColumn;
+
+/// One member of the objects: its name as it stands in JSON, and its values.
+struct Member<'a> {
+    name: &'a str,
+    key: Vec<u8>,
+    cells: CellColumn<'a>,
+}
+
+/// One JSON object for each row of `batch`, with the declared columns as members, in their order; `names` takes only
+/// some, in its own order.
+///
+/// Values are as the server's client shows them. One that its type cannot hold is null, or with `exact` the text that
+/// stands in `_metadata.unrepresentable`. Raises `SchemaInvalid` for a column that is not of its declared type,
+/// `OptionInvalid` for a name that is not declared or not in the batch, `LimitExceeded` for more than 2 GiB of text.
+pub fn json_objects(
+    batch: &RecordBatch,
+    columns: &[DeclaredColumn],
+    mariadb: bool,
+    names: Option<&[String]>,
+    exact: bool,
+) -> Result<StringArray> {
+    let members = members(batch, columns, mariadb, names)?;
+    let unheld = if exact { Unheld::of(batch) } else { None };
+    let mut out = Vec::new();
+    let mut ends = Vec::with_capacity(batch.num_rows() + 1);
+    ends.push(0i32);
+    for row in 0..batch.num_rows() {
+        let start = out.len();
+        for member in &members {
+            out.extend_from_slice(&member.key);
+            match unheld.as_ref().and_then(|unheld| unheld.text(row, member.name)) {
+                Some(text) => quoted::write(text.as_bytes(), &mut out),
+                None => member
+                    .cells
+                    .value(row)
+                    .and_then(|value| value.write_shown(member.cells.kind(), &mut out))
+                    .map_err(|error| error.within(&format!("column `{}`", member.name)))?,
+            }
+        }
+        close(start, &mut out);
+        ends.push(i32::try_from(out.len()).map_err(|_| too_long())?);
+    }
+    StringArray::try_new(OffsetBuffer::new(ScalarBuffer::from(ends)), out.into(), None)
+        .map_err(|error| malformed(format!("JSON that is no text: {error}")))
+}
+
+/// The text of one column's value in each row, null where it is null; with `path` what that leads to in a document.
+///
+/// Values are as the server's client shows them, but numbers with all their digits, BIT as a number, and bytes as
+/// hexadecimal digits; what the column's type cannot hold is its exact text. Raises what `json_objects` raises.
+pub fn column_texts(
+    batch: &RecordBatch,
+    column: &DeclaredColumn,
+    mariadb: bool,
+    path: &[json::Step],
+) -> Result<StringArray> {
+    let cells = CellColumn::new(&column.name, &column.kind(mariadb)?, array(batch, &column.name)?)?;
+    let unheld = Unheld::of(batch);
+    let mut out = Vec::new();
+    let mut ends = Vec::with_capacity(batch.num_rows() + 1);
+    let mut valid = Vec::with_capacity(batch.num_rows());
+    ends.push(0i32);
+    for row in 0..batch.num_rows() {
+        let start = out.len();
+        let exact = unheld.as_ref().and_then(|unheld| unheld.text(row, &column.name));
+        let is_some = match exact {
+            Some(text) => {
+                out.extend_from_slice(text.as_bytes());
+                true
+            }
+            None => {
+                let value = cells.value(row);
+                let written = value.and_then(|value| match value {
+                    Value::Null => Ok(false),
+                    value => value.write_name(cells.kind(), &mut out).map(|()| true),
+                });
+                written.map_err(|error| error.within(&format!("column `{}`", column.name)))?
+            }
+        };
+        let picked = if is_some && !path.is_empty() { pick(start, path, &mut out)? } else { is_some };
+        ends.push(i32::try_from(out.len()).map_err(|_| too_long())?);
+        valid.push(picked);
+    }
+    StringArray::try_new(OffsetBuffer::new(ScalarBuffer::from(ends)), out.into(), Some(valid.into()))
+        .map_err(|error| malformed(format!("a name that is no text: {error}")))
+}
+
+/// Puts what a path leads to in place of the document written behind `start`; false where it leads nowhere.
+fn pick(start: usize, path: &[json::Step], out: &mut Vec<u8>) -> Result<bool> {
+    let document = std::str::from_utf8(out.get(start..).unwrap_or_default());
+    let found = json::pick(document.map_err(|_| malformed("a document that is no text"))?, path)?;
+    out.truncate(start);
+    out.extend_from_slice(found.as_deref().unwrap_or_default().as_bytes());
+    Ok(found.is_some())
+}
+
+/// Makes an object of the pairs written behind `start`, each of which began with a comma.
+fn close(start: usize, out: &mut Vec<u8>) {
+    match out.get_mut(start) {
+        Some(first) => *first = b'{',
+        None => out.push(b'{'),
+    }
+    out.push(b'}');
+}
+
+fn members<'a>(
+    batch: &'a RecordBatch,
+    columns: &'a [DeclaredColumn],
+    mariadb: bool,
+    names: Option<&[String]>,
+) -> Result<Vec<Member<'a>>> {
+    let member = |column: &'a DeclaredColumn| {
+        let mut key = vec![b','];
+        quoted::write(column.name.as_bytes(), &mut key);
+        key.push(b':');
+        let cells = CellColumn::new(&column.name, &column.kind(mariadb)?, array(batch, &column.name)?)?;
+        Ok(Member { name: &column.name, key, cells })
+    };
+    match names {
+        None => columns.iter().map(member).collect(),
+        Some(names) => {
+            let column = |name: &String| columns.iter().find(|column| column.name == *name);
+            names.iter().map(|name| column(name).ok_or_else(|| no_column(name)).and_then(member)).collect()
+        }
+    }
+}
+
+/// A column of a batch. Raises `OptionInvalid` for one that is not there.
+pub(crate) fn array<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
+    batch.column_by_name(name).ok_or_else(|| no_column(name))
+}
+
+#[cold]
+fn no_column(name: &str) -> Error {
+    Error::new(ErrorKind::OptionInvalid, format!("there is no column `{name}` in these rows"))
+        .hint("name columns that the table has after all steps before")
+}
+
+#[cold]
+fn too_long() -> Error {
+    Error::new(ErrorKind::LimitExceeded, "the JSON of one batch holds more than 2 GiB").hint("lower batch_bytes_max")
+}
+
+/// Values that their Arrow types cannot hold, by row.
+pub(crate) struct Unheld<'a> {
+    maps: &'a arrow_array::MapArray,
+}
+
+impl<'a> Unheld<'a> {
+    /// What a batch tells of such values in `_metadata`; None where it tells of none.
+    pub(crate) fn of(batch: &'a RecordBatch) -> Option<Unheld<'a>> {
+        let metadata = batch.column_by_name(system::METADATA)?.as_struct_opt()?;
+        let maps = metadata.column_by_name("unrepresentable")?.as_map_opt()?;
+        (maps.null_count() < maps.len()).then_some(Unheld { maps })
+    }
+
+    /// The exact text of a row's value; None where its column holds it.
+    pub(crate) fn text(&self, row: usize, column: &str) -> Option<&'a str> {
+        if self.maps.is_null(row) {
+            return None;
+        }
+        let ends = self.maps.value_offsets();
+        let at = |place: usize| ends.get(place).and_then(|end| usize::try_from(*end).ok());
+        let names = self.maps.keys().as_string_opt::<i32>()?;
+        let texts = self.maps.values().as_string_opt::<i32>()?;
+        (at(row)?..at(row + 1)?).find(|place| names.value(*place) == column).map(|place| texts.value(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, Decimal128Array, DurationMicrosecondArray, Int32Array};
+    use arrow_schema::{Field, Schema};
+
+    use super::*;
+
+    fn column(name: &str, type_text: &str, array: ArrayRef) -> (DeclaredColumn, ArrayRef) {
+        let (name, type_text) = (name.to_owned(), type_text.to_owned());
+        (DeclaredColumn { name, type_text, charset: Some("utf8mb4".to_owned()), nullable: true }, array)
+    }
+
+    fn texts(values: &[Option<&str>]) -> ArrayRef {
+        Arc::new(StringArray::from(values.to_vec()))
+    }
+
+    fn objects(columns: Vec<(DeclaredColumn, ArrayRef)>, names: Option<&[&str]>) -> Result<Vec<String>> {
+        let fields: Vec<Field> =
+            columns.iter().map(|(column, array)| Field::new(&column.name, array.data_type().clone(), true)).collect();
+        let (declared, arrays): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
+        let batch = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap();
+        let names: Option<Vec<String>> = names.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+        let made = json_objects(&batch, &declared, true, names.as_deref(), false)?;
+        Ok(made.iter().flatten().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn rows_become_objects_of_what_the_client_shows() {
+        let decimals = Decimal128Array::from(vec![Some(-150), None]).with_precision_and_scale(5, 2).unwrap();
+        let times = DurationMicrosecondArray::from(vec![-1_500_000, 3_020_399_000_000]);
+        let columns = || {
+            vec![
+                column("id", "mediumint unsigned", Arc::new(Int32Array::from(vec![7, 16_777_215]))),
+                column("price", "decimal(5,2)", Arc::new(decimals.clone())),
+                column(
+                    "wide",
+                    "decimal(40,1)",
+                    texts(&[Some("-0.5"), Some("123456789012345678901234567890123456789.1")]),
+                ),
+                column("at", "time(1)", Arc::new(times.clone())),
+                column("na\"me", "varchar(9)", texts(&[Some("a\nb"), Some("")])),
+                column("set", "set('x','y')", texts(&[Some("y,x"), Some("")])),
+                column("address", "inet6", texts(&[Some("::1"), None])),
+            ]
+        };
+        let expected = [
+            r#"{"id":7,"price":-1.50,"wide":-0.5,"at":"-00:00:01.5","na\"me":"a\nb","set":"x,y","address":"::1"}"#,
+            concat!(
+                r#"{"id":16777215,"price":null,"wide":123456789012345678901234567890123456789.1,"#,
+                r#""at":"838:59:59.0","na\"me":"","set":"","address":null}"#
+            ),
+        ];
+        assert_eq!(objects(columns(), None).unwrap(), expected);
+        assert_eq!(objects(columns(), Some(&["set", "id"])).unwrap()[0], r#"{"set":"x,y","id":7}"#);
+        assert_eq!(objects(columns(), Some(&[])).unwrap(), ["{}", "{}"]);
+        let error = objects(columns(), Some(&["none"])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OptionInvalid);
+    }
+
+    #[test]
+    fn what_a_column_cannot_hold_is_refused_by_its_name() {
+        let cases = [
+            ("int", texts(&[Some("1")]), ErrorKind::SchemaInvalid),
+            ("enum('a')", texts(&[Some("b")]), ErrorKind::ValueMalformed),
+            ("set('a')", texts(&[Some("a,b")]), ErrorKind::ValueMalformed),
+            ("uuid", texts(&[Some("b")]), ErrorKind::ValueMalformed),
+            ("inet4", texts(&[Some("1.2.3")]), ErrorKind::ValueMalformed),
+            ("decimal(40,0)", texts(&[Some("1.5")]), ErrorKind::ValueMalformed),
+        ];
+        for (type_text, array, kind) in cases {
+            let error = objects(vec![column("odd", type_text, array)], None).unwrap_err();
+            assert_eq!(error.kind(), kind, "{type_text}");
+            assert!(error.message().contains("`odd`"), "{error}");
+        }
+    }
+}

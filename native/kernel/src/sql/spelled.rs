@@ -1,0 +1,65 @@
+//! Numbers as both databases read them.
+
+/// Adds a number with a point before its last `scale` digits.
+pub(super) fn decimal(value: i128, scale: usize, out: &mut Vec<u8>) {
+    if value < 0 {
+        out.push(b'-');
+    }
+    let digits = value.unsigned_abs().to_string();
+    let (whole, fraction) = digits.split_at_checked(digits.len().saturating_sub(scale)).unwrap_or((&digits, ""));
+    out.extend_from_slice(if whole.is_empty() { b"0" } else { whole.as_bytes() });
+    if scale > 0 {
+        out.push(b'.');
+        out.resize(out.len() + (scale - fraction.len()), b'0');
+        out.extend_from_slice(fraction.as_bytes());
+    }
+}
+
+/// Adds the shortest digits that are read back as the same FLOAT, with an exponent: else they would be a DECIMAL.
+pub(super) fn single(value: f32, out: &mut Vec<u8>) {
+    if value.abs() >= f32::MAX {
+        // Its shortest digits are a number above it, which a strict server refuses.
+        return double(value.into(), out);
+    }
+    with_exponent(ryu::Buffer::new().format_finite(value), out);
+}
+
+/// As `single`, of a DOUBLE.
+pub(super) fn double(value: f64, out: &mut Vec<u8>) {
+    with_exponent(ryu::Buffer::new().format_finite(value), out);
+}
+
+fn with_exponent(digits: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(digits.as_bytes());
+    if !digits.contains('e') {
+        out.extend_from_slice(b"e0");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
+        let mut out = Vec::new();
+        write(&mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_decimal_keeps_its_digits() {
+        let cases = [(0, 0, "0"), (0, 2, "0.00"), (-5, 2, "-0.05"), (12345, 2, "123.45"), (-100, 0, "-100")];
+        for (value, scale, expected) in cases {
+            assert_eq!(text(|out| decimal(value, scale, out)), expected);
+        }
+        assert_eq!(text(|out| decimal(i128::from(u64::MAX), 0, out)), "18446744073709551615");
+    }
+
+    #[test]
+    fn a_float_is_never_a_decimal() {
+        assert_eq!(text(|out| single(0.1, out)), "0.1e0");
+        assert_eq!(text(|out| single(f32::MIN, out)), "-3.4028234663852886e38");
+        assert_eq!(text(|out| double(-0.0, out)), "-0.0e0");
+        assert_eq!(text(|out| double(1e300, out)), "1e300");
+    }
+}

@@ -1,0 +1,398 @@
+//! What each event does to the stream.
+
+use super::statement::Statement;
+use super::{Decoder, Emitter, Flow};
+use crate::cursor::Cursor;
+use crate::emit::dialect::{StatementKind, StatementView};
+use crate::emit::events::EventRow;
+use crate::emit::system::EventView;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::compressed::decompress;
+use crate::event::gtid::{self, TransactionHead};
+use crate::event::query::{verb, Query as QueryBody, Verb};
+use crate::event::rotate::Rotate as RotateBody;
+use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid};
+use crate::event::{EventKind, Header};
+use crate::stream::frame::Span;
+use crate::stream::prepared::{id_of, Known};
+
+/// An event as emitters see it.
+pub(super) fn event_view(header: &Header, span: Span) -> EventView {
+    EventView { offset: span.start, end_offset: span.end, timestamp: header.timestamp, server_id: header.server_id }
+}
+
+impl Decoder {
+    /// Takes one event, from the file or from inside a payload.
+    pub(super) fn dispatch(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
+        use EventKind::*;
+        if self.open.is_none() && !kind.is_gtid() && self.is_past_stop(span.start) {
+            return Ok(Flow::Done);
+        }
+        self.event = event_view(header, span);
+        // Until the first transaction opens, what comes belongs to one that began before the range.
+        if self.orphan && !kind.is_gtid() && self.open.is_none() {
+            return self.pass_orphan(header, kind, body, span);
+        }
+        if kind.change().is_some() {
+            return self.rows(header, kind, body, span);
+        }
+        if kind != TableMap && !kind.is_gtid() && !matches!(kind, Query | QueryCompressed) {
+            self.note_event(header, kind, span, None);
+        }
+        match kind {
+            TableMap => {
+                if self.open.as_ref().is_some_and(|open| open.skipped) {
+                    return Ok(Flow::Next);
+                }
+                self.table_map(header, body, span)
+            }
+            Gtid | AnonymousGtid => self.begin_noted(header, gtid::read(body, kind == AnonymousGtid)?, kind, span),
+            TaggedGtid => self.begin_noted(header, tagged_gtid::read(body)?, kind, span),
+            MariadbGtid => {
+                let head = mariadb_gtid::read(body, header.server_id)?;
+                let begun = !head.standalone;
+                let flow = self.begin_noted(header, head, kind, span)?;
+                if let Some(open) = &mut self.open {
+                    open.begun = begun;
+                }
+                Ok(flow)
+            }
+            Query => self.query(header, body, None, span),
+            QueryCompressed => {
+                let compressed = QueryBody::read(body)?.text;
+                let text = decompress(compressed)?;
+                self.query(header, body, Some(&text), span)
+            }
+            Xid => {
+                self.xid = Some(Cursor::new(body).u64()?);
+                self.end(span).map(|()| Flow::Next)
+            }
+            RowsQuery | AnnotateRows => {
+                self.rows_query(kind, body);
+                Ok(Flow::Next)
+            }
+            XaPrepare => self.prepare(span).map(|()| Flow::Next),
+            TransactionPayload => self.open_payload(body, span),
+            Incident => Err(Error::new(ErrorKind::IncidentLogged, incident::message(body)?)
+                .hint("changes may be missing from the log here: take a new full copy of the tables")),
+            ExecuteLoadQuery => {
+                self.logged_change(header, "LOAD DATA".to_owned(), String::new(), span);
+                Ok(Flow::Next)
+            }
+            StartEncryption if !self.options.live => {
+                Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
+                    .hint("read it from the server (mysql://...), which decrypts it"))
+            }
+            Rotate | Stop | PreviousGtids | MariadbGtidList => self.mark_file(kind, body, span).map(|()| Flow::Next),
+            // These describe the statement behind the rows, or belong to statements, or to group replication.
+            _ => Ok(Flow::Next),
+        }
+    }
+
+    /// Takes in what the log says of its own files: the next one, the end, and the transactions of those before.
+    fn mark_file(&mut self, kind: EventKind, body: &[u8], span: Span) -> Result<()> {
+        match kind {
+            EventKind::Rotate => return self.follow_file(&RotateBody::read(body)?),
+            EventKind::Stop => {
+                self.stopped = true;
+                return Ok(());
+            }
+            EventKind::MariadbGtidList => self.seen.union(&mariadb_gtid::read_list(body)?),
+            _ => self.seen.union(&previous_gtids::read(body)?),
+        }
+        self.boundary = (self.file.clone(), span.end);
+        Ok(())
+    }
+
+    fn begin_noted(&mut self, header: &Header, head: TransactionHead, kind: EventKind, span: Span) -> Result<Flow> {
+        if self.in_doubt {
+            let message = "the range was cut between a GTID event and its BEGIN, in a log of which not every server writes GTID events";
+            return Err(Error::new(ErrorKind::EventUnsupported, message)
+                .hint("read logs of servers before MySQL 5.7 in one range for each file"));
+        }
+        let flow = self.begin(header, head, span)?;
+        if flow == Flow::Next {
+            self.note_event(header, kind, span, None);
+        }
+        Ok(flow)
+    }
+
+    /// Passes over the rest of a transaction that began before the range, up to the first that can be told to begin.
+    fn pass_orphan(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
+        let verb = match kind {
+            EventKind::Query => Some(verb(QueryBody::read(body)?.text)),
+            _ => None,
+        };
+        let gtid_events = self.format.as_ref().is_some_and(|format| format.gtid_events);
+        match (kind, verb) {
+            // Where GTID events are certain, this BEGIN follows one that lies before the range.
+            (_, Some(Verb::Begin)) if !gtid_events => {
+                self.orphan = false;
+                self.in_doubt = self.counters.events == 0;
+                self.query(header, body, None, span)
+            }
+            (EventKind::Xid | EventKind::XaPrepare, _) | (_, Some(Verb::Commit)) => {
+                self.orphan = false;
+                self.boundary = (self.file.clone(), span.end);
+                Ok(Flow::Next)
+            }
+            (EventKind::Rotate, _) => {
+                self.follow_file(&RotateBody::read(body)?)?;
+                Ok(Flow::Next)
+            }
+            (EventKind::Stop, _) => {
+                self.stopped = true;
+                Ok(Flow::Next)
+            }
+            _ => Ok(Flow::Next),
+        }
+    }
+
+    fn query(&mut self, header: &Header, body: &[u8], plain: Option<&[u8]>, span: Span) -> Result<Flow> {
+        let query = QueryBody::read(body)?;
+        let text = plain.unwrap_or(query.text);
+        let verb = verb(text);
+        let opened = self.open.is_none();
+        if opened {
+            // A log without GTID events: the statement itself opens the transaction.
+            let flow = self.begin(header, TransactionHead::default(), span)?;
+            if flow != Flow::Next {
+                return Ok(flow);
+            }
+        }
+        if let Some(open) = &mut self.open {
+            if open.view.thread_id.is_none() {
+                open.view.thread_id = Some(i64::from(query.thread_id));
+            }
+        }
+        self.note_statement(header, &query, text, span);
+        match verb {
+            Verb::Begin => {
+                if let Some(open) = &mut self.open {
+                    open.begun = true;
+                }
+                if let Emitter::Messages(batch) = &mut self.emitter {
+                    batch.note_begin(self.event);
+                    if let Some(id) = id_of(text) {
+                        batch.note_xa(id);
+                    }
+                }
+                if text != b"BEGIN" && !text.starts_with(b"XA") {
+                    return self.statement(header, &query, text, false, span);
+                }
+                Ok(Flow::Next)
+            }
+            Verb::Commit => self.end(span).map(|()| Flow::Next),
+            Verb::Rollback => self.roll_back(span).map(|()| Flow::Next),
+            Verb::RollbackTo => {
+                let selected = self.open.as_ref().is_some_and(|open| open.selected > 0 && !open.skipped);
+                if selected {
+                    let message = "rows before a ROLLBACK TO SAVEPOINT were logged and then undone";
+                    return Err(Error::new(ErrorKind::TransactionRolledBack, message).hint(
+                        "it mixed transactional and other tables; compare the tables it changed with the source",
+                    ));
+                }
+                Ok(Flow::Next)
+            }
+            Verb::Marker => {
+                if let Some(open) = self.open.as_mut().filter(|_| text.starts_with(b"XA END")) {
+                    open.xa_id = id_of(text).map(Into::into);
+                }
+                Ok(Flow::Next)
+            }
+            Verb::XaRollback => self.roll_back_prepared(text, span).map(|()| Flow::Next),
+            Verb::XaCommit => {
+                if self.prepared.take(text) != Known::Untouched {
+                    self.tell_outcome(text, StatementKind::XaCommit)?;
+                }
+                self.end(span).map(|()| Flow::Next)
+            }
+            Verb::Change | Verb::Definition => {
+                let flow = self.statement(header, &query, text, verb == Verb::Change, span)?;
+                let alone = self.open.as_ref().is_some_and(|open| !open.begun);
+                if alone && flow == Flow::Next {
+                    self.end(span)?;
+                }
+                Ok(flow)
+            }
+        }
+    }
+
+    pub(super) fn decodes_rows(&self) -> bool {
+        matches!(self.emitter, Emitter::Typed(_) | Emitter::Envelope(_) | Emitter::Messages(_))
+    }
+
+    fn statement(
+        &mut self,
+        header: &Header,
+        query: &QueryBody<'_>,
+        text: &[u8],
+        is_change: bool,
+        span: Span,
+    ) -> Result<Flow> {
+        if query.error_code != 0 && !is_change {
+            return Ok(Flow::Next);
+        }
+        let database = String::from_utf8_lossy(query.database).into_owned();
+        let text = query.text_utf8(text);
+        if is_change {
+            self.logged_change(header, text, database, span);
+            return Ok(Flow::Next);
+        }
+        if !matches!(self.emitter, Emitter::Messages(_)) {
+            self.push_statement(header, text, database, false, span);
+            return Ok(Flow::Next);
+        }
+        match self.statement_wanted.take() {
+            // Who takes the statement says whether it is told of; then the event comes again.
+            None if self.options.statements => {
+                self.statement_wanted = Some(true);
+                self.push_statement(header, text, database, false, span);
+                return Ok(Flow::Ask);
+            }
+            Some(false) => {}
+            _ => self.tell(&database, &text, StatementKind::Definition)?,
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Writes the message of a statement, in messages.
+    fn tell(&mut self, database: &str, text: &str, kind: StatementKind) -> Result<()> {
+        let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) else { return Ok(()) };
+        if open.skipped {
+            return Ok(());
+        }
+        let statement = StatementView { database, text, kind, alone: !open.begun };
+        self.gathered_rows += 1;
+        batch.add_statement(&open.view, self.event, &statement)
+    }
+
+    /// Tells what became of a prepared XA transaction, in messages.
+    pub(super) fn tell_outcome(&mut self, text: &[u8], kind: StatementKind) -> Result<()> {
+        if let (Emitter::Messages(batch), Some(id)) = (&mut self.emitter, id_of(text)) {
+            batch.note_xa(id);
+        }
+        self.tell("", &String::from_utf8_lossy(text), kind)
+    }
+
+    /// Notes the text of the statement behind the rows that follow, for messages: a length byte stands before MySQL's,
+    /// nothing before MariaDB's.
+    fn rows_query(&mut self, kind: EventKind, body: &[u8]) {
+        if let Emitter::Messages(batch) = &mut self.emitter {
+            let text = if kind == EventKind::RowsQuery { body.get(1..).unwrap_or_default() } else { body };
+            batch.note_rows_query(self.event, text);
+        }
+    }
+
+    fn logged_change(&mut self, header: &Header, text: String, database: String, span: Span) {
+        self.push_statement(header, text, database, true, span);
+    }
+
+    fn push_statement(&mut self, header: &Header, text: String, database: String, is_change: bool, span: Span) {
+        if !self.options.statements {
+            return;
+        }
+        let mut gtid = String::new();
+        let open = self.open.as_ref();
+        if let Some(open) = open {
+            open.view.gtid.write(&mut gtid);
+        }
+        self.statements.push_back(Statement {
+            database,
+            text,
+            is_change,
+            is_skipped: open.is_some_and(|open| open.skipped),
+            file: self.file.clone(),
+            offset: span.start,
+            end_offset: span.end,
+            timestamp_us: i64::from(header.timestamp) * 1_000_000,
+            gtid,
+        });
+    }
+
+    fn note_statement(&mut self, header: &Header, query: &QueryBody<'_>, text: &[u8], span: Span) {
+        match &self.emitter {
+            Emitter::Transactions(_) => {
+                self.tally.events += 1;
+                if verb(text) == Verb::Definition || verb(text) == Verb::Change {
+                    self.tally.statement = Some(query.text_utf8(text));
+                }
+            }
+            Emitter::Events(_) => {
+                let text = query.text_utf8(text);
+                let database = String::from_utf8_lossy(query.database).into_owned();
+                let kind = EventKind::from_code(header.code).unwrap_or(EventKind::Query);
+                self.note(
+                    header,
+                    kind,
+                    span,
+                    Some(&database).filter(|d| !d.is_empty()).map(String::as_str),
+                    None,
+                    None,
+                    Some(text),
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes an event for the emitters that show events or count them.
+    pub(super) fn note_event(
+        &mut self,
+        header: &Header,
+        kind: EventKind,
+        span: Span,
+        table: Option<(&str, &str, Option<u32>)>,
+    ) {
+        match self.emitter {
+            Emitter::Transactions(_) => self.tally.events += 1,
+            Emitter::Events(_) => {
+                let (database, name, rows) = match table {
+                    Some((database, name, rows)) => (Some(database), Some(name), rows),
+                    None => (None, None, None),
+                };
+                self.note(header, kind, span, database, name, rows, None);
+            }
+            _ => {}
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn note(
+        &mut self,
+        header: &Header,
+        kind: EventKind,
+        span: Span,
+        database: Option<&str>,
+        table: Option<&str>,
+        rows: Option<u32>,
+        text: Option<String>,
+    ) {
+        let before = self.options.start.is_some_and(|start| (self.file_number, span.start) < start);
+        if before && self.open.is_none() || self.open.as_ref().is_some_and(|open| open.skipped) {
+            return;
+        }
+        let mut gtid = String::new();
+        if let Some(open) = &self.open {
+            open.view.gtid.write(&mut gtid);
+        }
+        let file = self.file.clone();
+        if let Emitter::Events(batch) = &mut self.emitter {
+            batch.add(
+                header,
+                EventRow {
+                    file: &file,
+                    offset: span.start,
+                    end_offset: span.end,
+                    kind: kind.name(),
+                    gtid: &gtid,
+                    database,
+                    table,
+                    rows,
+                    text,
+                },
+            );
+            self.gathered_rows += 1;
+        }
+    }
+}

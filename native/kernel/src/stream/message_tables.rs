@@ -1,0 +1,68 @@
+//! Tables as dialects see them.
+
+use super::tables::DeclaredColumn;
+use crate::column::Kind;
+use crate::emit::dialect::{MessageColumn, TableView};
+use crate::emit::system::TableRef;
+use crate::emit::typed::SourceColumn;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::table_map::{LogColumn, TableMap};
+
+/// What is said of a table's columns beside their types.
+pub(super) struct Keys<'a> {
+    pub primary: &'a [String],
+    pub shard: Option<&'a [String]>,
+    pub wanted: Option<&'a [String]>,
+}
+
+/// The table as dialects see it. A declared type text stands for the log's own where the column has the same name and
+/// its type fits.
+pub(super) fn table_view(
+    table: &TableRef,
+    map: &TableMap,
+    sources: Vec<SourceColumn>,
+    declared: Option<&[DeclaredColumn]>,
+    keys: &Keys<'_>,
+    mariadb: bool,
+) -> Result<TableView> {
+    let is_key = |name: &str| match map.primary_key.is_empty() {
+        true => keys.primary.iter().any(|key| key == name),
+        false => map.primary_key.iter().any(|key| **key == *name),
+    };
+    let column = |(source, logged): (SourceColumn, &LogColumn)| {
+        let found = declared.unwrap_or_default().iter().find(|declared| *declared.name == *source.name);
+        let fits = found.filter(|found| found.kind(mariadb).is_ok_and(|kind| kind.fit(logged.wire).is_ok()));
+        MessageColumn {
+            type_text: match fits {
+                Some(declared) => declared.type_text.as_str().into(),
+                None => logged.geometry.map_or_else(|| source.kind.type_text(), str::to_owned).into(),
+            },
+            nullable: logged.nullable,
+            is_key: is_key(&source.name),
+            wanted: keys.wanted.is_none_or(|wanted| wanted.iter().any(|name| *name == *source.name)),
+            name: source.name,
+            kind: source.kind,
+        }
+    };
+    let columns: Vec<MessageColumn> = sources.into_iter().zip(&map.columns).map(column).collect();
+    let decides = |column: &MessageColumn| match keys.shard {
+        Some(names) => names.iter().any(|name| *name == *column.name),
+        None => column.is_key,
+    };
+    let has = |name: &String| columns.iter().any(|column| *name == *column.name);
+    if let Some(missing) = keys.shard.unwrap_or_default().iter().find(|name| !has(name)) {
+        let message = format!("rows are to be sharded by the column `{missing}`, which is not there");
+        return Err(Error::new(ErrorKind::OptionInvalid, message)
+            .hint("name columns of the table, or none to shard by its primary key"));
+    }
+    Ok(TableView {
+        name: format!("{}.{}", table.database, table.table).into(),
+        database: table.database.clone(),
+        table: table.table.clone(),
+        schema_version: table.schema_version,
+        shard_columns: (0..columns.len()).filter(|at| columns.get(*at).is_some_and(decides)).collect(),
+        json_columns: columns.iter().filter(|column| matches!(column.kind, Kind::Json { .. })).count(),
+        columns,
+        mariadb,
+    })
+}

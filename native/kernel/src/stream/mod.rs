@@ -1,0 +1,418 @@
+//! The decoder: event bytes of one byte range in, batches out.
+//!
+//! It is a machine that is fed and asked, and never calls back: `feed` takes whole events from the front of a buffer
+//! and stops early when it has something to say, which [`Decoder::state`] names. A transaction belongs to the range
+//! in which its first event lies, so ranges can be cut at any byte, read in parallel, and put together again.
+
+mod dispatch;
+pub(crate) mod frame;
+mod message_tables;
+mod options;
+pub(crate) mod payload;
+mod prepared;
+mod resync;
+mod statement;
+mod tables;
+mod transaction;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub use frame::file_number;
+pub use options::{Emit, Options};
+pub use statement::Statement;
+pub use tables::{Answer, DeclaredColumn, TableRequest};
+
+use crate::emit::envelope::EnvelopeBatch;
+use crate::emit::events::EventsBatch;
+use crate::emit::messages::MessagesBatch;
+use crate::emit::system::EventView;
+use crate::emit::transactions::{Tally, TransactionsBatch};
+use crate::emit::typed::TableBatch;
+use crate::emit::Batch;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::format_description::Format;
+use crate::gtid::GtidSet;
+use payload::Payload;
+use prepared::Prepared;
+use tables::Tables;
+use transaction::Open;
+
+/// What the decoder waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// More bytes.
+    Input,
+    /// Somebody to take a batch.
+    Batch,
+    /// Somebody to say how a table is to be read.
+    Table,
+    /// Somebody to take a statement.
+    Statement,
+    /// Nothing: the range ends here.
+    Done,
+}
+
+/// Whether an event was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Next,
+    /// A question stands; the same event comes again.
+    Ask,
+    Done,
+}
+
+/// What has passed by so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes of whole events.
+    pub bytes: u64,
+    /// Events, those inside payloads included.
+    pub events: u64,
+    /// Whole transactions in range.
+    pub transactions: u64,
+    /// Changes in range: an update counts once.
+    pub changes: u64,
+}
+
+enum Emitter {
+    Typed(Vec<TableBatch>),
+    Envelope(EnvelopeBatch),
+    Events(EventsBatch),
+    Transactions(TransactionsBatch),
+    Messages(Box<MessagesBatch>),
+}
+
+/// See the module's text.
+pub struct Decoder {
+    options: Options,
+    format: Option<Format>,
+    relay: bool,
+    /// Where the file's format description ends.
+    format_end: u64,
+    file: Arc<str>,
+    file_number: u32,
+    offset: u64,
+    boundary: (Arc<str>, u64),
+    magic_due: bool,
+    searching: bool,
+    orphan: bool,
+    /// The range opened at a BEGIN that may belong to a GTID event before it.
+    in_doubt: bool,
+    open: Option<Open>,
+    prepared: Prepared,
+    first_transaction: bool,
+    tally: Tally,
+    tables: Tables,
+    payload: Option<Box<Payload>>,
+    /// What the last payload was decompressed with; making one anew costs more than a small payload.
+    spare_zstd: Option<zstd::stream::raw::Decoder<'static>>,
+    emitter: Emitter,
+    dirty: Vec<usize>,
+    gathered_rows: usize,
+    gathered_bytes: usize,
+    ready: VecDeque<Batch>,
+    statements: VecDeque<Statement>,
+    /// A statement was handed out before its message is written: whether it is to be.
+    statement_wanted: Option<bool>,
+    /// The event being read.
+    event: EventView,
+    /// The number of the XID event that commits the open transaction.
+    xid: Option<u64>,
+    seen: GtidSet,
+    next_file: Option<String>,
+    stopped: bool,
+    done: bool,
+    failure: Option<Error>,
+    counters: Counters,
+    commit_us: i64,
+}
+
+impl Decoder {
+    /// Starts where `options.file` and `options.offset` say. With `head`, the first bytes of the file (magic and
+    /// format description), reading may start anywhere behind them.
+    pub fn new(options: Options, head: Option<&[u8]>) -> Result<Decoder> {
+        let emitter = match options.emit {
+            Emit::Typed => Emitter::Typed(Vec::new()),
+            Emit::Envelope => Emitter::Envelope(EnvelopeBatch::new(&options.instance)),
+            Emit::Events => Emitter::Events(EventsBatch::default()),
+            Emit::Transactions => Emitter::Transactions(TransactionsBatch::default()),
+            Emit::Messages => match &options.dialect {
+                Some(dialect) => Emitter::Messages(Box::new(MessagesBatch::new(dialect, &options.instance)?)),
+                None => return Err(Error::new(ErrorKind::OptionInvalid, "messages need a dialect")),
+            },
+        };
+        let mut decoder = Decoder {
+            format: None,
+            relay: false,
+            format_end: 0,
+            file: options.file.clone(),
+            file_number: options.file_number,
+            offset: options.offset,
+            boundary: (options.file.clone(), options.offset),
+            magic_due: options.offset == 0 && !options.live,
+            searching: !options.aligned,
+            orphan: !options.aligned,
+            in_doubt: false,
+            open: None,
+            prepared: Prepared::default(),
+            first_transaction: true,
+            tally: Tally::default(),
+            tables: Tables::default(),
+            payload: None,
+            spare_zstd: None,
+            emitter,
+            dirty: Vec::new(),
+            gathered_rows: 0,
+            gathered_bytes: 0,
+            ready: VecDeque::new(),
+            statements: VecDeque::new(),
+            statement_wanted: None,
+            event: EventView::default(),
+            xid: None,
+            seen: GtidSet::default(),
+            next_file: None,
+            stopped: false,
+            done: false,
+            failure: None,
+            counters: Counters::default(),
+            commit_us: 0,
+            options,
+        };
+        if let Some(head) = head {
+            decoder.read_head(head)?;
+        } else if decoder.offset > 0 && !decoder.options.live {
+            let message = "reading from inside a file needs the file's first bytes";
+            return Err(Error::new(ErrorKind::OptionInvalid, message));
+        }
+        Ok(decoder)
+    }
+
+    /// What the decoder waits for.
+    pub fn state(&self) -> State {
+        if !self.ready.is_empty() {
+            State::Batch
+        } else if !self.statements.is_empty() {
+            State::Statement
+        } else if self.tables.request.is_some() && self.tables.answer.is_none() {
+            State::Table
+        } else if self.done {
+            State::Done
+        } else {
+            State::Input
+        }
+    }
+
+    /// Takes whole events from the front of `input` and returns how many bytes that were. Stops early when
+    /// [`Decoder::state`] is no longer `Input`. The rest must be offered again, with more behind it.
+    ///
+    /// An error is raised only after every whole transaction before it has been handed out.
+    pub fn feed(&mut self, input: &[u8]) -> Result<usize> {
+        if let Some(failure) = &self.failure {
+            if self.ready.is_empty() {
+                return Err(failure.clone());
+            }
+            return Ok(0);
+        }
+        let mut used = 0;
+        match self.advance(input, &mut used) {
+            Ok(()) => Ok(used),
+            Err(error) => {
+                let error = error.at(&self.file, self.offset);
+                self.flush(false)?;
+                self.failure = Some(error.clone());
+                if self.ready.is_empty() {
+                    Err(error)
+                } else {
+                    Ok(used)
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self, input: &[u8], used: &mut usize) -> Result<()> {
+        while self.state() == State::Input {
+            let rest = input.get(*used..).unwrap_or_default();
+            let taken = if self.payload.is_some() {
+                self.step_payload(rest)?
+            } else if self.magic_due {
+                self.read_magic(rest)?
+            } else if self.searching {
+                self.search(rest)?
+            } else {
+                self.next_event(rest)?
+            };
+            match taken {
+                Some(bytes) => *used += bytes,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the input. `left` is how many bytes were offered and not taken. Rows of whole transactions become
+    /// available; a transaction that is not whole is dropped when `drop_open`, and raises `FileTruncated` otherwise.
+    ///
+    /// Events inside a payload may still be due, and with them a table to ask about: call again until the state is
+    /// `Done`.
+    pub fn finish(&mut self, left: usize, drop_open: bool) -> Result<()> {
+        if self.payload.is_some() && self.failure.is_none() {
+            self.feed(&[])?;
+            if self.state() != State::Input {
+                return Ok(());
+            }
+        }
+        self.flush(false)?;
+        if let Some(failure) = self.failure.clone() {
+            return if self.ready.is_empty() { Err(failure) } else { Ok(()) };
+        }
+        if self.done || self.searching || drop_open {
+            self.done = true;
+            return Ok(());
+        }
+        let what = if left > 0 {
+            Some(format!("the bytes end inside an event, of which {left} bytes are there"))
+        } else if self.open.is_some() {
+            Some("the bytes end inside a transaction".to_owned())
+        } else if self.magic_due {
+            Some("the file is empty".to_owned())
+        } else {
+            None
+        };
+        self.done = true;
+        if let Some(what) = what {
+            let hint =
+                "penstock inspect shows the last whole transaction; copy the file again once the server closed it";
+            let error = Error::new(ErrorKind::FileTruncated, what).at(&self.file, self.offset).hint(hint);
+            self.failure = Some(error.clone());
+            if self.ready.is_empty() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next batch, if one is ready.
+    pub fn take_batch(&mut self) -> Option<Batch> {
+        self.ready.pop_front()
+    }
+
+    /// The next statement, if one waits.
+    pub fn take_statement(&mut self) -> Option<Statement> {
+        self.statements.pop_front()
+    }
+
+    /// The table that the decoder asks about.
+    pub fn table_request(&self) -> Option<&TableRequest> {
+        self.tables.request.as_ref()
+    }
+
+    /// Says how the table asked about is to be read.
+    pub fn answer_table(&mut self, answer: Answer) {
+        self.tables.answer = Some(answer);
+    }
+
+    /// Forgets what was said of tables, so that each is asked about again. Rows decoded so far become available.
+    pub fn forget_tables(&mut self) -> Result<()> {
+        self.tables.clear();
+        if self.open.is_none() {
+            self.flush(true)?;
+            if let Emitter::Typed(batches) = &mut self.emitter {
+                batches.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of the last whole transaction, or of the event between transactions that came last: file and offset.
+    pub fn position(&self) -> (&str, u64) {
+        (&self.boundary.0, self.boundary.1)
+    }
+
+    /// Where the next event starts.
+    pub fn next_offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Changes of the open transaction that were handed out already, with the offset of its start; to resume there.
+    pub fn open_transaction(&self) -> Option<(u64, u32)> {
+        self.open.as_ref().map(|open| (open.view.start, open.handed_out))
+    }
+
+    /// All transactions seen, those of earlier files included where the log tells.
+    pub fn gtid_set(&self) -> &GtidSet {
+        &self.seen
+    }
+
+    /// What the format description said.
+    pub fn format(&self) -> Option<&Format> {
+        self.format.as_ref()
+    }
+
+    /// The file that follows, once the log said so.
+    pub fn next_file(&self) -> Option<&str> {
+        self.next_file.as_deref()
+    }
+
+    /// Whether the file ended with a word of the server: rotated, or stopped.
+    pub fn is_closed(&self) -> bool {
+        self.stopped || self.next_file.is_some()
+    }
+
+    /// When the last whole transaction in range was committed, in microseconds since 1970; 0 before the first.
+    pub fn commit_us(&self) -> i64 {
+        self.commit_us
+    }
+
+    /// What has passed by.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Makes the rows of whole transactions available, and goes on: the decoder may be fed what follows. Where a
+    /// transaction is open of which a batch holds rows, that batch waits for its end (one of messages is divided).
+    pub fn close_batches(&mut self) -> Result<()> {
+        if self.open.is_none() {
+            return self.flush(true);
+        }
+        let position = self.boundary.clone();
+        match &mut self.emitter {
+            Emitter::Typed(batches) => {
+                for batch in batches.iter_mut().filter(|batch| batch.is_whole()) {
+                    self.ready.extend(batch.finish(true, position.clone())?);
+                }
+            }
+            Emitter::Envelope(batch) if batch.is_whole() => self.ready.extend(batch.finish(true, position)?),
+            Emitter::Envelope(_) => {}
+            Emitter::Events(batch) => self.ready.extend(batch.finish(position)?),
+            Emitter::Transactions(batch) => self.ready.extend(batch.finish(position)?),
+            Emitter::Messages(batch) => self.ready.extend(batch.close(position)?),
+        }
+        Ok(())
+    }
+
+    /// Says whether the statement taken last is told of in messages; without an answer it is.
+    pub fn answer_statement(&mut self, wanted: bool) {
+        self.statement_wanted = self.statement_wanted.map(|_| wanted);
+    }
+
+    /// Closes the batches in the making. `all` includes the open transaction's rows.
+    fn flush(&mut self, all: bool) -> Result<()> {
+        let position = self.boundary.clone();
+        match &mut self.emitter {
+            Emitter::Typed(batches) => {
+                for batch in batches {
+                    self.ready.extend(batch.finish(all, position.clone())?);
+                }
+            }
+            Emitter::Envelope(batch) => self.ready.extend(batch.finish(all, position)?),
+            Emitter::Events(batch) => self.ready.extend(batch.finish(position)?),
+            Emitter::Transactions(batch) => self.ready.extend(batch.finish(position)?),
+            Emitter::Messages(batch) => self.ready.extend(batch.finish(all, position)?),
+        }
+        self.dirty.clear();
+        self.gathered_rows = 0;
+        self.gathered_bytes = 0;
+        Ok(())
+    }
+}

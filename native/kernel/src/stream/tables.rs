@@ -1,0 +1,548 @@
+//! Tables that the log announces, and what was said of them.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use super::message_tables::{table_view, Keys};
+use super::{Decoder, Emitter, Flow};
+use crate::charset::Charset;
+use crate::column::Kind;
+use crate::emit::envelope::EnvelopeTable;
+use crate::emit::messages::MessageTable;
+use crate::emit::system::TableRef;
+use crate::emit::typed::{Plan, RowsView, SourceColumn, TableBatch};
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::compressed::decompress;
+use crate::event::rows::{count_changes, RowsHead, TABLE_ID_NONE};
+use crate::event::table_map::{self, LogColumn, TableMap};
+use crate::event::{EventKind, Header};
+use crate::limits::TABLES_OPEN_MAX;
+use crate::stream::frame::Span;
+
+/// Table ids are dropped at this count; the server announces a table again before its next rows.
+const TABLES_KEPT_MAX: usize = 4096;
+const _: () = assert!(TABLES_KEPT_MAX < TABLES_OPEN_MAX);
+
+/// So many table ids are compared one by one before they are searched.
+const TABLES_RECENT_MAX: usize = 8;
+
+/// A column as somebody declares it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeclaredColumn {
+    /// Its name.
+    pub name: String,
+    /// The SQL type, as information_schema.COLUMNS.COLUMN_TYPE prints it.
+    pub type_text: String,
+    /// The name of the character set, for texts.
+    pub charset: Option<String>,
+    /// Whether it may be null.
+    pub nullable: bool,
+}
+
+impl DeclaredColumn {
+    /// The kind it declares.
+    pub fn kind(&self, mariadb: bool) -> Result<Kind> {
+        let charset =
+            match &self.charset {
+                None => None,
+                Some(name) => Some(Charset::from_name(name).ok_or_else(|| {
+                    Error::new(ErrorKind::SchemaInvalid, format!("character set `{name}` is not known"))
+                })?),
+            };
+        Kind::declared(&self.type_text, charset, mariadb)
+            .map_err(|error| error.within(&format!("column `{}`", self.name)))
+    }
+}
+
+/// A table that was not seen before: how is it to be read?
+#[derive(Debug, Clone)]
+pub struct TableRequest {
+    /// The database.
+    pub database: Arc<str>,
+    /// The table.
+    pub table: Arc<str>,
+    /// How many columns its rows have.
+    pub column_count: usize,
+    /// The columns, where the log alone tells all of them.
+    pub columns: Option<Vec<DeclaredColumn>>,
+    /// Names of the primary key's columns, where the log tells.
+    pub primary_key: Vec<Arc<str>>,
+    /// Where the table map stands.
+    pub file: Arc<str>,
+    /// The offset of the table map.
+    pub offset: u64,
+}
+
+/// How a table is to be read.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// Its rows are not wanted.
+    Skip,
+    /// Its rows are wanted.
+    Read {
+        /// Its columns; None takes them from the log.
+        columns: Option<Vec<DeclaredColumn>>,
+        /// The log names the columns, and `columns` only tells the types that lie in plainer ones (MariaDB's UUID,
+        /// INET4, INET6 and VECTOR), where it has a column of that name.
+        from_log: bool,
+        /// Grows with every change of its definition.
+        schema_version: i32,
+        /// Columns to decode, system columns among them; None means all.
+        wanted: Option<Vec<String>>,
+        /// The columns of the batch, where they are fixed beforehand.
+        declared: Option<Vec<DeclaredColumn>>,
+        /// Names of the primary key's columns where the log does not tell them; for messages.
+        primary_key: Vec<String>,
+        /// Names of the columns by which rows are put into shards; None means the primary key. For messages.
+        shard_columns: Option<Vec<String>>,
+    },
+}
+
+enum Usage {
+    Skip,
+    /// Rows are counted, not decoded.
+    Walk,
+    Typed(usize),
+    Envelope(EnvelopeTable),
+    Messages(Box<MessageTable>),
+}
+
+pub(super) struct OpenTable {
+    body: Box<[u8]>,
+    database: Arc<str>,
+    table: Arc<str>,
+    /// How the rows of a table that is not read are passed over, where the log alone tells.
+    kinds: Option<Vec<Kind>>,
+    usage: Usage,
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(super) struct Tables {
+    open: HashMap<u64, Arc<OpenTable>>,
+    /// The tables announced last, among which the next nearly always is.
+    recent: Vec<(u64, Arc<OpenTable>)>,
+    /// Where in `recent` the table announced last stands.
+    last: usize,
+    known: HashMap<Box<[u8]>, Arc<OpenTable>>,
+    pub request: Option<TableRequest>,
+    pub answer: Option<Answer>,
+}
+
+impl Tables {
+    pub fn clear(&mut self) {
+        self.open.clear();
+        self.recent.clear();
+        self.known.clear();
+        self.request = None;
+        self.answer = None;
+    }
+
+    /// The table that rows events call by this number.
+    #[inline]
+    fn get(&self, id: u64) -> Option<&Arc<OpenTable>> {
+        match self.recent.get(self.last) {
+            Some((last, table)) if *last == id => Some(table),
+            _ => match self.recent.iter().find(|(held, _)| *held == id) {
+                Some((_, table)) => Some(table),
+                None => self.open.get(&id),
+            },
+        }
+    }
+
+    /// Notes that the table was announced just now.
+    #[inline]
+    fn announce(&mut self, id: u64) {
+        match self.recent.iter().position(|(held, _)| *held == id) {
+            Some(at) => self.last = at,
+            None => {
+                if let Some(table) = self.open.get(&id).cloned() {
+                    self.remember(id, table);
+                }
+            }
+        }
+    }
+
+    /// Puts a table among the recent, in place of one of them where there are many.
+    fn remember(&mut self, id: u64, table: Arc<OpenTable>) {
+        let next = if self.recent.len() < TABLES_RECENT_MAX { self.recent.len() } else { self.last + 1 };
+        self.last = next % TABLES_RECENT_MAX;
+        match self.recent.get_mut(self.last) {
+            Some(place) => *place = (id, table),
+            None => self.recent.push((id, table)),
+        }
+    }
+
+    fn insert(&mut self, id: u64, table: Arc<OpenTable>) {
+        self.recent.retain(|(held, _)| *held != id);
+        self.remember(id, table.clone());
+        self.open.insert(id, table);
+    }
+
+    /// Bounds the memory of long streams on servers that open tables again and again.
+    pub fn trim(&mut self) {
+        if self.open.len() > TABLES_KEPT_MAX {
+            self.open.clear();
+            self.recent.clear();
+        }
+        if self.known.len() > TABLES_KEPT_MAX {
+            self.known.clear();
+        }
+    }
+}
+
+impl Decoder {
+    pub(super) fn table_map(&mut self, header: &Header, body: &[u8], span: Span) -> Result<Flow> {
+        let Some(format) = &self.format else { return Err(malformed("a table map before the format description")) };
+        let id_bytes = format.table_id_bytes_table_map;
+        let id = table_map::table_id(body, id_bytes)?;
+        if self.tables.get(id).is_some_and(|table| *table.body == *body) {
+            self.tables.announce(id);
+        } else {
+            let definition = body.get(id_bytes..).unwrap_or_default();
+            let table = match self.tables.known.get(definition) {
+                // The same definition under a new number: the server had closed the table in between.
+                Some(table) => table.clone(),
+                None => {
+                    let map = TableMap::read(body, format)?;
+                    let Some(usage) = self.usage(&map, span)? else { return Ok(Flow::Ask) };
+                    let table = Arc::new(OpenTable {
+                        body: body.into(),
+                        database: map.database.clone(),
+                        table: map.table.clone(),
+                        kinds: passing_kinds(&map, &usage)?,
+                        usage,
+                    });
+                    self.tables.known.insert(definition.into(), table.clone());
+                    table
+                }
+            };
+            if self.tables.open.len() >= TABLES_OPEN_MAX {
+                let message = "one transaction changes too many tables";
+                return Err(Error::new(ErrorKind::LimitExceeded, message));
+            }
+            self.tables.insert(id, table);
+        }
+        if matches!(self.emitter, Emitter::Events(_) | Emitter::Transactions(_)) {
+            if let Some(table) = self.tables.get(id).cloned() {
+                self.note_event(header, EventKind::TableMap, span, Some((&table.database, &table.table, None)));
+            }
+        }
+        if let (Emitter::Messages(batch), Some(Usage::Skip)) =
+            (&mut self.emitter, self.tables.get(id).map(|t| &t.usage))
+        {
+            // The statement changes a table that is not selected, and its text may tell of those rows.
+            batch.forget_rows_query();
+        }
+        Ok(Flow::Next)
+    }
+
+    /// How the table is to be read; None while nobody has said.
+    fn usage(&mut self, map: &TableMap, span: Span) -> Result<Option<Usage>> {
+        if matches!(self.emitter, Emitter::Events(_) | Emitter::Transactions(_)) {
+            return Ok(Some(Usage::Walk));
+        }
+        let Some(answer) = self.tables.answer.take() else {
+            self.tables.request = Some(TableRequest {
+                database: map.database.clone(),
+                table: map.table.clone(),
+                column_count: map.columns.len(),
+                columns: logged_columns(map)?,
+                primary_key: map.primary_key.clone(),
+                file: self.file.clone(),
+                offset: span.start,
+            });
+            return Ok(None);
+        };
+        self.tables.request = None;
+        let Answer::Read { columns, from_log, schema_version, wanted, declared, primary_key, shard_columns } = answer
+        else {
+            return Ok(Some(Usage::Skip));
+        };
+        let mariadb = self.format.as_ref().is_some_and(|format| format.mariadb);
+        let name = format!("table `{}`.`{}`", map.database, map.table);
+        let sources = if from_log {
+            logged_sources(map, columns.as_deref().or(declared.as_deref()).unwrap_or_default(), mariadb)
+        } else {
+            source_columns(map, columns.as_deref(), mariadb)
+        };
+        let sources = sources.map_err(|error| error.within(&name))?;
+        let table = TableRef { database: map.database.clone(), table: map.table.clone(), schema_version };
+        let usage = match &mut self.emitter {
+            Emitter::Envelope(_) => Usage::Envelope(EnvelopeTable {
+                definition: definition_text(&table, map, &sources, mariadb).into(),
+                kinds: sources.into_iter().map(|column| column.kind).collect(),
+                table,
+            }),
+            Emitter::Typed(batches) => {
+                let declared = declared.map(|columns| declared_columns(&columns, mariadb)).transpose()?;
+                let plan = Plan::new(sources, wanted.as_deref(), declared).map_err(|error| error.within(&name))?;
+                let index = match batches.iter().position(|batch| batch.takes(&table, &plan)) {
+                    Some(index) => index,
+                    None => {
+                        batches.push(TableBatch::new(&self.options.instance, table, plan));
+                        batches.len() - 1
+                    }
+                };
+                Usage::Typed(index)
+            }
+            Emitter::Messages(batch) => {
+                let keys = Keys { primary: &primary_key, shard: shard_columns.as_deref(), wanted: wanted.as_deref() };
+                let view = table_view(&table, map, sources, columns.as_deref(), &keys, mariadb)
+                    .map_err(|error| error.within(&name))?;
+                Usage::Messages(Box::new(batch.table(view).map_err(|error| error.within(&name))?))
+            }
+            Emitter::Events(_) | Emitter::Transactions(_) => Usage::Walk,
+        };
+        Ok(Some(usage))
+    }
+
+    pub(super) fn rows(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
+        let Some(open) = &mut self.open else { return Err(malformed("row images outside a transaction")) };
+        if open.skipped {
+            return Ok(Flow::Next);
+        }
+        let id_bytes = self.format.as_ref().map_or(6, |format| format.table_id_bytes_rows);
+        let head = RowsHead::read(body, kind, id_bytes)?;
+        let table = match self.tables.get(head.table_id) {
+            Some(table) => table,
+            None if head.table_id == TABLE_ID_NONE && head.images.is_empty() => return Ok(Flow::Next),
+            None => {
+                let message = format!("rows for table number {}, which no table map announced", head.table_id);
+                return Err(Error::new(ErrorKind::TableMapMissing, message)
+                    .hint("events are missing before this one; read from the start of the transaction"));
+            }
+        };
+        let plain = if kind.has_compressed_rows() { Some(decompress(head.images)?) } else { None };
+        let images = plain.as_deref().unwrap_or(head.images);
+        let resume_rows = if open.first { self.options.resume_rows } else { 0 };
+        let event = self.event;
+        let view = RowsView { kind, head, images, event, row_first: open.rows, resume_rows };
+        let filter = self.options.changes;
+        let changes = match (&mut self.emitter, &table.usage) {
+            (Emitter::Typed(batches), Usage::Typed(index)) => {
+                let batch = batches.get_mut(*index).ok_or_else(|| malformed("a table without its batch"))?;
+                let before = batch.rows();
+                let changes = batch.add(&open.view, &view, filter)?;
+                self.gathered_rows += batch.rows() - before;
+                if self.dirty.last() != Some(index) {
+                    self.dirty.push(*index);
+                }
+                open.selected += changes;
+                changes
+            }
+            (Emitter::Envelope(batch), Usage::Envelope(table)) => {
+                let changes = batch.add(&open.view, table, &view, filter)?;
+                self.gathered_rows += changes as usize;
+                open.selected += changes;
+                changes
+            }
+            (Emitter::Messages(batch), Usage::Messages(table)) => {
+                let before = (batch.len(), batch.bytes());
+                let changes = batch.add(&open.view, table, &view, filter)?;
+                self.gathered_rows += batch.len() - before.0;
+                self.gathered_bytes += batch.bytes() - before.1;
+                open.selected += changes;
+                changes
+            }
+            _ => match &table.kinds {
+                Some(kinds) => count_changes(&head, images, kinds, kind)?,
+                // Nobody wants these rows, and nothing tells where one ends: they are not counted.
+                None => 0,
+            },
+        };
+        open.rows += changes;
+        if matches!(table.usage, Usage::Typed(_) | Usage::Envelope(_)) {
+            self.gathered_bytes += images.len();
+        }
+        if matches!(self.emitter, Emitter::Events(_) | Emitter::Transactions(_)) {
+            let table = table.clone();
+            self.note_rows(header, kind, span, &table, changes);
+        }
+        if self.gathered_bytes >= self.options.held_bytes_max {
+            self.hand_out_open()?;
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Closes the batch inside the open transaction.
+    fn hand_out_open(&mut self) -> Result<()> {
+        self.flush(true)?;
+        let held_back = match &self.emitter {
+            Emitter::Messages(batch) => batch.held_back(),
+            _ => 0,
+        };
+        if let Some(open) = &mut self.open {
+            open.handed_out = open.rows.saturating_sub(held_back);
+        }
+        Ok(())
+    }
+
+    fn note_rows(&mut self, header: &Header, kind: EventKind, span: Span, table: &OpenTable, changes: u32) {
+        match self.emitter {
+            Emitter::Events(_) => {
+                self.note_event(header, kind, span, Some((&table.database, &table.table, Some(changes))));
+            }
+            Emitter::Transactions(_) => {
+                self.tally.events += 1;
+                self.tally.rows += u64::from(changes);
+                let name = format!("{}.{}", table.database, table.table);
+                if !self.tally.tables.contains(&name) {
+                    self.tally.tables.push(name);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How the rows of a table are passed over, for a table that is not read; None where the log does not tell.
+fn passing_kinds(map: &TableMap, usage: &Usage) -> Result<Option<Vec<Kind>>> {
+    if !matches!(usage, Usage::Skip | Usage::Walk) {
+        return Ok(None);
+    }
+    match map.skip_kinds() {
+        Err(error) if error.kind() == ErrorKind::SchemaUnknown => Ok(None),
+        kinds => kinds.map(Some),
+    }
+}
+
+/// The columns as the log alone tells them, or None where it does not.
+fn logged_columns(map: &TableMap) -> Result<Option<Vec<DeclaredColumn>>> {
+    if !map.is_complete() {
+        return Ok(None);
+    }
+    let mut columns = Vec::with_capacity(map.columns.len());
+    for column in &map.columns {
+        let kind = match Kind::from_wire(column.wire, &column.hints) {
+            Ok(kind) => kind,
+            // Names are there, but a type is not: a declaration can tell it.
+            Err(error) if error.kind() == ErrorKind::SchemaUnknown => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        columns.push(DeclaredColumn {
+            name: column.name.as_deref().unwrap_or_default().to_owned(),
+            type_text: kind.type_text(),
+            charset: column
+                .hints
+                .charset
+                .filter(|charset| !charset.is_binary())
+                .map(|charset| charset.name().to_owned()),
+            nullable: column.nullable,
+        });
+    }
+    Ok(Some(columns))
+}
+
+fn declared_columns(columns: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
+    columns
+        .iter()
+        .map(|column| Ok(SourceColumn { name: column.name.as_str().into(), kind: column.kind(mariadb)? }))
+        .collect()
+}
+
+/// The columns as the log describes them. A table map shows some of MariaDB's types as plain strings, so a declared
+/// column of the same name may say which it is; the table map still has to fit it.
+fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
+    let named = |column: &LogColumn| {
+        column.name.clone().ok_or_else(|| {
+            Error::new(ErrorKind::SchemaUnknown, "the log does not name the columns")
+                .hint("SET GLOBAL binlog_row_metadata = FULL on the server, or give `schemas`")
+        })
+    };
+    map.columns
+        .iter()
+        .map(|column| {
+            let name = named(column)?;
+            let declared = declared.iter().filter(|_| mariadb).find(|declared| *declared.name == *name);
+            let special = declared.and_then(|declared| declared.kind(mariadb).ok()).filter(is_told_only_by_declaration);
+            let kind = match special.and_then(|kind| kind.fit(column.wire).ok()) {
+                Some(kind) => kind,
+                None => Kind::from_wire(column.wire, &column.hints)?,
+            };
+            Ok(SourceColumn { name, kind })
+        })
+        .collect()
+}
+
+fn is_told_only_by_declaration(kind: &Kind) -> bool {
+    matches!(kind, Kind::Uuid | Kind::Inet4 | Kind::Inet6 | Kind::Vector { .. })
+}
+
+/// The columns of rows: from the log, or as declared once the table map has proved them.
+fn source_columns(map: &TableMap, declared: Option<&[DeclaredColumn]>, mariadb: bool) -> Result<Vec<SourceColumn>> {
+    let Some(declared) = declared else { return logged_sources(map, &[], mariadb) };
+    if declared.len() != map.columns.len() {
+        let message = format!("the schema has {} columns, the table map {}", declared.len(), map.columns.len());
+        return Err(Error::new(ErrorKind::SchemaMismatch, message)
+            .hint("the schema is not the one in force here; give the schema of this time in `schemas`"));
+    }
+    let columns = declared.iter().zip(&map.columns);
+    columns
+        .map(|(declared, logged)| {
+            let named = logged.name.as_deref().is_none_or(|name| name == declared.name);
+            if !named {
+                let message = format!(
+                    "the schema names a column `{}` where the log has `{}`",
+                    declared.name,
+                    logged.name.as_deref().unwrap_or_default()
+                );
+                return Err(Error::new(ErrorKind::SchemaMismatch, message));
+            }
+            let kind = declared.kind(mariadb)?.fit(logged.wire);
+            let kind = kind.map_err(|error| error.within(&format!("column `{}`", declared.name)))?;
+            Ok(SourceColumn { name: declared.name.as_str().into(), kind })
+        })
+        .collect()
+}
+
+/// The definition that envelope rows carry.
+fn definition_text(table: &TableRef, map: &TableMap, columns: &[SourceColumn], mariadb: bool) -> String {
+    let mut out = String::new();
+    out.push_str("{\"database\":");
+    push_json(&table.database, &mut out);
+    out.push_str(",\"table\":");
+    push_json(&table.table, &mut out);
+    // Writing into a String cannot fail.
+    let _ = write!(out, ",\"schema_version\":{},\"mariadb\":{mariadb},\"columns\":[", table.schema_version);
+    for (index, (column, logged)) in columns.iter().zip(&map.columns).enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        out.push_str("{\"name\":");
+        push_json(&column.name, &mut out);
+        out.push_str(",\"type\":");
+        push_json(&column.kind.type_text(), &mut out);
+        out.push_str(",\"charset\":");
+        match charset_of(&column.kind) {
+            Some(charset) => push_json(charset.name(), &mut out),
+            None => out.push_str("null"),
+        }
+        let _ = write!(out, ",\"code\":{},\"metadata\":{}}}", logged.wire.code, logged.wire.metadata);
+    }
+    out.push_str("]}");
+    out
+}
+
+fn charset_of(kind: &Kind) -> Option<Charset> {
+    match kind {
+        Kind::Text { charset, .. } | Kind::CompressedText { charset, .. } => Some(*charset),
+        _ => None,
+    }
+}
+
+fn push_json(text: &str, out: &mut String) {
+    out.push('"');
+    for character in text.chars() {
+        match character {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            control if u32::from(control) < 0x20 => {
+                let _ = write!(out, "\\u{:04x}", u32::from(control));
+            }
+            other => out.push(other),
+        }
+    }
+    out.push('"');
+}

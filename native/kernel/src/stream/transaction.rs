@@ -1,0 +1,205 @@
+//! Where transactions begin and end, and which of them are in range.
+
+use super::{Decoder, Emitter, Flow};
+use crate::emit::dialect::StatementKind;
+use crate::emit::transactions::Tally;
+use crate::emit::TransactionView;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::gtid::TransactionHead;
+use crate::event::Header;
+use crate::stream::frame::Span;
+use crate::stream::prepared::Known;
+
+/// A transaction of which the end has not come.
+#[derive(Debug, Clone)]
+pub(super) struct Open {
+    pub view: TransactionView,
+    /// BEGIN was seen, so a commit is due. Before it, one statement alone is the whole transaction.
+    pub begun: bool,
+    /// It is out of range: its rows are passed over.
+    pub skipped: bool,
+    /// It is the first of the range.
+    pub first: bool,
+    /// Changes so far, of tables read or not.
+    pub rows: u32,
+    /// Changes so far that went into batches.
+    pub selected: u32,
+    /// Changes that were already handed out in a batch.
+    pub handed_out: u32,
+    /// The id of an XA transaction, from its XA END.
+    pub xa_id: Option<Box<[u8]>>,
+}
+
+impl Decoder {
+    /// Opens a transaction at its GTID event, or at BEGIN where there is none.
+    pub(super) fn begin(&mut self, header: &Header, head: TransactionHead, span: Span) -> Result<Flow> {
+        if let Some(open) = &self.open {
+            let message = format!("a transaction begins inside the one of {}", open.view.start);
+            return Err(malformed(message));
+        }
+        if self.is_past_stop(span.start) {
+            return Ok(Flow::Done);
+        }
+        let commit_us = match head.commit_us.and_then(|us| i64::try_from(us).ok()) {
+            Some(us) => us,
+            None => i64::from(header.timestamp) * 1_000_000,
+        };
+        let skipped = match self.range_verdict(&head, commit_us, span) {
+            Some(skipped) => skipped,
+            None => return Ok(Flow::Done),
+        };
+        self.orphan = false;
+        self.seen.add(&head.gtid);
+        let first = self.first_transaction && !skipped;
+        if !skipped {
+            self.first_transaction = false;
+        }
+        self.tally = Tally { server_id: header.server_id, ..Tally::default() };
+        self.open = Some(Open {
+            view: TransactionView {
+                file: self.file.clone(),
+                start: span.start,
+                commit_version: self.commit_version(span.start),
+                commit_us,
+                gtid: head.gtid,
+                thread_id: head.thread_id.and_then(|id| i64::try_from(id).ok()),
+                clock: head.clock,
+            },
+            begun: false,
+            skipped,
+            first,
+            rows: 0,
+            selected: 0,
+            handed_out: 0,
+            xa_id: None,
+        });
+        if let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) {
+            batch.open(&open.view, self.event);
+            if let Some(id) = &head.xa_id {
+                batch.note_xa(id.as_bytes());
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Whether a transaction is passed over; None where the range ends before it.
+    fn range_verdict(&self, head: &TransactionHead, commit_us: i64, span: Span) -> Option<bool> {
+        let options = &self.options;
+        let mut skipped = options.start.is_some_and(|start| (self.file_number, span.start) < start);
+        skipped |= options.gtid_after.as_ref().is_some_and(|set| set.contains(&head.gtid));
+        skipped |= options.time_from_us.is_some_and(|from| commit_us < from);
+        if let Some(until) = &options.gtid_until {
+            if !until.contains(&head.gtid) {
+                if self.seen.contains_set(until) {
+                    return None;
+                }
+                skipped = true;
+            }
+        }
+        if options.time_until_us.is_some_and(|until| commit_us >= until) {
+            // MySQL's commit times follow the order of the log, so nothing earlier can come. Where only the time of
+            // the statement is known, a long transaction may come later with an earlier time.
+            if head.commit_us.is_some() {
+                return None;
+            }
+            skipped = true;
+        }
+        Some(skipped)
+    }
+
+    fn commit_version(&self, start: u64) -> i64 {
+        let version = u64::from(self.options.epoch) << 55 | u64::from(self.file_number) << 32 | start >> 4;
+        version as i64
+    }
+
+    /// Closes the transaction: its rows are whole now.
+    pub(super) fn end(&mut self, span: Span) -> Result<()> {
+        let Some(open) = self.open.take() else {
+            self.orphan = false;
+            self.mark_boundary(span.end);
+            return Ok(());
+        };
+        self.mark_boundary(span.end);
+        if !open.skipped {
+            self.counters.transactions += 1;
+            self.counters.changes += u64::from(open.rows);
+            self.commit_us = open.view.commit_us;
+            match &mut self.emitter {
+                Emitter::Typed(batches) => {
+                    for index in self.dirty.drain(..) {
+                        if let Some(batch) = batches.get_mut(index) {
+                            batch.commit();
+                        }
+                    }
+                }
+                Emitter::Envelope(batch) => batch.commit(),
+                Emitter::Transactions(batch) => {
+                    batch.add(&open.view, span.end, &self.tally);
+                    self.gathered_rows += 1;
+                }
+                Emitter::Messages(batch) => batch.end(&open.view, self.event, self.xid.take(), open.rows)?,
+                Emitter::Events(_) => {}
+            }
+        }
+        self.tables.trim();
+        if self.gathered_rows >= self.options.batch_rows_max || self.gathered_bytes >= self.options.batch_bytes_max {
+            self.flush(true)?;
+        }
+        Ok(())
+    }
+
+    /// Closes an XA transaction that was prepared: its rows are handed out, its outcome comes later.
+    pub(super) fn prepare(&mut self, span: Span) -> Result<()> {
+        if let Some(open) = self.open.as_mut().filter(|open| !open.skipped) {
+            if let Some(id) = open.xa_id.take() {
+                self.prepared.add(id, open.selected);
+            }
+        }
+        self.end(span)
+    }
+
+    /// The end of a prepared XA transaction of which nothing became true.
+    pub(super) fn roll_back_prepared(&mut self, text: &[u8], span: Span) -> Result<()> {
+        let skipped = self.open.as_ref().is_some_and(|open| open.skipped);
+        let known = self.prepared.take(text);
+        let told = matches!(&self.emitter, Emitter::Messages(batch) if batch.tells_roll_backs());
+        if told && !skipped && known != Known::Untouched {
+            self.tell_outcome(text, StatementKind::XaRollback)?;
+        }
+        if skipped || told || known == Known::Untouched || !self.decodes_rows() {
+            return self.end(span);
+        }
+        let message = match known {
+            Known::HandedOut(changes) => {
+                format!("a prepared XA transaction was rolled back, {changes} changes of which were logged when it was prepared")
+            }
+            _ => "an XA transaction that was prepared before this range was rolled back; its rows may have been read"
+                .to_owned(),
+        };
+        Err(Error::new(ErrorKind::TransactionRolledBack, message)
+            .hint("compare the tables it changed with the source, then go on behind this position"))
+    }
+
+    /// The transaction did not commit. Rows that were not handed out are dropped.
+    pub(super) fn roll_back(&mut self, span: Span) -> Result<()> {
+        if let Some(open) = &self.open {
+            if open.selected > 0 && !open.skipped {
+                let message = format!("{} changes were logged for a transaction that was rolled back", open.selected);
+                return Err(Error::new(ErrorKind::TransactionRolledBack, message)
+                    .at(&self.file, open.view.start)
+                    .hint("it mixed transactional and other tables; compare the tables it changed with the source"));
+            }
+        }
+        self.end(span)
+    }
+
+    /// A server that died in mid-transaction starts a new file; what it had logged of the transaction never was.
+    pub(super) fn abandon_open(&mut self) -> Result<()> {
+        let Some(open) = self.open.take() else { return Ok(()) };
+        if open.handed_out > 0 {
+            let message = "the server stopped inside a transaction of which rows were handed out";
+            return Err(Error::new(ErrorKind::TransactionRolledBack, message).at(&self.file, open.view.start));
+        }
+        self.flush(false)
+    }
+}
