@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock pipelines`: what is known of pipelines, and how they are paused, resumed and begun anew."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.admin.dead_letters import list_dead_letters, replay_dead_letters
+from penstock.admin.rendering import write_json
+from penstock.coordinate.store import open_store
+from penstock.errors import OptionInvalid
+from penstock.model import Position
+from penstock.pipeline.settings import load_pipeline, place_of_state
+from penstock.pipeline.skipping import transaction_at
+from penstock.pipeline.state import PipelineState, Standing
+
+HELP = "Pipelines: what they do, and how they are paused, resumed and begun anew."
+
+_File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def list_(
+    state: Annotated[
+        str, typer.Argument(metavar="STATE", help="sqlite:///path/penstock-pipelines.db, or a pipeline.yaml.")
+    ],
+    as_json: _AsJson = False,
+) -> None:
+    """List the pipelines whose state a store keeps."""
+    url = place_of_state(Path(state)).state if state.endswith((".yaml", ".yml")) else state
+    store = open_store(url)
+    try:
+        found = [_told(PipelineState(store, name)) for name in PipelineState.names(store)]
+    finally:
+        store.close()
+    if as_json:
+        write_json(sys.stdout, iter(found))
+        return
+    for one in found:
+        typer.echo(f"{one['pipeline']:<24}{one['state']:<20}{one['runner'] or '-'}")
+
+
+def show(file: _File, as_json: _AsJson = False) -> None:
+    """Show where a pipeline stands: batches, positions, loads, rates and what it waits for."""
+    place = place_of_state(file)
+    state = PipelineState.open(place.state, place.name)
+    try:
+        told = _told(state)
+    finally:
+        state.close()
+    if as_json:
+        write_json(sys.stdout, iter([told]))
+        return
+    for name, value in told.items():
+        if isinstance(value, dict):
+            typer.echo(f"{name}:")
+            for key, inner in value.items():
+                typer.echo(f"    {key:<32}{inner if not isinstance(inner, dict) else json.dumps(inner)}")
+        elif value not in (None, [], ""):
+            typer.echo(f"{name:<22} {value}")
+
+
+def pause(file: _File, why: Annotated[str, typer.Option(help="What is shown to others.")] = "") -> None:
+    """Let a pipeline end after its batch, and keep it from starting."""
+    place = place_of_state(file)
+    state = PipelineState.open(place.state, place.name)
+    try:
+        state.pause(why)
+    finally:
+        state.close()
+    typer.echo(f"{place.name} is paused; penstock pipelines resume {file}")
+
+
+def resume(file: _File) -> None:
+    """Let a paused pipeline be started again."""
+    place = place_of_state(file)
+    state = PipelineState.open(place.state, place.name)
+    try:
+        state.resume()
+    finally:
+        state.close()
+    typer.echo(f"{place.name} may run; penstock run {file}")
+
+
+def reset(
+    file: _File,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+) -> None:
+    """Forget where a pipeline stands: its next run loads everything again, into the target as it is."""
+    place = place_of_state(file)
+    if not yes:
+        raise OptionInvalid(
+            f"the state of {place.name} would be forgotten, and its next run begin with a full load",
+            hint=f"penstock pipelines reset {file} --yes; to read single tables again: penstock resnapshot",
+        )
+    state = PipelineState.open(place.state, place.name)
+    try:
+        state.reset()
+    finally:
+        state.close()
+    typer.echo(f"{place.name} is as if it had never run")
+
+
+def skip(
+    file: _File,
+    position: Annotated[str, typer.Argument(metavar="POSITION", help="In the transaction: file:offset.")],
+    source: Annotated[str | None, typer.Option(help="Whose log it is, where there are several.")] = None,
+) -> None:
+    """Pass over one transaction that cannot be followed, such as a prepared one that was rolled back.
+
+    The pipeline must not run. Its next run does all that stands before it, and goes on behind it.
+    """
+    settings = load_pipeline(file)
+    names = [one.name for one in settings.sources]
+    name = source or names[0]
+    if name not in names or (source is None and len(names) > 1):
+        raise OptionInvalid("it is not said of which source", hint=f"--source {' or '.join(names)}")
+    state = PipelineState.open(settings.state, settings.name)
+    try:
+        standing = state.standing()
+        if standing is None or name not in standing.offsets:
+            raise OptionInvalid(f"the pipeline {settings.name} never ran", hint=f"penstock run {file}")
+        found = transaction_at(settings.source(name), standing.offsets[name], Position.parse(position))
+        state.skip(name, found.begin, found.end)
+    finally:
+        state.close()
+    what = found.tables or found.statement or "no table"
+    typer.echo(
+        f"passed over: {found.gtid or position}, {found.begin['file']}:{found.begin['offset']} to"
+        f" {found.end['offset']}: {what}"
+    )
+    typer.echo(f"once it has caught up: penstock verify {file} --repair")
+
+
+def _told(state: PipelineState) -> dict[str, Any]:
+    standing, runner, shown = state.standing(), state.runner(), state.shown()
+    found: dict[str, Any] = {
+        "pipeline": state.name,
+        "state": _state(state, standing, runner is not None, shown),
+        "runner": runner.name if runner is not None else None,
+    }
+    if standing is None:
+        return found
+    found |= {
+        "generation": standing.generation,
+        "batches": standing.number,
+        "positions": {name: f"{one['file']}:{one['offset']}" for name, one in standing.offsets.items()},
+        "loads": {
+            key: f"{load.done} of {load.chunks} chunks"
+            for key, load in standing.loads.items()
+            if not load.finished
+        },
+        "tables_loaded": sum(load.finished for load in standing.loads.values()),
+        "stopped": dict(standing.stopped),
+        "resnapshots": _open_requests(state),
+    }
+    if "updated_us" in shown:
+        found["seconds_since_update"] = round(time.time() - shown["updated_us"] / 1e6, 1)
+    found["progress"] = {
+        name: value for name, value in shown.items() if name not in ("pipeline", "state", "updated_us")
+    }
+    return found
+
+
+def _open_requests(state: PipelineState) -> dict[str, str]:
+    """Return the resnapshots that wait, run, or failed and were not followed by one that is done."""
+    found: dict[str, str] = {}
+    for one in state.requests():
+        key = f"{one.source}/{one.table}"
+        if one.state == "done":
+            found.pop(key, None)
+        else:
+            found[key] = f"{one.state}: {one.what}" if one.what else one.state
+    return found
+
+
+def _state(state: PipelineState, standing: Standing | None, is_run: bool, shown: dict[str, Any]) -> str:
+    if state.paused:
+        return "pausing" if is_run else "paused"
+    if is_run:
+        return str(shown.get("state", "starting"))
+    if standing is None:
+        return "never ran"
+    return "failed" if shown.get("state") == "failed" else "stopped"
+
+
+VERBS = {
+    "list": list_,
+    "show": show,
+    "pause": pause,
+    "resume": resume,
+    "reset": reset,
+    "skip": skip,
+    "dead-letters": list_dead_letters,
+    "replay": replay_dead_letters,
+}

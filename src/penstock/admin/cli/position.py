@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock position`: where the capture of a log goes on, and setting it by hand."""
+
+import sys
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from penstock.admin.log_folder import Config, Json, LogFolder, Named, moment, parse_time, user_name
+from penstock.admin.position_target import AskedServer, Target, asked_server, find_in_log
+from penstock.admin.rendering import cell_text, time_text, write_json
+from penstock.errors import OptionInvalid
+from penstock.logstore.audit import AuditLine, audit_lines
+from penstock.logstore.position_file import CapturePosition
+from penstock.logstore.position_set import (
+    PositionChange,
+    Stretch,
+    plan_position,
+    set_position,
+    standing,
+)
+from penstock.logstore.reader import LogReader
+from penstock.logstore.retention import Holds
+from penstock.model import Position
+from penstock.source.bounds import Bound
+
+HELP = "Where the capture of a log goes on, and setting it by hand."
+
+_VERB = "position set"
+
+
+# --- show -----------------------------------------------------------------------------------
+
+
+def show(log: Named = None, config: Config = None, json: Json = False) -> None:
+    """Show where capture goes on when it starts, how far the log goes, and who asked to keep what."""
+    reader = LogFolder.find(log, config).open()
+    now = standing(reader)
+    noted = CapturePosition.load(reader.disk, reader.layout)
+    deeds = [line for line in audit_lines(reader.disk, reader.layout) if line.get("verb") == _VERB]
+    line: dict[str, Any] = {
+        "position": str(now.position),
+        "was_set": now.was_set,
+        "gtid_set": now.gtid_set,
+        "epoch": now.epoch.epoch,
+        "server": now.epoch.server_key,
+        "version": now.epoch.version,
+        "earliest": _text(reader.earliest()),
+        "visible": _text(reader.visible),
+        "durable": _text(noted.position if noted is not None else None),
+        "durable_noted": moment(noted.time_us) if noted is not None else None,
+        "holds": {hold.name: str(hold.position) for hold in Holds(reader.disk, reader.layout).all()},
+        "last_set": deeds[-1] if deeds else None,
+    }
+    if json:
+        write_json(sys.stdout, [line])
+        return
+    for name, value in line.items():
+        if name in ("holds", "last_set"):
+            continue
+        typer.echo(f"{name:<14}{'-' if value in (None, '') else cell_text(value)}")
+    for name, position in line["holds"].items():
+        typer.echo(f"{'hold':<14}{name} keeps what follows {position}")
+    if line["last_set"]:
+        deed = line["last_set"]
+        typer.echo(f"{'last set':<14}{deed['time']} by {deed['user']}: {deed['old']} to {deed['new']}")
+
+
+# --- set ------------------------------------------------------------------------------------
+
+
+def set_by_hand(
+    log: Named = None,
+    at: Annotated[
+        str | None, typer.Option("--time", help="The first transaction committed at or after a time (UTC).")
+    ] = None,
+    gtid_set: Annotated[str | None, typer.Option(help="The first transaction outside a set.")] = None,
+    position: Annotated[str | None, typer.Option(help="file:offset of the server.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read twice or lost, and change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: Annotated[str, typer.Option(help="Why, for audit.log.")] = "",
+    config: Config = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Set where capture goes on at its next start, backward or forward, as a new epoch of the log.
+
+    With --config the server is asked: it proves the place and tells what would be lost. Without, the place
+    must lie in the log. The daemon must not be running.
+    """
+    bound = _bound(at, gtid_set, position)
+    chosen = LogFolder.find(log, config)
+    if dry_run:
+        reader = chosen.open()
+        with asked_server(chosen, reader) as server:
+            _show_plan(*_plan(chosen, reader, server, bound), asked=server is not None, as_json=json)
+        return
+    if not yes and not sys.stdin.isatty():
+        raise OptionInvalid("nobody is here to be asked", hint="Look with --dry-run first, then add --yes")
+    with chosen.open_for_writing() as writer, asked_server(chosen, writer) as server:
+        change, target, lost = _plan(chosen, writer, server, bound)
+        if not json or not yes:
+            _show_plan(change, target, lost, asked=server is not None, as_json=False)
+        if not yes:
+            typer.confirm(f"Let the capture of {chosen.name} go on at {change.new}?", abort=True)
+        audit = AuditLine(
+            time=datetime.now(UTC).isoformat(),
+            user=user_name(),
+            verb=_VERB,
+            old=str(change.old),
+            new=str(change.new),
+            reason=reason,
+        )
+        set_position(writer, change, audit)
+    if json:
+        write_json(sys.stdout, [{**_line(change, target, lost, server is not None), "dry_run": False}])
+    else:
+        typer.echo(f"set: capture goes on at {change.new} when it starts")
+
+
+def _bound(at: str | None, gtid_set: str | None, position: str | None) -> Bound:
+    given = [one for one in (at, gtid_set, position) if one is not None]
+    if len(given) != 1:
+        raise OptionInvalid("one place at a time", hint="Give one of --time, --gtid-set, --position")
+    if at is not None:
+        return Bound(time_us=parse_time(at))
+    if gtid_set is not None:
+        return Bound(gtid_set=gtid_set)
+    assert position is not None, "one of three is given"
+    return Bound(position=Position.parse(position))
+
+
+def _plan(
+    chosen: LogFolder, reader: LogReader, server: AskedServer | None, bound: Bound
+) -> tuple[PositionChange, Target, Stretch]:
+    if server is None:
+        target = find_in_log(chosen, reader, bound)
+        change = plan_position(reader, target.position, target.gtid_set)
+        return change, target, Stretch(change.bytes_lost, *((0, 0) if not change.gaps else (None, None)))
+    target = server.find(reader, bound)
+    change = plan_position(reader, target.position, target.gtid_set, server.files)
+    return change, target, server.count(change.gaps)
+
+
+def _line(change: PositionChange, target: Target, lost: Stretch, asked: bool) -> dict[str, Any]:
+    return {
+        "old": str(change.old),
+        "new": str(change.new),
+        "epoch": change.new.epoch,
+        "gtid_set": change.gtid_set,
+        "again": _stretch_line(change.again),
+        "lost": {
+            **_stretch_line(lost),
+            "gaps": [{"file": one.file, "from": one.start, "to": one.end} for one in change.gaps],
+        },
+        "note": target.note,
+        "server_asked": asked,
+    }
+
+
+def _stretch_line(stretch: Stretch) -> dict[str, Any]:
+    return {
+        "bytes": stretch.bytes,
+        "transactions": stretch.transactions,
+        "changes": stretch.changes,
+        "first": moment(stretch.time_first_us),
+        "last": moment(stretch.time_last_us),
+    }
+
+
+def _show_plan(change: PositionChange, target: Target, lost: Stretch, *, asked: bool, as_json: bool) -> None:
+    if as_json:
+        write_json(sys.stdout, [{**_line(change, target, lost, asked), "dry_run": True}])
+        return
+    typer.echo(f"capture goes on at   {change.old}")
+    typer.echo(f"it would go on at    {change.new}, as epoch {change.new.epoch} of the log")
+    typer.echo(f"would be read twice  {_stretch_text(change.again)}")
+    typer.echo(f"would be lost        {_stretch_text(lost)}")
+    for gap in change.gaps:
+        typer.echo(f"                     {gap.file}:{gap.start} to {'?' if gap.end is None else gap.end}")
+    if target.note is not None:
+        typer.echo(f"note                 {target.note}")
+    if not asked:
+        typer.echo("The server was not asked whether it still has this: --config penstock.yaml INSTANCE")
+
+
+def _stretch_text(stretch: Stretch) -> str:
+    if not stretch:
+        return "nothing"
+    counts = [
+        f"{'an unknown number of' if count is None else f'{count:,}'} {what}"
+        for count, what in (
+            (stretch.bytes, "bytes"),
+            (stretch.transactions, "transactions"),
+            (stretch.changes, "changes"),
+        )
+    ]
+    first, last = moment(stretch.time_first_us), moment(stretch.time_last_us)
+    span = f", committed {time_text(first)} to {time_text(last)}" if first and last else ""
+    return ", ".join(counts) + span
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)
+
+
+VERBS = {"show": show, "set": set_by_hand}

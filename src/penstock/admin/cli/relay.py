@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock relay`: a pipeline without Spark, milliseconds behind the commit."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from penstock.pipeline.relay import Relay
+from penstock.pipeline.settings import load_pipeline
+
+_log = structlog.get_logger(__name__)
+
+
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline; docs/guides/pipelines.md.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each batch.")] = False,
+) -> None:
+    """Send the changes of a daemon's instance through a pipeline's steps into its sink, until SIGTERM.
+
+    No Spark and no full load: the file says load: none, and its sources are penstock:// URLs.
+    """
+    settings = load_pipeline(file)
+    relay = Relay(settings, told=_tell if as_json else None)
+    names = ", ".join(source.name for source in settings.sources)
+    _log.info("relaying", pipeline=settings.name, sources=names, sink=settings.sink.kind)
+    with _ended_by_signals(relay):
+        relay.run()
+    counts = relay.counts
+    _log.info("relayed", batches=counts.batches, rows=counts.rows, rejected=counts.rejected)
+
+
+def _tell(line: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _ended_by_signals(relay: Relay) -> Iterator[None]:
+    """Let SIGTERM and SIGINT end a relay behind its batch."""
+
+    def end(number: int, frame: object) -> None:
+        relay.stop()
+
+    before = {one: signal.signal(one, end) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for one, former in before.items():
+            signal.signal(one, former)

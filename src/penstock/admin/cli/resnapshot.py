@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock resnapshot`: a table of a pipeline is read again while its changes go on."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.admin.rendering import write_json
+from penstock.errors import OptionInvalid, SourceMissing
+from penstock.model import TableName, TablePatterns
+from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.settings import PipelineSettings, PipelineSource, load_pipeline
+from penstock.pipeline.state import PipelineState, Resnapshot
+from penstock.pipeline.verify.source_rows import address_of
+from penstock.sinks.sink import keeps_tables
+
+_POLL_SECONDS = 0.5
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline.")],
+    tables: Annotated[list[str], typer.Argument(metavar="TABLES", help="The source's: shop.orders, shop.*.")],
+    source: Annotated[
+        str | None, typer.Option(help="Of this source only, where the pipeline has several.")
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="These rows only: a condition in the server's SQL, such as created > '2026-01-01'."
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the target's rows that the source has not.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the tables are read to their end.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each table.")] = False,
+) -> None:
+    """Read tables again into a pipeline's target, while their changes go on.
+
+    The running pipeline does it, chunk by chunk between its batches; one that does not run begins with it at
+    its next start. Rows that the source no longer has are deleted from the target, where it can be read.
+    """
+    settings = load_pipeline(file)
+    chosen = _chosen(settings, tables, source)
+    if where is not None and len(chosen) > 1:
+        raise OptionInvalid(
+            f"--where is for one table, and {len(chosen)} are meant", hint="Name one table as database.table"
+        )
+    # What a sink cannot read back nobody can tell to be too much.
+    remove = not keep and keeps_tables(settings.make_sink())
+    state = PipelineState.open(settings.state, settings.name)
+    try:
+        numbers = [state.request_resnapshot(one.name, table, where, remove=remove) for one, table in chosen]
+        if wait:
+            _wait(state, numbers)
+        found = [one for one in state.requests() if one.number in numbers]
+        if as_json:
+            write_json(sys.stdout, (_as_json(one) for one in found))
+        else:
+            for one in found:
+                typer.echo(f"{one.table}: {one.state}, request {one.number}")
+            if not wait and state.runner() is None:
+                typer.echo(f"{settings.name} does not run now; penstock run {file} begins with it")
+    finally:
+        state.close()
+
+
+def _chosen(
+    settings: PipelineSettings, tables: list[str], source: str | None
+) -> list[tuple[PipelineSource, TableName]]:
+    """Return the tables that are meant, each with its source. Raises SourceMissing where there is none."""
+    names = [one.name for one in settings.sources]
+    if source is not None and source not in names:
+        raise OptionInvalid(f"the pipeline has no source {source!r}", hint=f"It has {', '.join(names)}")
+    meant = TablePatterns(tables)
+    found = [
+        (one, table.name)
+        for one in settings.sources
+        if source in (None, one.name)
+        for table in targets_of(address_of(one), one.tables)
+        if meant.matches(table.name.database, table.name.table)
+    ]
+    if not found:
+        raise SourceMissing(
+            f"no table of the pipeline is {', '.join(tables)}",
+            hint=f"penstock pipelines show {settings.name} tells its tables",
+        )
+    return found
+
+
+def _wait(state: PipelineState, numbers: list[str]) -> None:
+    """Wait until requests are done. Raises OptionInvalid where one cannot be."""
+    waiting = set(numbers)
+    while waiting:
+        for number in list(waiting):
+            found = state.request(number)
+            if found is None or found.state == "done":
+                waiting.discard(number)
+            elif found.state == "failed":
+                raise OptionInvalid(
+                    f"{found.table} was not read again: {found.what}",
+                    hint=f"penstock pipelines show {state.name}",
+                )
+        if waiting:
+            time.sleep(_POLL_SECONDS)
+
+
+def _as_json(one: Resnapshot) -> dict[str, str | None]:
+    return {
+        "request": one.number,
+        "source": one.source,
+        "table": str(one.table),
+        "where": one.where,
+        "state": one.state,
+    }

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run`: a pipeline on Spark."""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.errors import DependencyMissing, OptionInvalid
+from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
+
+CAUGHT_UP = "caught-up"
+
+
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="pipeline.yaml", help="The pipeline; docs/guides/pipelines.md.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until",
+            metavar=CAUGHT_UP,
+            help="End once all that stood in the logs when the loads had ended is in the target.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be loaded, prepared and written, and end.")
+    ] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(help="Spark's master: local[*], spark://host:7077; or sc://host:15002 of Connect."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each batch.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print the JSON Schema of the file, for editors, and end.")
+    ] = False,
+) -> None:
+    """Load the tables that a pipeline names, and follow their changes into its sink, until SIGTERM."""
+    if schema:
+        json.dump(json_schema(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    if file is None:
+        raise OptionInvalid("no pipeline is named", hint="Run: penstock run pipeline.yaml")
+    if until not in (None, CAUGHT_UP):
+        raise OptionInvalid(f"--until {until} is unknown", hint=f"The one end there is is {CAUGHT_UP}")
+    settings = load_pipeline(file)
+    if dry_run:
+        _tell_plan(settings, as_json=as_json)
+        return
+    try:
+        # The other verbs need no Spark.
+        from penstock.spark.pipeline.run import PipelineRun
+        from penstock.spark.pipeline.session import session_for
+    except ModuleNotFoundError as problem:
+        raise DependencyMissing(
+            f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
+        ) from problem
+    told = _tell_line if as_json else None
+    with _stopped_by_signals() as stop:
+        session = session_for(settings.name, master, settings.spark)
+        PipelineRun(settings, session, until_caught_up=until is not None, stop=stop, told=told).run()
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Turn SIGTERM and SIGINT into an event; a second one ends the process as ever."""
+    stop = threading.Event()
+    before: dict[int, Any] = {}
+
+    def end(number: int, _frame: Any) -> None:
+        stop.set()
+        signal.signal(number, before[number])
+
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        before[ending] = signal.signal(ending, end)
+    try:
+        yield stop
+    finally:
+        for given, handler in before.items():
+            signal.signal(given, handler)
+
+
+def _tell_line(progress: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(progress) + "\n")
+    sys.stdout.flush()
+
+
+def _tell_plan(settings: PipelineSettings, *, as_json: bool) -> None:
+    from penstock.pipeline.preview import preview
+
+    found = preview(settings)
+    if as_json:
+        _tell_line(found)
+        return
+    typer.echo(f"pipeline    {found['pipeline']}")
+    for source in found["sources"]:
+        typer.echo(f"source      {source['name']}: {len(source['tables'])} tables")
+    typer.echo(f"sink        {found['sink']} ({found['delivery']})")
+    for finding in found["findings"]:
+        mark = "stops it" if finding["fatal"] else "to know"
+        mend = f"; {finding['mend']}" if finding["mend"] else ""
+        typer.echo(f"{mark:<12}{finding['subject']}: {finding['what']}{mend}")
+    for table in found["targets"]:
+        typer.echo(f"{table['source']} -> {table['target']}: {table['chunks']} chunks, {table['rows']} rows")
+        for statement in table["statements"]:
+            typer.echo(f"    {statement}")

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock schema`: the definition of a table that was in force at a position of a log."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from penstock.admin.rendering import Field, LineWriter, write_json
+from penstock.errors import OptionInvalid, SchemaUnknown
+from penstock.model import Position, TableName, TableSchema
+from penstock.source.source import Source, SourceOptions, open_source
+
+HELP = "The definitions of tables that a log keeps."
+
+_FIELDS = [Field("column", 32), Field("type", 40), Field("charset", 10), Field("null", 4), Field("key", 3)]
+
+
+def show(
+    table: Annotated[str, typer.Argument(help="The table: shop.orders.")],
+    at: Annotated[
+        str | None,
+        typer.Option(help="A position: mysql-bin.000003:1542. By default where the log ends now."),
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="A log's folder, or its URL.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A daemon's instance: penstock://host:7070/instance.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(help="A file with the daemon's token; PENSTOCK_TOKEN serves as well.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object, instead of lines.")] = False,
+) -> None:
+    """Show the definition of a table that was in force at a position of a log."""
+    if (log is None) == (url is None):
+        raise OptionInvalid(
+            "one log is needed", hint="Give --log /var/lib/penstock/shop, or --url penstock://host/shop"
+        )
+    options = SourceOptions.parse(log if log is not None else str(url), token_file=token_file)
+    if not options.is_kept:
+        raise OptionInvalid(
+            f"{log or url} is no log that Penstock keeps", hint="A log's folder has epochs.json"
+        )
+    source = open_source(options)
+    try:
+        position = Position.parse(at) if at is not None else source.head()
+        schema = _in_force(source, TableName.parse(table), position)
+    finally:
+        source.close()
+    if json:
+        write_json(sys.stdout, [_as_json(schema, position)])
+    else:
+        _show(schema)
+
+
+def _in_force(source: Source, name: TableName, position: Position) -> TableSchema:
+    """Return what was in force. Raises SchemaUnknown."""
+    history = source.schema_history(position, name)
+    found = history.schema(name.database, name.table) if history is not None else None
+    if history is not None and history.needs_reread(name):
+        raise SchemaUnknown(
+            f"the definition of {name} is in doubt: a statement before here was not understood",
+            position=str(position),
+            hint="Set binlog_row_metadata=FULL on the server, so that the log names its columns",
+        )
+    if found is None:
+        raise SchemaUnknown(
+            f"there was no table {name}",
+            position=str(position),
+            hint="See the statements before: penstock inspect LOG --end POSITION",
+        )
+    return found
+
+
+def _as_json(schema: TableSchema, position: Position) -> dict[str, object]:
+    return {
+        "database": schema.database,
+        "table": schema.table,
+        "position": str(position),
+        "version": schema.version,
+        "columns": [
+            {"name": one.name, "type": one.type_text, "charset": one.charset, "nullable": one.nullable}
+            for one in schema.columns
+        ],
+        "primary_key": list(schema.primary_key),
+    }
+
+
+def _show(schema: TableSchema) -> None:
+    lines = LineWriter(sys.stdout, _FIELDS)
+    for one in schema.columns:
+        key = schema.primary_key.index(one.name) + 1 if one.name in schema.primary_key else None
+        lines.write([one.name, one.type_text, one.charset or "", "yes" if one.nullable else "no", key])
+
+
+VERBS = {"show": show}

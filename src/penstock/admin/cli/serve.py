@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock serve`: the daemon."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.coordinate.store import without_password
+from penstock.errors import OptionInvalid
+from penstock.settings import json_schema, load_settings
+
+
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="penstock.yaml", help="The settings; docs/guides/serve.md.")
+    ] = None,
+    only_check: Annotated[
+        bool, typer.Option("--check", help="Prove the settings, say what is wrong, and end.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the settings, for editors, and end.")
+    ] = False,
+) -> None:
+    """Capture what the settings name, keep it, and serve it, until SIGTERM or SIGINT."""
+    if schema:
+        json.dump(json_schema(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    if file is None:
+        raise OptionInvalid("no settings file is named", hint="Run: penstock serve penstock.yaml")
+    # The other verbs need neither a web server nor a log.
+    from penstock.daemon import Daemon, check
+
+    settings = load_settings(file)
+    if only_check:
+        check(settings)
+        typer.echo(f"{file}: {len(settings.instances)} instances, nothing is wrong")
+        for name, (host, port) in settings.listen.places().items():
+            told = f"[{host}]" if ":" in host else host
+            typer.echo(f"listen.{name:<15}{told}:{port or 'a port that the system chooses'}")
+        typer.echo(f"{'coordination':<22}{without_password(settings.coordination_url())}")
+        return
+    Daemon(settings).run()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock verify`: whether a pipeline's target is what its source is."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.admin.rendering import write_json
+from penstock.errors import DependencyMissing
+from penstock.pipeline.settings import PipelineSettings, load_pipeline
+from penstock.pipeline.verify.comparison import Spreading, in_this_process
+from penstock.pipeline.verify.report import counts, lines, store
+from penstock.pipeline.verify.verify import SHARE_ROWS, Verification, verify
+
+EXIT_DIFFERENCES = 1
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline.")],
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLES]", help="These tables only, of the target or the source: shop.orders, shop.*."
+        ),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Write what is missing or differs, and delete what is too much.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file for every difference: Arrow, or JSON lines where it ends in .json or .jsonl."
+        ),
+    ] = None,
+    leave_out: Annotated[
+        str | None, typer.Option(help="Columns that are not compared, divided by commas.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="So many differing keys of a table are read in full.")
+    ] = 10_000,
+    shown: Annotated[int, typer.Option(min=0, help="So many differences of a table are printed.")] = 10,
+    share_rows: Annotated[
+        int, typer.Option(min=1, help="About how many rows are compared at once.")
+    ] = SHARE_ROWS,
+    master: Annotated[
+        str | None,
+        typer.Option(help="Compare large tables on Spark: local[*], spark://host:7077, sc://host:15002."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each table.")] = False,
+) -> None:
+    """Compare a pipeline's target with its source, row by row, at one position of the log.
+
+    A pipeline that does not run is compared exactly where it stands, whatever the source did since. One that
+    runs is compared as it goes on. Exits with 1 where rows differ that were not repaired.
+    """
+    settings = load_pipeline(file)
+    found = verify(
+        settings,
+        tables or (),
+        mend=repair,
+        columns_left_out=[name.strip() for name in (leave_out or "").split(",") if name.strip()],
+        spreading=_spreading(settings, master),
+        limit=limit,
+        share_rows=share_rows,
+    )
+    if output is not None:
+        store(found.results, output)
+    if as_json:
+        write_json(sys.stdout, (counts(one) for one in found.results))
+    else:
+        for result in found.results:
+            for line in lines(result, shown):
+                typer.echo(line)
+        _tell_outcome(found, repair=repair)
+    if not (found.equal or found.mended):
+        raise typer.Exit(EXIT_DIFFERENCES)
+
+
+def _tell_outcome(found: Verification, *, repair: bool) -> None:
+    places = ", ".join(f"{name} {one['file']}:{one['offset']}" for name, one in sorted(found.offsets.items()))
+    state = "running, compared as it went on" if found.running else f"stopped, compared at {places}"
+    typer.echo(f"the pipeline is {state}")
+    if found.repaired:
+        typer.echo(f"repaired: {found.repaired:,} rows")
+    if found.requests:
+        typer.echo(f"the runner was asked to read again: requests {', '.join(found.requests)}")
+    if not found.equal and not repair:
+        typer.echo("penstock verify --repair makes the target right")
+
+
+def _spreading(settings: PipelineSettings, master: str | None) -> Spreading:
+    if master is None:
+        return in_this_process
+    try:
+        from penstock.spark.pipeline.session import session_for
+        from penstock.spark.pipeline.verifying import SparkSpreading
+    except ModuleNotFoundError as problem:
+        raise DependencyMissing(
+            f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
+        ) from problem
+    return SparkSpreading(session_for(settings.name, master, settings.spark))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a long run has come: a bar where a person watches, a log line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import structlog
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+_LOG_EVERY_SECONDS = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class ReadingProgress:
+    """Progress in log bytes, on standard error. A context manager.
+
+    A bar appears only where standard error is a terminal and standard output is not: output on the same
+    screen shows by itself that the run is alive. With `alone` there is hardly any output, so the bar appears
+    on any terminal.
+    """
+
+    def __init__(self, what: str, bytes_total: int, alone: bool = False) -> None:
+        self._what = what
+        self._total = bytes_total
+        self._done = 0
+        self._logged_at = time.monotonic()
+        self._bar: Progress | None = None
+        if sys.stderr.isatty() and (alone or not sys.stdout.isatty()):
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task(what, total=bytes_total)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def done(self) -> int:
+        """How many bytes are behind us."""
+        return self._done
+
+    def reach_of(self, bytes_done: int, bytes_total: int) -> None:
+        """Say how many bytes of how many are behind us, where the total is known only now."""
+        if bytes_total != self._total:
+            self._total = bytes_total
+            if self._bar is not None:
+                self._bar.update(self._task, total=bytes_total)
+        self.reach(bytes_done)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the bar off the screen while something is printed."""
+        if self._bar is not None:
+            self._bar.stop()
+        yield
+        if self._bar is not None:
+            self._bar.start()
+
+    def reach(self, bytes_done: int) -> None:
+        """Say how many bytes of the log are behind us."""
+        self._done = bytes_done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=bytes_done)
+            return
+        now = time.monotonic()
+        if not sys.stderr.isatty() and now - self._logged_at >= _LOG_EVERY_SECONDS:
+            self._logged_at = now
+            _log.info(self._what, bytes_done=bytes_done, bytes_total=self._total)

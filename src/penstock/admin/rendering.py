@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows for people: aligned lines, or one JSON object a line."""
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+# A cell longer than this is cut in lines for people; JSON holds it whole.
+_CELL_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of aligned lines. The last one of a line is not padded."""
+
+    name: str
+    width: int
+    right: bool = False
+
+
+class LineWriter:
+    """Aligned lines under a heading that is printed before the first."""
+
+    def __init__(self, out: TextIO, fields: Sequence[Field]) -> None:
+        self._out = out
+        self._fields = fields
+        self._headed = False
+
+    def write(self, cells: Sequence[Any]) -> None:
+        """Print one line."""
+        if not self._headed:
+            self._headed = True
+            heading = self._line([field.name for field in self._fields])
+            Console(file=self._out, highlight=False, soft_wrap=True).print(Text(heading, "bold"))
+        self._out.write(self._line(["" if cell is None else cell_text(cell) for cell in cells]) + "\n")
+
+    def _line(self, texts: Sequence[str]) -> str:
+        last = len(texts) - 1
+        padded = [
+            text if index == last and not field.right else _pad(text, field)
+            for index, (text, field) in enumerate(zip(texts, self._fields, strict=True))
+        ]
+        return "  ".join(padded).rstrip()
+
+
+def write_json(out: TextIO, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print one JSON object a line; see `json_value` for what has no form in JSON."""
+    for row in rows:
+        out.write(json.dumps(row, default=json_value, ensure_ascii=False) + "\n")
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON: bytes in base64, decimals as text, ISO 8601, durations as [-]hh:mm:ss."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return str(value)
+        case datetime() | date():
+            return time_text(value)
+        case timedelta():
+            return duration_text(value)
+    raise AssertionError(f"{type(value)} has no JSON form")
+
+
+def cell_text(value: Any) -> str:
+    """Return a value as one short line."""
+    match value:
+        case bytes():
+            text = "0x" + value.hex()
+        case datetime() | date():
+            text = time_text(value)
+        case timedelta():
+            text = duration_text(value)
+        case dict() | list():
+            text = json.dumps(value, default=json_value, ensure_ascii=False)
+        case _:
+            text = str(value)
+    text = " ".join(text.split()) if not text.isprintable() else text
+    return text if len(text) <= _CELL_CHARACTERS_MAX else text[: _CELL_CHARACTERS_MAX - 1] + "…"
+
+
+def time_text(moment: datetime | date) -> str:
+    """Return ISO 8601, with a Z where it is UTC."""
+    if isinstance(moment, datetime) and moment.tzinfo is not None:
+        return moment.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
+    return moment.isoformat()
+
+
+def duration_text(duration: timedelta) -> str:
+    """Return [-]hh:mm:ss[.ffffff], as the server writes a TIME."""
+    micros = duration // timedelta(microseconds=1)
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return ("-" if micros < 0 else "") + text + (f".{fraction:06d}" if fraction else "")
+
+
+def _pad(text: str, field: Field) -> str:
+    return text.rjust(field.width) if field.right else text.ljust(field.width)

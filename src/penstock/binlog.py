@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a log from Python: files, a live server or a kept log in, Arrow batches out. No Spark."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.schema_reader import ServerDefaults
+from penstock.capture.server_tables import ServerTables
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import SchemaInvalid
+from penstock.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, OFFSET_MAX
+from penstock.model import Column, Secret, TableName, TablePatterns, TableSchema
+from penstock.source.bounds import BoundText, locate, parse_bound
+from penstock.source.logged_tables import LoggedTables
+from penstock.source.reading import Batch, Selection, read_range
+from penstock.source.source import Source, SourceOptions, open_source, shown_tables
+
+# What a caller may give as `schemas`; see `load_schemas`.
+Schemas = SchemaHistory | Mapping[str, Any] | str | os.PathLike[str]
+
+_MAPPING_CHARSET = "utf8mb4"
+_HINT_SCHEMAS = "Map 'shop.orders' to a TableSchema, or to {'id': 'int unsigned', 'name': 'varchar(20)'}"
+
+
+def read_binlog(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    tables: str | list[str] | None = None,
+    start: BoundText | None = None,
+    end: BoundText | None = None,
+    schemas: Schemas | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    changes: Sequence[str] | None = None,
+    emit: str = "typed",
+    exclude_tables: str | list[str] | None = None,
+    instance: str | None = None,
+    password: str | Secret | None = None,
+    batch_rows_max: int = BATCH_ROWS_MAX,
+    batch_bytes_max: int = BATCH_BYTES_MAX,
+) -> Iterator[Batch]:
+    """Yield the row changes of binlog files, or of what a live server or a daemon has logged up to now.
+
+    `source` is a path, a folder, a glob pattern, several of these, a log's folder, `mysql://user@host`, or
+    `penstock://host/instance`. `tables` are
+    patterns (`shop.orders`, `shop.*`, `/regex/`), None for all. `start` and `end` are positions
+    (`mysql-bin.000003:1542`), GTID sets, or times; start inclusive, end exclusive. `schemas` tells
+    definitions where the log does not: a .sql or JSON file, a mapping, or a SchemaHistory. `columns` names
+    the columns to decode, system columns among them; `changes` the change types to emit. `emit` is "typed"
+    (a table's own columns), "envelope" (all tables in one shape), "events" or "transactions".
+
+    Typed batches hold the table's columns, then `_change_type`, `_commit_version`, `_commit_timestamp` and
+    `_metadata`. Rows of one table come in commit order. What cannot be read raises a PenstockError that says
+    where, after every whole transaction before it.
+    """
+    options = SourceOptions.parse(source, instance=instance, password=password)
+    selection = TablePatterns(tables, exclude_tables)
+    history = load_schemas(schemas)
+    first = parse_bound(start) if start is not None else None
+    last = parse_bound(end) if end is not None else None
+    opened = open_source(options)
+    kinds = None if changes is None else tuple(changes)
+    wanted = None if columns is None else tuple(columns)
+
+    # Everything above is checked at the call; the rest runs as the caller iterates.
+    def batches() -> Iterator[Batch]:
+        try:
+            bounds = locate(opened, first, last)
+            known = history or schemas_of_server(opened)
+            chosen = Selection(shown_tables(opened, selection), wanted, kinds, bounds)
+            for byte_range in opened.split(bounds.start, bounds.end, range_bytes=OFFSET_MAX):
+                yield from read_range(
+                    opened,
+                    byte_range,
+                    chosen,
+                    known,
+                    emit=emit,
+                    batch_rows_max=batch_rows_max,
+                    batch_bytes_max=batch_bytes_max,
+                )
+        finally:
+            opened.close()
+
+    return batches()
+
+
+def load_schemas(schemas: Schemas | None) -> SchemaHistory | None:
+    """Return a schema history from what a caller gave. Raises SchemaInvalid.
+
+    A mapping goes from `database.table` to a TableSchema, to its JSON form, or to a mapping of column names
+    to SQL types. Where it names no charset, and where statements of the log name none, utf8mb4 is meant.
+    """
+    if schemas is None or isinstance(schemas, SchemaHistory):
+        return schemas
+    if isinstance(schemas, str | os.PathLike):
+        return SchemaHistory.from_file(Path(schemas))
+    history = SchemaHistory(ServerDefaults(ServerSpelling(), _MAPPING_CHARSET, {}, False))
+    history.seed(
+        (
+            TableDefinition(_schema_of(TableName.parse(text), one), _MAPPING_CHARSET)
+            for text, one in schemas.items()
+        ),
+        None,
+    )
+    return history
+
+
+def _schema_of(name: TableName, value: object) -> TableSchema:
+    if isinstance(value, TableSchema):
+        return value
+    if isinstance(value, Mapping) and "columns" in value and isinstance(value["columns"], list):
+        return TableSchema.from_json({"database": name.database, "table": name.table, **value})
+    if isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values()):
+        columns = tuple(Column(column, text, _charset_of(text)) for column, text in value.items())
+        return TableSchema(name.database, name.table, columns)
+    raise SchemaInvalid(f"the schema of {name} cannot be read", hint=_HINT_SCHEMAS)
+
+
+_TEXT_TYPES = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set")
+
+
+def _charset_of(type_text: str) -> str | None:
+    return _MAPPING_CHARSET if type_text.lower().split("(")[0].strip() in _TEXT_TYPES else None
+
+
+def schemas_of_server(source: Source) -> SchemaHistory | LoggedTables | None:
+    """Return what tells definitions by itself: a live server, or a log that keeps them; None for files."""
+    if source.options.is_kept:
+        return LoggedTables(source)
+    address = source.options.address
+    return SchemaHistory(reread=ServerTables(address)) if address is not None else None

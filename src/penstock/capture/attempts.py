@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tried next after a failure: which server of a cluster, and after what pause.
+
+Nothing here waits or connects; it counts.
+"""
+
+import time
+
+from penstock.errors import (
+    AuthenticationFailed,
+    DiskFailed,
+    LimitExceeded,
+    LogDamaged,
+    LogFull,
+    LogLocked,
+    LogTorn,
+    OptionInvalid,
+    PenstockError,
+    PositionInvalid,
+    PositionPurged,
+    PrivilegeMissing,
+    SchemaInvalid,
+    ServerBehind,
+    ServerUnsupported,
+    StreamError,
+    TlsFailed,
+)
+from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
+
+# Bytes that cannot be read may have been spoilt on the way: they are asked for again so often.
+STREAM_TRIES_MAX = 3
+
+# Nothing that the daemon could do again would change these.
+_NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded)
+# Our own log, which is the same with every server. A restart ends the process that holds it.
+_OUR_LOG = (LogFull, LogLocked, DiskFailed)
+# Final answers of one server: another one of the cluster may have what is needed.
+_REFUSALS = (PositionPurged, PositionInvalid)
+# Another server may well do; this one is asked again later.
+_NOT_THIS_ONE = (ServerBehind, AuthenticationFailed, PrivilegeMissing, ServerUnsupported, TlsFailed)
+
+
+class Attempts:
+    """Counts failures since the last progress. One thread uses it.
+
+    `chosen` is the index of the server to ask, None before one was chosen.
+    """
+
+    def __init__(self, servers: int, fail_over_after: float) -> None:
+        self.chosen: int | None = None
+        self._servers = servers
+        self._fail_over_after = fail_over_after
+        self._tries = 0
+        self._spoilt = 0
+        self._failing_since: float | None = None
+        self._refused: dict[int, PenstockError] = {}
+
+    def progressed(self) -> None:
+        """Forget what failed: transactions arrived, or a connection held."""
+        self._tries = self._spoilt = 0
+        self._failing_since = None
+        self._refused.clear()
+
+    def failed(self, problem: PenstockError) -> PenstockError | None:
+        """Count a failure and choose whom to ask next; return what stops the capture, if nothing is left."""
+        if isinstance(problem, _NEVER_HEALS):
+            return problem
+        if isinstance(problem, _OUR_LOG):
+            # While the log could take nothing, nothing was found out about the server.
+            self._failing_since = None
+            return None
+        if isinstance(problem, StreamError):
+            self._spoilt += 1
+            if self._spoilt > STREAM_TRIES_MAX:
+                return problem
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        if isinstance(problem, _REFUSALS) and self.chosen is not None:
+            self._refused[self.chosen] = problem
+            if len(self._refused) == self._servers:
+                return self._refused[min(self._refused)]
+            self._next()
+        elif isinstance(problem, _NOT_THIS_ONE) or now - self._failing_since > self._fail_over_after:
+            self._next()
+        return None
+
+    def pause_seconds(self) -> float:
+        """Return how long to wait before the next try; it doubles, up to a bound."""
+        seconds = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**self._tries, RECONNECT_PAUSE_SECONDS_MAX)
+        if seconds < RECONNECT_PAUSE_SECONDS_MAX:
+            self._tries += 1
+        return float(seconds)
+
+    def _next(self) -> None:
+        if self.chosen is not None and self._servers > 1:
+            self.chosen = (self.chosen + 1) % self._servers
+            self._failing_since = None

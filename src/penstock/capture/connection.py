@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session on a server: handshake, TLS and authentication through PyMySQL, then plain statements.
+
+Old and new spellings of a statement are tried in the order the family and version suggest; only the
+error number decides whether the other spelling is tried, so an unheard-of version number works too.
+"""
+
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pymysql
+import pymysql.constants.COMMAND
+import pymysql.cursors
+
+from penstock.capture.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_of, translate
+from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerUnsupported
+from penstock.model import ServerAddress
+
+MYSQL = "mysql"
+MARIADB = "mariadb"
+
+CONNECT_SECONDS_MAX = 10.0
+# Reading the columns of a hundred thousand tables takes minutes on a cold server; nothing else is slower.
+QUERY_SECONDS_MAX = 600.0
+
+# MySQL 8.2 brought SHOW BINARY LOG STATUS, 8.0.22 SHOW REPLICAS; MariaDB 10.5 SHOW REPLICA HOSTS.
+_BINARY_LOG_STATUS_SINCE = (8, 2, 0)
+_SHOW_REPLICAS_SINCE = (8, 0, 22)
+
+# How often the head is read again while the server's GTID position moves between the two readings.
+_HEAD_READS_MAX = 5
+
+
+@dataclass(frozen=True)
+class ServerIdentity:
+    """Who answers: what must stay the same for a position to keep its meaning.
+
+    `version` is the leading numbers of the server's version, for choosing a first spelling only.
+    `server_uuid` is MySQL's; `gtid_domain` MariaDB's `gtid_domain_id`. `gtid_mode` is MySQL's
+    setting; MariaDB always writes GTIDs, so it is ON there.
+    """
+
+    flavor: str
+    version: tuple[int, ...]
+    version_text: str
+    server_id: int
+    server_uuid: str | None
+    gtid_domain: int | None
+    gtid_mode: str
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for one server's restarts and differs between servers."""
+        if self.flavor == MARIADB:
+            return f"mariadb:{self.gtid_domain}-{self.server_id}"
+        return f"mysql:{self.server_uuid or self.server_id}"
+
+
+@dataclass(frozen=True)
+class LogHead:
+    """The end of the binlog: where the next event will be written, and the GTIDs before it."""
+
+    file: str
+    offset: int
+    gtid_set: str
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A binlog file as the server lists it. `encrypted` means at rest; the stream is clear."""
+
+    file: str
+    bytes: int
+    encrypted: bool
+
+
+class Connection:
+    """A session. Not for several threads at once; a context manager that closes.
+
+    Errors are those of `penstock.errors`, chosen by the server's error number.
+    """
+
+    def __init__(self, address: ServerAddress, session: "pymysql.connections.Connection[Any]") -> None:
+        self.address = address
+        self._session: pymysql.connections.Connection[Any] | None = session
+        self._identity: ServerIdentity | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session. Closing twice is harmless."""
+        session, self._session = self._session, None
+        if session is not None and session.open:
+            session.close()
+
+    def query(self, sql: str, args: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+        """Run one statement and return its rows as dicts, all in memory; [] where it has none."""
+        return self.query_first([sql], args)
+
+    def query_first(
+        self, spellings: Sequence[str], args: Sequence[Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Run the first spelling this server understands: the next is tried only on SPELLED_OTHERWISE."""
+        assert self._session is not None, "the connection is closed"
+        for left, sql in enumerate(spellings, start=1 - len(spellings)):
+            try:
+                with self._session.cursor(pymysql.cursors.DictCursor) as cursor:
+                    cursor.execute(sql, args)
+                    return list(cursor.fetchall())
+            except pymysql.err.Error as problem:
+                if left == 0 or number_of(problem) not in SPELLED_OTHERWISE:
+                    raise translate(problem, str(self.address)) from problem
+        raise AssertionError("no spelling was given")
+
+    def variables(self, *names: str) -> dict[str, str]:
+        """Return the global variables that exist among these, by lower-case name."""
+        marks = ", ".join(["%s"] * len(names))
+        rows = self.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
+        return {str(row["Variable_name"]).lower(): str(row["Value"]) for row in rows}
+
+    def identity(self) -> ServerIdentity:
+        """Return who answers; asked once a connection. The family is told by its own variables."""
+        if self._identity is None:
+            found = self.variables(
+                "version", "server_id", "server_uuid", "gtid_domain_id", "gtid_mode", "version_comment"
+            )
+            flavor = MARIADB if "gtid_domain_id" in found else MYSQL
+            self._identity = ServerIdentity(
+                flavor=flavor,
+                version=_version_numbers(found.get("version", "")),
+                version_text=found.get("version", ""),
+                server_id=int(found.get("server_id", "0")),
+                server_uuid=found.get("server_uuid") if flavor == MYSQL else None,
+                gtid_domain=int(found["gtid_domain_id"]) if flavor == MARIADB else None,
+                gtid_mode="ON" if flavor == MARIADB else found.get("gtid_mode", "OFF"),
+            )
+        return self._identity
+
+    def head(self) -> LogHead:
+        """Return the end of the binlog. Raises ServerUnsupported where the binlog is off."""
+        if self.identity().flavor == MYSQL:
+            row = self.log_status()
+            gtid_set = str(row.get("Executed_Gtid_Set") or "").replace("\n", "")
+            return LogHead(str(row["File"]), int(row["Position"]), gtid_set)
+        return self._head_with_gtid_position()
+
+    def _head_with_gtid_position(self) -> LogHead:
+        """MariaDB tells file and GTID position apart: read until neither moved in between."""
+        for _ in range(_HEAD_READS_MAX):
+            before = self.log_status()
+            gtid_set = str(self.query("SELECT @@global.gtid_binlog_pos AS gtid_set")[0]["gtid_set"])
+            after = self.log_status()
+            if (before["File"], before["Position"]) == (after["File"], after["Position"]):
+                return LogHead(str(after["File"]), int(after["Position"]), gtid_set)
+        place = (str(after["File"]), int(after["Position"]))
+        # The server scans the file for this, so it is the last resort.
+        found = self.query("SELECT BINLOG_GTID_POS(%s, %s) AS gtid_set", place)
+        return LogHead(*place, str(found[0]["gtid_set"] or ""))
+
+    def log_status(self) -> dict[str, Any]:
+        """Return the row of SHOW BINARY LOG STATUS. Raises ServerUnsupported where the binlog is off."""
+        identity = self.identity()
+        spellings = ["SHOW MASTER STATUS", "SHOW BINARY LOG STATUS"]
+        if identity.flavor == MYSQL and identity.version >= _BINARY_LOG_STATUS_SINCE:
+            spellings.reverse()
+        rows = self.query_first(spellings)
+        if not rows:
+            raise ServerUnsupported(
+                f"{self.address}: the binary log is off", hint="Start the server with --log-bin --server-id=1"
+            )
+        return rows[0]
+
+    def binary_logs(self) -> list[LogFile]:
+        """Return the binlog files the server still has, oldest first."""
+        rows = self.query("SHOW BINARY LOGS")
+        return [
+            LogFile(
+                str(row["Log_name"]), int(row["File_size"]), str(row.get("Encrypted", "No")).lower() == "yes"
+            )
+            for row in rows
+        ]
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Return the registered replicas: rows with server_id, host and, on MySQL, replica_uuid."""
+        identity = self.identity()
+        spellings = ["SHOW SLAVE HOSTS", "SHOW REPLICAS"]
+        if identity.flavor == MYSQL and identity.version >= _SHOW_REPLICAS_SINCE:
+            spellings.reverse()
+        rows = self.query_first(spellings)
+        return [
+            {name.lower().replace("slave", "replica"): value for name, value in row.items()} for row in rows
+        ]
+
+    def send_query(self, sql: str) -> socket.socket:
+        """Send a query and lend the socket, on which its answer comes as raw packets.
+
+        Who reads the answer to its end leaves the session as it was; who does not has to close it.
+        """
+        assert self._session is not None, "the connection is closed"
+        try:
+            self._session._execute_command(pymysql.constants.COMMAND.COM_QUERY, sql.encode())
+        except pymysql.err.Error as problem:
+            raise translate(problem, str(self.address)) from problem
+        assert self._session._sock is not None, "the connection is lost"
+        stream: socket.socket = self._session._sock
+        return stream
+
+    def command(self, code: int, payload: bytes) -> None:
+        """Send one protocol command that is answered by OK or by an error."""
+        assert self._session is not None, "the connection is closed"
+        try:
+            self._session._execute_command(code, payload)
+            self._session._read_ok_packet()
+        except pymysql.err.Error as problem:
+            error = translate(problem, str(self.address))
+            if isinstance(error, AuthenticationFailed):
+                # The account is in already: for a command, the same number means that it may not.
+                raise PrivilegeMissing(error.message, hint=HINT_GRANT) from problem
+            raise error from problem
+
+    def release_socket(self) -> tuple[socket.socket, bytes]:
+        """Hand the socket over and forget the session.
+
+        Returns it with any bytes PyMySQL has read ahead, so that none is lost: the server may
+        speak out of turn, to say that it shuts down. The caller closes the socket.
+        """
+        session, self._session = self._session, None
+        assert session is not None, "the connection is closed"
+        assert session._sock is not None, "the connection is lost"
+        stream, reader = session._sock, session._rfile
+        read_ahead = _buffered(stream, reader)
+        # PyMySQL closes what it still holds when it is collected, so it must hold nothing.
+        session._sock = session._rfile = None
+        session._closed = True
+        reader.detach()
+        return stream, read_ahead
+
+
+def _buffered(stream: socket.socket, reader: Any) -> bytes:
+    """Return what the reader holds, without waiting for more."""
+    stream.settimeout(0)
+    try:
+        waiting = reader.peek(1)
+        return bytes(reader.read(len(waiting))) if waiting else b""
+    except (ssl.SSLWantReadError, BlockingIOError):
+        return b""
+
+
+class _Dialled(pymysql.connections.Connection):  # type: ignore[misc]
+    """PyMySQL's session. Where no certificate is looked at, it loads no authorities: each time they would
+    take as long as all the rest of a connection.
+    """
+
+    def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
+        if sslp:
+            found: ssl.SSLContext = super()._create_ssl_ctx(sslp)
+            return found
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def connect(address: ServerAddress) -> Connection:
+    """Open a session. Raises AuthenticationFailed, TlsFailed, ConnectionLost, ServerBusy, OptionInvalid."""
+    local = address.unix_socket is not None
+    try:
+        session = _Dialled(
+            host=address.host,
+            port=address.port,
+            unix_socket=address.unix_socket,
+            user=address.user,
+            password=address.password.reveal().encode(),
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=int(CONNECT_SECONDS_MAX),
+            read_timeout=QUERY_SECONDS_MAX,
+            write_timeout=CONNECT_SECONDS_MAX,
+            program_name="penstock",
+            **address.tls.session_arguments(local=local),
+        )
+    except pymysql.err.Error as problem:
+        raise translate(problem, str(address)) from problem
+    return Connection(address, session)
+
+
+def _version_numbers(text: str) -> tuple[int, ...]:
+    """Return the leading dotted numbers: "10.11.19-MariaDB-log" is (10, 11, 19)."""
+    numbers = []
+    for part in text.split("-", 1)[0].split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

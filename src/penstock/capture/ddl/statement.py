@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a logged statement does to table definitions.
+
+Every statement falls in one of three groups: it touches no definition, it is understood, or it is
+`Unread`: then the tables it may have touched are read again from the server. Nothing is guessed and
+nothing raises, so a statement from a server of tomorrow costs one reading and stops nothing.
+
+Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
+"""
+
+from collections.abc import Callable
+
+from penstock.capture.ddl.column_types import TypeUnknown
+from penstock.capture.ddl.effects import (
+    AlterTable,
+    DropDatabase,
+    DropTable,
+    Effect,
+    NotUnderstood,
+    RenameTable,
+    SetDatabaseCharset,
+    SetKey,
+    Statement,
+    Unread,
+    accept_charset,
+)
+from penstock.capture.ddl.tables import alter_table, create_table
+from penstock.capture.ddl.tokens import (
+    ServerSpelling,
+    TextUnreadable,
+    Token,
+    TokenCursor,
+    tokens_of,
+    words_of,
+)
+
+# Statements that can be logged as text and define no table.
+_DEFINE_NOTHING = words_of(
+    """ANALYZE BEGIN BINLOG CACHE CALL CHANGE CHECK CHECKSUM CLONE COMMIT DEALLOCATE DELETE DESC DESCRIBE DO
+    END EXECUTE EXPLAIN FLUSH GRANT HANDLER HELP INSERT INSTALL KILL LOAD LOCK OPTIMIZE PREPARE PURGE RELEASE
+    REPAIR REPLACE RESET RESIGNAL RESTART REVOKE ROLLBACK SAVEPOINT SELECT SET SHOW SHUTDOWN SIGNAL START STOP
+    TRUNCATE UNINSTALL UNLOCK UPDATE USE VALUES WITH XA"""
+)
+_OBJECTS_WITHOUT_ROWS = words_of(
+    """CATALOG EVENT FUNCTION INSTANCE LIBRARY LOGFILE PACKAGE PROCEDURE RESOURCE ROLE SERVER SPATIAL
+    TABLESPACE TRIGGER UNDO USER VIEW"""
+)
+# Words that may stand between CREATE, ALTER or DROP and the kind of object.
+_BEFORE_KIND = words_of("ONLINE OFFLINE IGNORE AGGREGATE UNIQUE FULLTEXT VECTOR PUBLIC SQL SECURITY INVOKER")
+
+
+def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
+    """Return what the statement does to definitions, in order; [] for nothing. Never raises.
+
+    `database` is the session's current one, for names without.
+    """
+    try:
+        tokens = tokens_of(text, spelling)
+    except TextUnreadable:
+        return [Unread(None)]
+    return effects_of_tokens(tokens, database, spelling)
+
+
+def effects_of_tokens(tokens: list[Token], database: str, spelling: ServerSpelling) -> list[Effect]:
+    """Return what a statement does whose tokens are cut already."""
+    cursor = TokenCursor(tokens)
+    statement = Statement(cursor, database, spelling)
+    while cursor.accept("("):
+        pass
+    try:
+        return _statement(statement)
+    except (NotUnderstood, TypeUnknown):
+        return [Unread(frozenset(statement.named) or None)]
+
+
+def _statement(statement: Statement) -> list[Effect]:
+    cursor = statement.cursor
+    if cursor.ended:
+        return []
+    verb = cursor.take().upper
+    if verb in _DEFINE_NOTHING:
+        return []
+    readers: dict[str, Callable[[Statement, str], list[Effect]]] = {
+        "CREATE": _create,
+        "ALTER": _alter,
+        "DROP": _drop,
+        "RENAME": _rename,
+    }
+    if verb not in readers:
+        raise NotUnderstood
+    temporary = _skip_to_kind(cursor)
+    kind = cursor.take().upper
+    if kind in _OBJECTS_WITHOUT_ROWS:
+        return []
+    if temporary:
+        # A temporary table's rows are not logged.
+        return []
+    return readers[verb](statement, kind)
+
+
+def _skip_to_kind(cursor: TokenCursor) -> bool:
+    """Take what may stand before the kind of object; tell whether TEMPORARY was among it."""
+    temporary = False
+    while True:
+        if cursor.accept("TEMPORARY"):
+            temporary = True
+        elif cursor.accept("OR", "REPLACE"):
+            pass
+        elif cursor.accept("DEFINER", "=") or cursor.accept("ALGORITHM", "="):
+            _take_account(cursor)
+        elif cursor.next.upper in _BEFORE_KIND:
+            cursor.take()
+        else:
+            return temporary
+
+
+def _take_account(cursor: TokenCursor) -> None:
+    """Take `user`, `user@host` or `CURRENT_USER()`."""
+    cursor.take()
+    if cursor.accept("@"):
+        cursor.take()
+    cursor.within_parentheses()
+
+
+def _create(statement: Statement, kind: str) -> list[Effect]:
+    cursor = statement.cursor
+    keep = cursor.accept("IF", "NOT", "EXISTS")
+    if kind in ("DATABASE", "SCHEMA"):
+        database = statement.take_name()
+        return [SetDatabaseCharset(database, _charset_option(cursor))]
+    if kind == "INDEX":
+        return _index(statement)
+    if kind == "TABLE":
+        return [create_table(statement, keep)]
+    if kind == "SEQUENCE":
+        statement.take_table()
+    raise NotUnderstood
+
+
+def _alter(statement: Statement, kind: str) -> list[Effect]:
+    cursor = statement.cursor
+    if kind in ("DATABASE", "SCHEMA"):
+        database = statement.database
+        if cursor.next.upper not in ("CHARACTER", "CHARSET", "COLLATE", "DEFAULT", "ENCRYPTION", "READ"):
+            database = statement.take_name()
+        charset = _charset_option(cursor)
+        return [SetDatabaseCharset(database, charset)] if charset else []
+    if kind == "SEQUENCE":
+        return []
+    if kind != "TABLE":
+        raise NotUnderstood
+    cursor.accept("IF", "EXISTS")
+    return alter_table(statement)
+
+
+def _drop(statement: Statement, kind: str) -> list[Effect]:
+    cursor = statement.cursor
+    cursor.accept("IF", "EXISTS")
+    if kind in ("DATABASE", "SCHEMA"):
+        return [DropDatabase(statement.take_name())]
+    if kind == "INDEX":
+        return _index(statement)
+    if kind not in ("TABLE", "TABLES", "SEQUENCE"):
+        raise NotUnderstood
+    names = [statement.take_table()]
+    while cursor.accept(","):
+        names.append(statement.take_table())
+    return [DropTable(name) for name in names]
+
+
+def _rename(statement: Statement, kind: str) -> list[Effect]:
+    if kind not in ("TABLE", "TABLES"):
+        raise NotUnderstood
+    cursor = statement.cursor
+    cursor.accept("IF", "EXISTS")
+    effects: list[Effect] = []
+    while True:
+        name = statement.take_table()
+        if cursor.accept("WAIT"):
+            cursor.take()
+        cursor.accept("NOWAIT")
+        if not cursor.accept("TO"):
+            raise NotUnderstood
+        effects.append(RenameTable(name, statement.take_table()))
+        if not cursor.accept(","):
+            return effects
+
+
+def _index(statement: Statement) -> list[Effect]:
+    """CREATE INDEX i ON t and DROP INDEX i ON t change columns only through MariaDB's hidden ones."""
+    cursor = statement.cursor
+    cursor.accept("IF", "NOT", "EXISTS")
+    index = cursor.take()
+    while not cursor.ended and not cursor.accept("ON"):
+        cursor.take()
+    name = statement.take_table()
+    if index.text.upper() == "PRIMARY":
+        return [AlterTable(name, (SetKey(()),))]
+    return [Unread(frozenset((name,)))] if statement.spelling.mariadb else []
+
+
+def _charset_option(cursor: TokenCursor) -> str | None:
+    found = None
+    while not cursor.ended:
+        charset = accept_charset(cursor)
+        if charset is None:
+            cursor.take()
+        else:
+            found = charset or found
+    return found

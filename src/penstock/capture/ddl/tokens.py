@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of an SQL statement, as the server's own scanner cuts them.
+
+Source: MySQL and MariaDB manuals, "Language Structure". Text in `/*! ... */` is taken where the server
+took it, because a column may stand in it.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What a token can stand for."""
+
+    WORD = "word"
+    """Bare letters and digits: a keyword, a name or a number."""
+    NAME = "name"
+    """In backticks: a name only."""
+    STRING = "string"
+    """In single quotes: text only."""
+    DOUBLE = "double"
+    """In double quotes: text, or a name under the sql_mode ANSI_QUOTES."""
+    MARK = "mark"
+    """One character of punctuation."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One word. `text` is what it means, without quotes and escapes; `upper` is for keywords, else empty."""
+
+    kind: Kind
+    text: str
+    upper: str = ""
+
+
+@dataclass(frozen=True)
+class ServerSpelling:
+    """What a server's family and version decide about a statement's meaning.
+
+    `version` is (major, minor, patch), () where unknown: then every version comment is taken.
+    """
+
+    mariadb: bool = False
+    version: tuple[int, ...] = ()
+
+    @property
+    def shows_display_width(self) -> bool:
+        """Whether COLUMN_TYPE of an integer has a width: MySQL dropped it in 8.0.19."""
+        return self.mariadb or (bool(self.version) and self.version < (8, 0, 19))
+
+    def takes(self, comment: str, number: str) -> bool:
+        """Tell whether the text of `/*!NUMBER` or `/*M!NUMBER` is run. MariaDB skips MySQL's 5.7 to 9.x."""
+        if comment.startswith("/*M") and not self.mariadb:
+            return False
+        if not number:
+            return True
+        wanted = int(number)
+        if self.mariadb and not comment.startswith("/*M") and 50700 <= wanted <= 99999:
+            return False
+        if not self.version:
+            return True
+        major, minor, patch = (*self.version, 0, 0, 0)[:3]
+        return wanted <= major * 10000 + minor * 100 + patch
+
+
+class TextUnreadable(Exception):
+    """A quote or a comment is open at the end of the text."""
+
+
+_SKIPPED = re.compile(r"\s+|#[^\n]*|--(?=[\s\x00-\x1f]|\Z)[^\n]*|/\*(?!M?!).*?\*/", re.DOTALL)
+_VERSIONED = re.compile(r"/\*M?!(\d{5,6})?")
+_WORD = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
+_QUOTED = {
+    "'": re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL),
+    '"': re.compile(r'"((?:[^"\\]|""|\\.)*)"', re.DOTALL),
+    "`": re.compile(r"`((?:[^`]|``)*)`", re.DOTALL),
+}
+_KINDS = {"'": Kind.STRING, '"': Kind.DOUBLE, "`": Kind.NAME}
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a", "%": "\\%", "_": "\\_"}
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a text: a table of keywords reads best as one."""
+    return frozenset(text.split())
+
+
+def tokens_of(text: str, spelling: ServerSpelling) -> list[Token]:
+    """Return the tokens of a statement, without comments. Raises TextUnreadable."""
+    tokens: list[Token] = []
+    end, inside_versioned = 0, 0
+    while end < len(text):
+        if skipped := _SKIPPED.match(text, end):
+            end = skipped.end()
+        elif versioned := _VERSIONED.match(text, end):
+            end = versioned.end()
+            if spelling.takes(versioned.group(), versioned.group(1) or ""):
+                inside_versioned += 1
+            else:
+                close = text.find("*/", end)
+                if close < 0:
+                    raise TextUnreadable(text)
+                end = close + 2
+        elif inside_versioned and text.startswith("*/", end):
+            inside_versioned -= 1
+            end += 2
+        else:
+            token, end = _token_at(text, end)
+            tokens.append(token)
+    if inside_versioned:
+        raise TextUnreadable(text)
+    return tokens
+
+
+def _token_at(text: str, start: int) -> tuple[Token, int]:
+    if word := _WORD.match(text, start):
+        return Token(Kind.WORD, word.group(), word.group().upper()), word.end()
+    quote = text[start]
+    if quote in _QUOTED:
+        quoted = _QUOTED[quote].match(text, start)
+        if quoted is None:
+            raise TextUnreadable(text)
+        return Token(_KINDS[quote], _unquoted(quoted.group(1), quote)), quoted.end()
+    if text.startswith("/*", start):
+        raise TextUnreadable(text)
+    return Token(Kind.MARK, quote, quote), start + 1
+
+
+def _unquoted(inner: str, quote: str) -> str:
+    inner = inner.replace(quote * 2, quote)
+    if quote == "`" or "\\" not in inner:
+        return inner
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match.group(1), match.group(1)), inner)
+
+
+class TokenCursor:
+    """Reads tokens from left to right. Past the end it reads an empty mark, so nothing raises."""
+
+    _END = Token(Kind.MARK, "")
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether every token has been read; a closing semicolon does not count."""
+        return self._at >= len(self._tokens) or self.next.upper == ";"
+
+    @property
+    def next(self) -> Token:
+        """The next token, not taken."""
+        return self.ahead(0)
+
+    def ahead(self, steps: int) -> Token:
+        """The token so many steps further, not taken."""
+        at = self._at + steps
+        return self._tokens[at] if at < len(self._tokens) else self._END
+
+    def take(self) -> Token:
+        """Take the next token."""
+        token = self.next
+        self._at += 1
+        return token
+
+    def accept(self, *words: str) -> bool:
+        """Take these keywords or marks where all of them come next, in this order."""
+        if all(self.ahead(step).upper == word for step, word in enumerate(words)):
+            self._at += len(words)
+            return True
+        return False
+
+    def accept_any(self, *words: str) -> bool:
+        """Take one of these keywords or marks where it comes next."""
+        return any(self.accept(word) for word in words)
+
+    def has(self, *words: str) -> bool:
+        """Tell whether these keywords stand in this order anywhere ahead."""
+        upper = [token.upper for token in self._tokens[self._at :]]
+        return any(upper[at : at + len(words)] == list(words) for at in range(len(upper)))
+
+    def within_parentheses(self) -> "TokenCursor | None":
+        """Take a parenthesis and return a cursor over its inside; None where none opens here."""
+        if self.next.upper != "(":
+            return None
+        start, depth = self._at + 1, 0
+        while self._at < len(self._tokens):
+            depth += {"(": 1, ")": -1}.get(self.take().upper, 0)
+            if depth == 0:
+                return TokenCursor(self._tokens[start : self._at - 1])
+        return None
+
+    def parts(self) -> list["TokenCursor"]:
+        """Take the rest, cut at the commas outside parentheses."""
+        parts: list[list[Token]] = [[]]
+        depth = 0
+        while not self.ended:
+            token = self.take()
+            depth += {"(": 1, ")": -1}.get(token.upper, 0)
+            if token.upper == "," and depth == 0:
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        return [TokenCursor(part) for part in parts if part]

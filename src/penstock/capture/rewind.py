@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a table was at an earlier position, told from what it is now and the statements in between.
+
+A server knows its tables as they are, a log is read as they were. Where a statement in between cannot
+be taken back (a dropped column, a changed type), nothing is returned: a schema is never assumed.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from penstock.capture.ddl.effects import (
+    AddColumn,
+    AlterTable,
+    ConvertCharset,
+    CreateLike,
+    CreateTable,
+    DropDatabase,
+    DropTable,
+    Effect,
+    RenameColumn,
+    RenameTable,
+    SetKey,
+    SetTableCharset,
+    Step,
+    Unread,
+)
+from penstock.capture.ddl.statement import effects_of
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.table_definition import TableDefinition
+from penstock.model import Position, TableName
+
+
+@dataclass(frozen=True)
+class LoggedStatement:
+    """A statement from the log: where its event ends, the session's database, its text."""
+
+    position: Position
+    database: str
+    text: str
+
+
+class CannotRewind(Exception):
+    """A statement in between hides what was before it."""
+
+    def __init__(self, statement: LoggedStatement) -> None:
+        super().__init__(statement)
+        self.statement = statement
+
+
+def definition_before(
+    name: TableName,
+    statements: Iterable[LoggedStatement],
+    read_now: Callable[[TableName], TableDefinition | None],
+    spelling: ServerSpelling,
+) -> TableDefinition | None:
+    """Return the definition a table had before the statements were run, None where the server lost it.
+
+    `read_now` is asked for the name the table has after all of them. Raises CannotRewind.
+    """
+    current = name
+    altered: list[tuple[tuple[Step, ...], LoggedStatement]] = []
+    for statement in statements:
+        for effect in effects_of(statement.text, statement.database, spelling):
+            if isinstance(effect, RenameTable) and effect.name == current:
+                current = effect.to
+            elif isinstance(effect, AlterTable) and effect.name == current:
+                altered.append((effect.steps, statement))
+            elif _ends(effect, current):
+                raise CannotRewind(statement)
+    definition = read_now(current)
+    if definition is None:
+        return None
+    for steps, statement in reversed(altered):
+        definition = _unaltered(definition, steps, statement)
+    return definition.renamed(name, definition.schema.version)
+
+
+def _ends(effect: Effect, name: TableName) -> bool:
+    """Tell whether the table of this name is another one, or unknown, after the effect."""
+    match effect:
+        case CreateTable(name=made, keep=keep) | CreateLike(name=made, keep=keep):
+            return made == name and not keep
+        case DropTable(name=dropped):
+            return dropped == name
+        case RenameTable(to=to):
+            return to == name
+        case DropDatabase(database=database):
+            return database == name.database
+        case Unread(tables=tables):
+            return tables is None or name in tables
+    return False
+
+
+def _unaltered(
+    definition: TableDefinition, steps: tuple[Step, ...], statement: LoggedStatement
+) -> TableDefinition:
+    """Return the definition before one ALTER TABLE. Raises CannotRewind.
+
+    The steps of a statement name columns as they were before all of it, new columns apart. So keys are
+    undone first, then columns are taken out by their new names, and all names are given back at once: two
+    columns may have swapped theirs.
+    """
+    renames = [step for step in steps if isinstance(step, RenameColumn)]
+    keys = [step for step in steps if isinstance(step, SetKey)]
+    others = [step for step in steps if not isinstance(step, RenameColumn | SetKey)]
+    for step in [*reversed(keys), *reversed(others)]:
+        definition = _undone(definition, step, statement)
+    before = {step.to.lower(): step.name for step in renames}
+    schema = definition.schema
+    if len(before) != len(renames) or not before.keys() <= {one.name.lower() for one in schema.columns}:
+        raise CannotRewind(statement)
+    columns = tuple(replace(one, name=before.get(one.name.lower(), one.name)) for one in schema.columns)
+    if len({one.name.lower() for one in columns}) != len(columns):
+        raise CannotRewind(statement)
+    key = tuple(before.get(one.lower(), one) for one in schema.primary_key)
+    return replace(definition, schema=replace(schema, columns=columns, primary_key=key))
+
+
+def _undone(definition: TableDefinition, step: Step, statement: LoggedStatement) -> TableDefinition:
+    """Return the definition without a step of ALTER TABLE. Raises CannotRewind."""
+    schema = definition.schema
+    match step:
+        case AddColumn(column=column):
+            kept = tuple(one for one in schema.columns if one.name.lower() != column.name.lower())
+            if len(kept) != len(schema.columns) - 1 or not kept:
+                raise CannotRewind(statement)
+            return replace(definition, schema=replace(schema, columns=kept))
+        case SetKey():
+            # Which key there was before is not told. Rows decode without one; its columns may have been null.
+            columns = tuple(
+                replace(one, nullable=True) if one.name in schema.primary_key else one
+                for one in schema.columns
+            )
+            return replace(definition, schema=replace(schema, columns=columns, primary_key=()))
+        case SetTableCharset():
+            return replace(definition, charset=None)
+        case ConvertCharset() if not any(one.charset for one in schema.columns):
+            return replace(definition, charset=None)
+    raise CannotRewind(statement)

@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capture of one instance, from opening its log to the daemon's end: one thread that never gives up.
+
+    open the log ─▶ choose a server ─▶ where to go on ─▶ receive ─▶ (lost) a pause that doubles ─▶ choose ...
+
+What can heal by itself, or by somebody who mends the server, is tried again for ever, with state and last
+error in the status. What cannot stops this instance by name, and no other.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from penstock._native import BlockCutter, GtidSet
+from penstock.capture.attempts import Attempts
+from penstock.capture.connection import Connection, ServerIdentity, connect
+from penstock.capture.receive import Progress, Receiver, Schemas
+from penstock.capture.refusal import check_position
+from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
+from penstock.capture.start import Beginning, Places, StartAt, begin_after, begin_elsewhere, begin_empty
+from penstock.capture.status import CaptureStatus, Failure, State, lag_seconds
+from penstock.errors import (
+    ConnectionLost,
+    DiskFailed,
+    DumpReplaced,
+    LimitExceeded,
+    LogFull,
+    PenstockError,
+    PositionInvalid,
+    PositionPurged,
+    ServerBusy,
+)
+from penstock.limits import CAPTURE_CHUNK_BYTES, EPOCH_MAX, SILENCE_SECONDS_MAX
+from penstock.logstore.log import Log
+from penstock.model import Position, ServerAddress
+from penstock.settings import InstanceSettings, LogSettings
+
+_log = structlog.get_logger(__name__)
+
+# A log in memory holds at least so many chunks.
+_MEMORY_CHUNKS_MIN = 32
+
+OpenLog = Callable[[], Log]
+PlacesOf = Callable[[ServerAddress, int, str], Places]
+
+
+@dataclass(frozen=True)
+class CaptureParts:
+    """What the daemon gives a capture: how to open its log, where things lie on a server, and whom to tell.
+
+    `schemas_of` returns what follows the statements of an opened log, for a session on its server and where
+    it goes on; None for nothing. `arrived` is called with the instance's name after something became visible.
+    """
+
+    open_log: OpenLog
+    places_of: PlacesOf
+    arrived: Callable[[str], None]
+    schemas_of: Callable[[Log, Connection, Position], Schemas | None] = lambda log, connection, position: None
+
+
+class Capture:
+    """Follows the servers of one instance into its log. `start`, `stop` and `join` belong to one thread."""
+
+    def __init__(
+        self, name: str, settings: InstanceSettings, log: LogSettings, start: StartAt, parts: CaptureParts
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._log_settings = log
+        self._start_at = start
+        self._parts = parts
+        self._addresses = settings.addresses()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"capture-{name}", daemon=True)
+        self._log: Log | None = None
+        self._stream: ReplicaStream | None = None
+        self._progress = Progress()
+        # What the status shows; each is replaced whole, by the capturing thread alone.
+        self._state = State.OPENING
+        self._why: str | None = None
+        self._failure: Failure | None = None
+        self._refusal: PenstockError | None = None
+        self._server: tuple[ServerAddress, ServerIdentity] | None = None
+        self._note: str | None = None
+        self._connects = 0
+        self._lag_bytes: int | None = None
+        self._attempts = Attempts(len(self._addresses), settings.fail_over_after)
+        self._reached: Position | None = None
+        self._replica = ReplicaName.choose(settings.server_id)
+
+    # --- Outside ----------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The instance's name."""
+        return self._name
+
+    def start(self) -> None:
+        """Begin to capture, in a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end: what was received is stored first."""
+        self._stopping.set()
+        stream = self._stream
+        if stream is not None:
+            stream.interrupt()
+
+    def join(self, seconds: float) -> bool:
+        """Wait until the thread has made everything durable and ended; return whether it has."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def log(self) -> Log:
+        """Return the log. Raises ServerBusy while it is being opened, and what stopped it if that failed."""
+        log = self._log
+        if log is None:
+            if self._refusal is not None:
+                # One error for every caller: each raise would add its own places to it.
+                raise self._refusal.with_traceback(None)
+            raise ServerBusy(f"the log of {self._name} is being opened", hint="Ask again in a moment")
+        return log
+
+    def status(self) -> dict[str, Any]:
+        """Return how the capture stands, as plain JSON values. Never waits."""
+        return self.snapshot().to_json()
+
+    def snapshot(self) -> CaptureStatus:
+        """Return how the capture stands. Never waits."""
+        log, progress, server, clock = self._log, self._progress, self._server, time.monotonic()
+        caught_up = progress.caught_up and self._state is State.RUNNING
+        stored = log.status() if log is not None else None
+        return CaptureStatus(
+            instance=self._name,
+            state=self._state,
+            why=self._why,
+            server=str(server[0]) if server else None,
+            server_version=server[1].version_text if server else None,
+            epoch=stored.epoch if stored else None,
+            position=_text(log.visible) if log else None,
+            durable=_text(log.durable) if log else None,
+            earliest=_text(log.earliest()) if log else None,
+            gtid_set=progress.gtid_set,
+            time_us=progress.time_us or None,
+            lag_seconds=lag_seconds(time.time(), progress.heard_at, progress.time_us, caught_up),
+            lag_bytes=0 if caught_up else self._lag_bytes,
+            bytes_per_second=progress.bytes_rate.per_second(clock),
+            transactions_per_second=progress.transactions_rate.per_second(clock),
+            rows_per_second=progress.changes_rate.per_second(clock),
+            log_bytes=stored.bytes if stored else 0,
+            segments=stored.segments if stored else 0,
+            semi_sync=bool(self._stream and self._stream.semi_sync),
+            connects=self._connects,
+            note=self._note,
+            error=self._failure,
+            tables=list(self._settings.tables),
+            exclude_tables=list(self._settings.exclude_tables),
+        )
+
+    def measure_lag(self) -> None:
+        """Ask the server how many bytes are still to come, where any may be. Raises what a session raises."""
+        log, server = self._log, self._server
+        if self._progress.caught_up or log is None or server is None or self._state is State.STOPPED:
+            return
+        position = log.visible
+        with connect(server[0]) as connection:
+            if position is None or connection.identity().key != server[1].key:
+                return
+            left = 0
+            for file in connection.binary_logs():
+                number = Position(position.epoch, file.file, 0).file_number
+                if number == position.file_number:
+                    left += max(file.bytes - position.offset, 0)
+                elif number > position.file_number:
+                    left += file.bytes
+        self._lag_bytes = left
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Capture until told to stop, or until something is wrong that somebody must mend."""
+        ended = State.STOPPED
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._attempt()
+                except PenstockError as problem:
+                    if self._stopping.is_set():
+                        break
+                    if self._ends(problem):
+                        self._serve_on()
+                        return
+                    self._pause(problem)
+            ended = State.CLOSED
+        except Exception as defect:
+            # It is shown whole by the thread's end; the other instances go on.
+            told = PenstockError(
+                f"a defect ended the capture of {self._name}: {defect!r}",
+                hint="The daemon's standard error has the traceback; start the daemon again",
+            )
+            self._fail(told)
+            self._stop_because(told)
+            raise
+        finally:
+            try:
+                self._close_log()
+            finally:
+                self._say(ended, self._why if ended is State.STOPPED else None)
+
+    def _serve_on(self) -> None:
+        """Leave what was captured to its readers until the daemon ends."""
+        self._say(State.STOPPED, self._why)
+        if self._log is not None:
+            try:
+                self._log.sync()
+            except PenstockError as problem:
+                _log.error("a log could not be made durable", instance=self._name, why=str(problem))
+        self._stopping.wait()
+
+    def _attempt(self) -> None:
+        """Open the log if it is not, connect, and receive until something fails."""
+        if self._log is None:
+            self._say(State.OPENING)
+            self._log = self._parts.open_log()
+            self._parts.arrived(self._name)
+        if self._attempts.chosen is None:
+            self._attempts.chosen = self._index_of_last_server()
+        address = self._addresses[self._attempts.chosen]
+        self._say(State.CONNECTING, f"asking {address}")
+        with connect(address) as connection:
+            identity = connection.identity()
+            beginning = self._beginning(address, connection, identity)
+            schemas = self._parts.schemas_of(self._log, connection, beginning.position)
+        try:
+            self._receive(address, identity, beginning, schemas)
+        finally:
+            if schemas is not None:
+                schemas.close()
+
+    def _receive(
+        self, address: ServerAddress, identity: ServerIdentity, beginning: Beginning, schemas: Schemas | None
+    ) -> None:
+        log = self._log
+        assert log is not None, "the log was opened before"
+        position = beginning.position
+        semi_sync = self._settings.semi_sync
+        stream = open_stream(address, DumpStart(position), name=self._replica, semi_sync=semi_sync)
+        with stream:
+            if stream.identity.key != identity.key:
+                raise ConnectionLost(f"{address} became another server between two connections")
+            if stream.start.position != position:
+                raise PositionInvalid(
+                    f"{address} cannot send its log from an offset past 4 GiB without GTIDs",
+                    position=str(position),
+                    hint="Set max_binlog_size to 1 GiB, or gtid_mode to ON",
+                )
+            self._server, self._stream = (address, identity), stream
+            self._connects += 1
+            self._note = beginning.note or self._note
+            _log.info(
+                "capturing", instance=self._name, server=str(address), at=str(position), note=beginning.note
+            )
+            self._say(State.RUNNING)
+            cutter = self._cutter(log, beginning, identity, stream, statements=schemas is not None)
+            receiver = Receiver(
+                log,
+                self._progress,
+                self._stopping,
+                epoch=position.epoch,
+                server_id=identity.server_id,
+                flavor=identity.flavor,
+                chunk_bytes=self._chunk_bytes(),
+                schemas=schemas,
+                hold=self._hold,
+                arrived=self._moved_on,
+            )
+            opened_at = time.monotonic()
+            try:
+                receiver.receive(stream, cutter)
+            finally:
+                self._stream = None
+                self._progress.caught_up = False
+                if time.monotonic() - opened_at > SILENCE_SECONDS_MAX:
+                    # An idle server sends nothing but heartbeats, and that is well.
+                    self._attempts.progressed()
+
+    # --- Where to go on ---------------------------------------------------------------------
+
+    def _beginning(
+        self, address: ServerAddress, connection: Connection, identity: ServerIdentity
+    ) -> Beginning:
+        """Return where to receive from, in a new epoch where the log is of another server, or of none yet."""
+        log = self._log
+        assert log is not None, "the log was opened before"
+        last = log.epoch
+        if last is not None and last.server_key == identity.key:
+            return self._same_server(connection, identity, log)
+        epoch = 0 if last is None else last.epoch + 1
+        if epoch > EPOCH_MAX:
+            raise LimitExceeded(
+                f"the log has had {EPOCH_MAX + 1} servers, and an epoch number has 8 bits",
+                hint=f"Begin a new log: move {self._log_settings.folder} away",
+            )
+        places = self._parts.places_of(address, epoch, identity.key)
+        try:
+            if last is None:
+                beginning = begin_empty(connection, self._start_at, places, epoch)
+            else:
+                position = log.visible
+                begun = position is not None and position.epoch == last.epoch
+                # Of an epoch without a byte, as one is that was set by hand, only its beginning is known.
+                gtid_set = log.gtid_set(position) if position is not None and begun else last.gtid_set
+                beginning = begin_elsewhere(connection, gtid_set, log.time_max_us, places, epoch)
+        finally:
+            places.close()
+        log.begin_epoch(
+            epoch=epoch,
+            server_key=identity.key,
+            server_id=identity.server_id,
+            flavor=identity.flavor,
+            version=identity.version_text,
+            file=beginning.position.file,
+            offset=beginning.position.offset,
+            gtid_set=beginning.gtid_set,
+        )
+        _log.info(
+            "an epoch begins",
+            instance=self._name,
+            server=str(address),
+            key=identity.key,
+            at=str(beginning.position),
+            note=beginning.note,
+        )
+        return beginning
+
+    def _same_server(self, connection: Connection, identity: ServerIdentity, log: Log) -> Beginning:
+        """Go on where the log ends, if the server still knows all that the log has."""
+        last = log.epoch
+        assert last is not None, "the log has an epoch"
+        position = log.visible
+        if position is None or position.epoch != last.epoch:
+            return Beginning(last.position, last.gtid_set)
+        gtid_set = log.gtid_set(position)
+        head = connection.head()
+        if gtid_set and not GtidSet.parse(head.gtid_set).contains(GtidSet.parse(gtid_set)):
+            raise PositionInvalid(
+                f"{connection.address} no longer knows transactions that it sent before",
+                position=str(position),
+                hint="Was it reset or restored? Begin a new log: move the folder of this one away",
+            )
+        if not isinstance(check_position(connection, position), PositionPurged):
+            return Beginning(position, gtid_set)
+        found = self._with_nothing_lost(connection, identity, position, gtid_set)
+        if found is None and not self._settings.fail_on_data_loss:
+            return self._over_the_gap(connection, identity, position)
+        # Where transactions are missing the server's own refusal says it, and is told as it is.
+        return found or Beginning(position, gtid_set)
+
+    def _with_nothing_lost(
+        self, connection: Connection, identity: ServerIdentity, position: Position, gtid_set: str
+    ) -> Beginning | None:
+        """Return where to go on if of a purged file nothing is missing here, None where that is not so.
+
+        A log that ends where a file of its server ends stands in that file until the next one is seen.
+        """
+        if not gtid_set:
+            return None
+        places = self._parts.places_of(connection.address, position.epoch, identity.key)
+        try:
+            return begin_after(connection, gtid_set, places, position.epoch)
+        except PositionPurged:
+            return None
+        finally:
+            places.close()
+
+    def _over_the_gap(
+        self, connection: Connection, identity: ServerIdentity, position: Position
+    ) -> Beginning:
+        """Go on at the first position that the server still has, and say what is lost."""
+        places = self._parts.places_of(connection.address, position.epoch, identity.key)
+        try:
+            earliest = places.earliest()
+            gtid_set = places.gtid_set(earliest)
+        finally:
+            places.close()
+        note = f"what the server logged between {position} and {earliest} was purged before it was received"
+        _log.error("transactions are lost", instance=self._name, after=str(position), until=str(earliest))
+        return Beginning(earliest, gtid_set, note)
+
+    def _chunk_bytes(self) -> int:
+        """Return how many bytes are handed to the log at once: a small log in memory takes small ones."""
+        log = self._log_settings
+        if log.mode != "memory":
+            return CAPTURE_CHUNK_BYTES
+        return min(CAPTURE_CHUNK_BYTES, log.memory_bytes // _MEMORY_CHUNKS_MIN)
+
+    def _cutter(
+        self,
+        log: Log,
+        beginning: Beginning,
+        identity: ServerIdentity,
+        stream: ReplicaStream,
+        *,
+        statements: bool,
+    ) -> BlockCutter:
+        return BlockCutter(
+            epoch=beginning.position.epoch,
+            file=beginning.position.file,
+            offset=beginning.position.offset,
+            gtid_set=beginning.gtid_set,
+            flavor=identity.flavor,
+            block_bytes=self._log_settings.block_bytes,
+            time_max_us=log.time_max_us,
+            live=True,
+            semi_sync=stream.semi_sync,
+            # Nobody takes them without schemas, so they would be gathered for as long as the session lasts.
+            statements=statements,
+        )
+
+    # --- Whom to ask, and when again --------------------------------------------------------
+
+    def _index_of_last_server(self) -> int:
+        """Return which of the servers the log is of, so that a restart changes nothing; else the first."""
+        assert self._log is not None, "the log was opened before"
+        last = self._log.epoch
+        if last is None or len(self._addresses) == 1:
+            return 0
+        for index, address in enumerate(self._addresses):
+            try:
+                with connect(address) as connection:
+                    if connection.identity().key == last.server_key:
+                        return index
+            except PenstockError as problem:
+                _log.warning("no answer", instance=self._name, server=str(address), why=str(problem))
+        return 0
+
+    def _ends(self, problem: PenstockError) -> bool:
+        """Note a failure, and tell whether there is nothing left to try."""
+        self._fail(problem)
+        if isinstance(problem, DiskFailed):
+            # What a failed sync left on the disk is known only after it is read again.
+            self._close_log(finish=False)
+        if isinstance(problem, DumpReplaced) and self._settings.server_id is None:
+            self._replica = ReplicaName.choose(None)
+        stops = self._attempts.failed(problem)
+        return stops is not None and self._stop_because(stops)
+
+    def _pause(self, problem: PenstockError) -> None:
+        """Wait before the next try, with the reason in the status."""
+        seconds = self._attempts.pause_seconds()
+        state = State.HELD if isinstance(problem, LogFull) else State.WAITING
+        self._say(state, f"{problem.message}; tried again in {seconds:g} s")
+        self._stopping.wait(seconds)
+
+    def _stop_because(self, problem: PenstockError) -> bool:
+        self._refusal = problem
+        self._why = problem.message
+        _log.error("an instance stops", instance=self._name, error=type(problem).__name__, why=str(problem))
+        return True
+
+    def _moved_on(self) -> None:
+        """Something arrived. Where it is whole transactions, what failed before is over."""
+        log = self._log
+        if log is not None and log.visible != self._reached:
+            self._reached = log.visible
+            self._attempts.progressed()
+        self._parts.arrived(self._name)
+
+    # --- What is said -----------------------------------------------------------------------
+
+    def _hold(self, why: str | None) -> None:
+        if why is None:
+            self._say(State.RUNNING)
+        elif self._state is not State.HELD:
+            _log.warning("held", instance=self._name, why=why)
+            self._say(State.HELD, why)
+
+    def _say(self, state: State, why: str | None = None) -> None:
+        self._why = why
+        self._state = state
+
+    def _fail(self, problem: PenstockError) -> None:
+        self._failure = Failure(
+            type(problem).__name__, problem.message, problem.position, problem.hint, time.time_ns() // 1000
+        )
+        _log.warning("capture failed", instance=self._name, error=type(problem).__name__, why=str(problem))
+
+    def _close_log(self, *, finish: bool = True) -> None:
+        """Let go of the log whatever happens; without `finish` as it is, for the next opening to mend."""
+        log, self._log = self._log, None
+        if log is None:
+            return
+        try:
+            if finish:
+                log.close()
+        except PenstockError as problem:
+            _log.error("a log could not be finished", instance=self._name, why=str(problem))
+        finally:
+            log.abandon()
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table definitions from a live server, as they were at a position of its log.
+
+The log from the position to its head is read once, event headers and statements only, and what was
+read is kept; so many tables, and later positions, cost no second reading.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from penstock._native import Decoder
+from penstock.capture.connection import Connection, connect
+from penstock.capture.ddl.effects import RenameTable
+from penstock.capture.ddl.statement import effects_of
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.replica import DumpStart, ReplicaStream, open_stream
+from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_before
+from penstock.capture.schema_reader import ServerDefaults, read_defaults, read_table, read_tables
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import SchemaUnknown
+from penstock.model import Position, ServerAddress, TableName, TablePatterns
+
+_HINT = (
+    "Give a schema file; from SET GLOBAL binlog_row_metadata = FULL on, the log names its columns by itself"
+)
+
+
+_Answer = TypeVar("_Answer")
+
+
+class ServerTables:
+    """Answers what a table was at a position. Not for several processes; safe for several threads."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self._lock = threading.Lock()
+        self._defaults: ServerDefaults | None = None
+        self._statements: list[LoggedStatement] = []
+        self._from: Position | None = None
+        self._read_to: Position | None = None
+
+    def defaults(self) -> ServerDefaults:
+        """Return what the server's statements leave out, asked once."""
+        if self._defaults is None:
+            with connect(self.address) as connection:
+                self._defaults = read_defaults(connection)
+        return self._defaults
+
+    def read_at(self, name: TableName, position: Position) -> TableDefinition | None:
+        """Return a table's definition at a position; None where the server has it no more.
+
+        Raises SchemaUnknown where a statement since then hides what was before it.
+        """
+        with self._lock, connect(self.address) as connection:
+            return self._settled(
+                position,
+                lambda later, spelling: _rewound(name, position, later, connection, spelling),
+            )
+
+    def tables_at(self, position: Position, patterns: TablePatterns | None = None) -> list[TableDefinition]:
+        """Return every selected table that was there at a position and can be told.
+
+        A table that cannot be told is left out, so that it is unknown by name when its rows arrive.
+        """
+        with self._lock, connect(self.address) as connection:
+            return self._settled(
+                position,
+                lambda later, spelling: list(_all_rewound(later, connection, spelling, patterns)),
+            )
+
+    def _settled(
+        self, position: Position, ask: Callable[[list[LoggedStatement], ServerSpelling], _Answer]
+    ) -> _Answer:
+        """Return an answer made of the server's tables and all statements that they come from."""
+        while True:
+            self._read_statements(position)
+            seen = len(self._statements)
+            later = [one for one in self._statements if one.position > position]
+            answer = ask(later, self.defaults().spelling)
+            self._read_statements(position)
+            # A statement that came in while the definitions were read is in them, and was not taken back.
+            if len(self._statements) == seen:
+                return answer
+
+    def _read_statements(self, position: Position) -> None:
+        """Know the defining statements from the position, or an earlier one, to the head of the log."""
+        if self._from is None or self._read_to is None or not self._from <= position < self._read_to:
+            # What lies between an earlier question's end and a later position is of no use to anybody, and
+            # the server may have purged it.
+            self._statements, self._from, self._read_to = [], position, position
+        spelling = self.defaults().spelling
+        start = DumpStart(position=self._read_to)
+        with open_stream(self.address, start, bounded=True) as stream:
+            for statement, end in _statements(stream, self._read_to):
+                self._read_to = end
+                if statement and effects_of(statement.text, statement.database, spelling):
+                    self._statements.append(statement)
+
+
+def _rewound(
+    name: TableName,
+    position: Position,
+    later: list[LoggedStatement],
+    connection: Connection,
+    spelling: ServerSpelling,
+) -> TableDefinition | None:
+    try:
+        return definition_before(name, later, lambda now: read_table(connection, now), spelling)
+    except CannotRewind as problem:
+        hiding = problem.statement
+        raise SchemaUnknown(
+            f"the columns of {name} cannot be told, since they were changed at {hiding.position}:"
+            f" {hiding.text[:200]}",
+            position=str(position),
+            hint=_HINT,
+        ) from problem
+
+
+def _all_rewound(
+    later: list[LoggedStatement],
+    connection: Connection,
+    spelling: ServerSpelling,
+    patterns: TablePatterns | None,
+) -> Iterator[TableDefinition]:
+    # Another name now may be a selected one then, so all tables are read and the selection comes last.
+    now = {definition.schema.name: definition for definition in read_tables(connection)}
+    names = set(now)
+    for statement in later:
+        for effect in effects_of(statement.text, statement.database, spelling):
+            if isinstance(effect, RenameTable):
+                names |= {effect.name, effect.to}
+    for name in sorted(names):
+        if patterns is not None and not patterns.matches(name.database, name.table):
+            continue
+        try:
+            definition = definition_before(name, later, now.get, spelling)
+        except CannotRewind:
+            continue
+        if definition is not None:
+            yield definition
+
+
+def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[LoggedStatement | None, Position]]:
+    """Yield each statement with the end of the last whole transaction, and at last that end with None."""
+    opened = stream.start.position
+    assert opened is not None, "the stream begins at a position"
+    decoder = Decoder(
+        instance="",
+        epoch=start.epoch,
+        file=start.file,
+        offset=opened.offset,
+        live=True,
+        start=(start.file_number, start.offset),
+    )
+    carried = b""
+    for chunk in stream.event_chunks():
+        carried += chunk
+        left = memoryview(carried)
+        while True:
+            left = left[decoder.feed(left) :]
+            if decoder.state == "statement":
+                taken = decoder.take_statement()
+                if taken.is_skipped:
+                    continue
+                file, _, offset = taken.end_position.rpartition(":")
+                position = Position(start.epoch, file, int(offset))
+                yield LoggedStatement(position, taken.database, taken.text), _end(decoder, start)
+            elif decoder.state == "table":
+                # No row is wanted, so none is decoded.
+                decoder.answer_table(None)
+            else:
+                break
+        carried = bytes(left)
+    yield None, _end(decoder, start)
+
+
+def _end(decoder: Decoder, start: Position) -> Position:
+    file, offset = decoder.position
+    return Position(start.epoch, file, offset)

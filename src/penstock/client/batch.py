@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a subscriber is given: rows of one table and one shard, as Arrow, or as objects on request."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow
+
+from penstock.client.flow import Place
+from penstock.model import Position
+from penstock.source.reading import SYSTEM_COLUMNS
+
+_PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One change: `change_type` is insert, update or delete.
+
+    `before` and `after` map column names to values; there is no `before` of an insert and no `after` of a
+    delete, and an update lacks the image that the subscription leaves out. `commit_timestamp` is a datetime.
+    """
+
+    table: str
+    change_type: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    commit_version: int
+    commit_timestamp: Any
+    key_columns: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The values of the primary key, after the change where there is one; () without a primary key."""
+        image = self.after if self.after is not None else self.before
+        return tuple((image or {}).get(name) for name in self.key_columns)
+
+    def __getitem__(self, column: str) -> Any:
+        """Return a column's value, after the change where there is one. Raises KeyError."""
+        image = self.after if self.after is not None else self.before
+        return (image or {})[column]
+
+
+class ChangeBatch:
+    """Rows of one table and one shard, in commit order. Takes part in Arrow's C data interface.
+
+    `position` is where reading goes on when this batch and all before it are acked: behind it, or before its
+    transactions where more batches of theirs follow. `gtid_set` is every GTID before `position`. `token`
+    rises whenever the shard gets another owner: a store that refuses a smaller one than it has seen lets no
+    former owner write. `number` rises by one with the batches of a shard, `round` with its rollbacks. `key`
+    names the columns of the primary key, () where the table has none.
+    """
+
+    __slots__ = (
+        "_ack",
+        "_place",
+        "_rows",
+        "key",
+        "number",
+        "round",
+        "schema_version",
+        "shard",
+        "table",
+        "token",
+    )
+
+    def __init__(
+        self,
+        table: str,
+        rows: pyarrow.RecordBatch,
+        place: Place,
+        ack: Callable[[], None],
+        *,
+        shard: int = 0,
+        token: int = 0,
+        number: int = 0,
+        round: int = 0,
+        schema_version: int = 0,
+        key: tuple[str, ...] = (),
+    ) -> None:
+        self.table = table
+        self.shard = shard
+        self.token = token
+        self.number = number
+        self.round = round
+        self.schema_version = schema_version
+        self.key = key
+        self._rows = rows
+        self._place = place
+        self._ack = ack
+
+    @property
+    def position(self) -> Position:
+        """Where reading goes on when all up to this batch is acked."""
+        return self._place.position
+
+    @property
+    def gtid_set(self) -> str:
+        """Every GTID before `position`, "" where the server has none."""
+        return self._place.gtid_set
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """Return the rows, without copying them."""
+        return self._rows
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the changes as objects; the two images of an update are one."""
+        names = [name for name in self._rows.schema.names if name not in SYSTEM_COLUMNS]
+        columns = [self._rows.column(name).to_pylist() for name in names]
+        images = zip(*columns, strict=True) if columns else iter([()] * len(self))
+        system = (
+            self._rows.column(name).to_pylist() if name in self._rows.schema.names else [None] * len(self)
+            for name in SYSTEM_COLUMNS[:3]
+        )
+        before: dict[str, Any] | None = None
+        for values, (kind, version, committed) in zip(images, zip(*system, strict=True), strict=True):
+            image = dict(zip(names, values, strict=True))
+            if kind == _PREIMAGE:
+                if before is not None:
+                    # Only the images before the change are asked for.
+                    yield self._row("update", before, None, version, committed)
+                before = image
+                continue
+            if kind == _POSTIMAGE:
+                yield self._row("update", before, image, version, committed)
+                before = None
+            elif kind == "delete":
+                yield self._row(kind, image, None, version, committed)
+            else:
+                yield self._row(kind, None, image, version, committed)
+        if before is not None:
+            yield self._row("update", before, None, version, committed)
+
+    def _row(
+        self,
+        kind: str,
+        before: dict[str, Any] | None,
+        after: dict[str, Any] | None,
+        version: int,
+        committed: Any,
+    ) -> Row:
+        return Row(self.table, kind, before, after, version, committed, self.key)
+
+    def ack(self) -> None:
+        """Say that the batch is consumed. Acks may come in any order and take effect in order.
+
+        Raises LeaseLost where the shard is no longer ours, OptionInvalid after a rollback.
+        """
+        self._ack()
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+        return self._rows.__arrow_c_array__(requested_schema)
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"ChangeBatch({self.table!r}, rows={len(self)}, shard={self.shard}, token={self.token}, "
+            f"position={str(self.position)!r})"
+        )

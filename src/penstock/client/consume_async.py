@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handing batches to a coroutine, with one task for each shard, or to an `async for`, one after the other.
+
+What receives runs in threads of its own; every batch is handed over in the program's event loop.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from penstock.client.batch import ChangeBatch
+from penstock.client.consume import ACKS, IN_HAND_SECONDS, UNSURE_SECONDS, Attempt, answer_failure
+from penstock.client.flow import FailurePolicy, Step
+from penstock.client.owned import OwnedShard, roll_back
+from penstock.client.supply import Supply, Taker
+from penstock.errors import LeaseLost, OptionInvalid
+
+AsyncCallback = Callable[[ChangeBatch], Awaitable[Any] | Any]
+
+_log = structlog.get_logger(__name__)
+
+
+class AsyncConsumption:
+    """A supply's batches for one event loop: `await run(callback)`, or `async for`. An async context manager.
+
+    With `ack` "auto" a batch is acked when the callback is done, or when the loop asks for the next one; with
+    "manual" by `batch.ack()`, which never waits.
+    """
+
+    def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
+        if ack not in ACKS:
+            raise OptionInvalid(f"ack {ack!r} is unknown", hint=f"Use one of {', '.join(ACKS)}")
+        self._supply = supply
+        self._policy = policy
+        self._auto = ack == "auto"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._put_down = asyncio.Event()
+        self._callback: AsyncCallback | None = None
+        self._workers: dict[OwnedShard, asyncio.Task[None]] = {}
+        self._in_hand: OwnedShard | None = None
+        self._looping: asyncio.Task[Any] | None = None
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._skipped = 0
+        self._busy = 0
+
+    # --- For the program --------------------------------------------------------------------
+
+    async def run(self, callback: AsyncCallback) -> None:
+        """Give every batch to a callback, each shard's in order, shards beside each other, until `stop`.
+
+        Raises as the synchronous one does.
+        """
+        await self._begin(callback)
+        try:
+            await self._over.wait()
+            while not (self._stopping or self._is_done()):
+                await asyncio.sleep(UNSURE_SECONDS / 10)
+        finally:
+            await self.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    async def __aiter__(self) -> AsyncIterator[ChangeBatch]:
+        """Yield the batches of all shards, each shard's in order."""
+        self._looping = asyncio.current_task()
+        await self._begin(None)
+        try:
+            while True:
+                self._arrived.clear()
+                for shard in self._supply.shards().values():
+                    batch = None if self._stopping else self._pick_up(shard)
+                    if batch is not None:
+                        yield batch
+                        if self._auto and shard.is_current(batch):
+                            self._acked(batch)
+                        self._arrived.set()
+                    self._put_away()
+                over = self._stopping or self._over.is_set()
+                if over and (self._stopping or self._is_done()):
+                    break
+                await self._wait(self._arrived, UNSURE_SECONDS)
+        finally:
+            self._put_away()
+            self._looping = None
+        if self._stopping:
+            await asyncio.to_thread(self._supply.stop)
+        if self._failure is not None:
+            raise self._failure
+
+    def rollback(self, shard: int | None = None) -> int:
+        """Let everything behind the last ack be delivered again; return how many batches that is.
+
+        Of one shard, or of all that are ours. A batch from before the rollback can no longer be acked.
+        """
+        return roll_back(self._supply.shards(), shard)
+
+    async def stop(self) -> None:
+        """End: callbacks that run are waited for, checkpoints written, and shards given up."""
+        self._stopping = True
+        self._over.set()
+        self._wake()
+        # A loop that was left is closed by the event loop a moment later.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        # Inside a callback or a loop the batch in hand is still to be acked: who runs them does the rest.
+        here = asyncio.current_task()
+        if self._loop is not None and here not in self._workers.values() and self._looping is not here:
+            await asyncio.to_thread(self._supply.stop)
+
+    @property
+    def skipped(self) -> int:
+        """How many batches were passed over after failures."""
+        return self._skipped
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Whoever leaves the block has left its loop, even if something holds on to that.
+        self._looping = self._in_hand = None
+        await self.stop()
+
+    # --- For the supply, in its threads -----------------------------------------------------
+
+    async def _begin(self, callback: AsyncCallback | None) -> None:
+        if self._loop is not None:
+            raise OptionInvalid(
+                "this subscriber has run already", hint="Make another one: its checkpoint goes on"
+            )
+        self._loop = asyncio.get_running_loop()
+        self._callback = callback
+        await asyncio.to_thread(self._supply.start, Taker(self._gained, self._lost, self._end))
+
+    def _in_loop(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """Have something called in the event loop; nobody is left to be told where that has ended."""
+        assert self._loop is not None, "the supply was started in it"
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _gained(self, shard: OwnedShard) -> None:
+        if self._callback is None:
+            shard.arrived = lambda: self._in_loop(self._arrived.set)
+            return
+        arrived = asyncio.Event()
+        shard.arrived = lambda: self._in_loop(arrived.set)
+        self._in_loop(self._employ, shard, arrived)
+
+    def _employ(self, shard: OwnedShard, arrived: asyncio.Event) -> None:
+        self._workers[shard] = asyncio.ensure_future(self._work(shard, arrived))
+
+    def _lost(self, shard: OwnedShard) -> None:
+        """Return when nobody works on a lost shard any more; a loop is waited for IN_HAND_SECONDS."""
+        assert self._loop is not None, "the supply was started in it"
+        if not self._loop.is_running():
+            return
+        shard.arrived()
+        asyncio.run_coroutine_threadsafe(self._left(shard), self._loop).result()
+
+    async def _left(self, shard: OwnedShard) -> None:
+        worker = self._workers.pop(shard, None)
+        if worker is not None:
+            await asyncio.wait([worker])
+            return
+        deadline = asyncio.get_running_loop().time() + IN_HAND_SECONDS
+        while self._in_hand is shard and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            self._put_down.clear()
+            await self._wait(self._put_down, left)
+
+    def _end(self, problem: BaseException | None) -> None:
+        self._in_loop(self._ended, problem)
+
+    def _ended(self, problem: BaseException | None) -> None:
+        self._failure = self._failure or problem
+        self._over.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._arrived.set()
+        for shard in list(self._workers):
+            shard.arrived()
+
+    # --- Callback ---------------------------------------------------------------------------
+
+    async def _work(self, shard: OwnedShard, arrived: asyncio.Event) -> None:
+        while not (shard.over or self._stopping):
+            arrived.clear()
+            batch = shard.take()
+            if batch is None:
+                if not (shard.over or self._stopping):
+                    # A shard that is not surely ours gives nothing, and nobody tells when it is again.
+                    await self._wait(arrived, UNSURE_SECONDS if shard.waiting else None)
+                continue
+            self._busy += 1
+            try:
+                if not await self._deliver(shard, batch):
+                    return
+            except BaseException as problem:
+                # The shard would stand still with nobody told: an exit is the subscriber's.
+                self._ended(problem)
+                raise
+            finally:
+                self._busy -= 1
+
+    async def _deliver(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
+        """Give one batch to the callback as often as the policy says. False ends the shard's task."""
+        assert self._callback is not None, "tasks work for a callback"
+        tries = 0
+        while True:
+            with Attempt() as attempt:
+                result = self._callback(batch)
+                if inspect.isawaitable(result):
+                    await result
+            if attempt.failure is None:
+                return self._acked(batch) if self._auto and shard.is_current(batch) else True
+            tries += 1
+            step, pause = answer_failure(self._policy, batch, tries, attempt.failure)
+            if step is Step.STOP:
+                self._ended(attempt.failure)
+                return False
+            if step is Step.SKIP:
+                self._skipped += 1
+                return self._acked(batch)
+            await self._wait(self._over, pause)
+            if self._stopping or shard.over:
+                return False
+
+    async def _wait(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Wait for an event, for so long at most."""
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _acked(self, batch: ChangeBatch) -> bool:
+        try:
+            batch.ack()
+        except OptionInvalid:
+            # It was rolled back by another task or thread meanwhile, and comes again.
+            return True
+        except LeaseLost as problem:
+            _log.warning("a shard was lost under its batch", shard=batch.shard, why=str(problem))
+            return False
+        return True
+
+    # --- Loop -------------------------------------------------------------------------------
+
+    def _pick_up(self, shard: OwnedShard) -> ChangeBatch | None:
+        self._in_hand = shard
+        return shard.take()
+
+    def _put_away(self) -> None:
+        self._in_hand = None
+        self._put_down.set()
+
+    def _is_done(self) -> bool:
+        """Whether everything that came before the end was worked on; a failure lets nothing more be."""
+        if self._failure is not None:
+            return True
+        return not self._busy and not any(one.waiting for one in self._supply.shards().values())

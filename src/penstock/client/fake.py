@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A subscriber without daemons, for the tests of programs that have one: it consumes what a test feeds it.
+
+    changes = FakeChanges(key={"shop.orders": ["id"]})
+    changes.insert("shop.orders", {"id": 7, "status": "new"})
+    changes.update("shop.orders", {"id": 7, "status": "new"}, {"id": 7, "status": "paid"})
+    FakeSubscriber(changes).run(my_callback)
+    assert changes.consumed == 2
+
+Batches, threads, acks, rollbacks and failures are those of the real one. It ends when all was worked on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow
+
+from penstock._native import shard_slots
+from penstock.client.consume import Consumption
+from penstock.client.consume_async import AsyncConsumption
+from penstock.client.flow import FailurePolicy, Place
+from penstock.client.owned import OwnedShard, OwnedShards, Rows
+from penstock.client.split import Cut, split
+from penstock.client.supply import Taker
+from penstock.model import Position
+
+_FILE = "fake-bin.000001"
+# A transaction of a fake log is as long as the shortest real one: so each has a commit version of its own.
+_TRANSACTION_BYTES = 16
+_BEGUN = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class _Transaction:
+    table: str
+    rows: pyarrow.RecordBatch
+    end: Place
+
+
+@dataclass
+class FakeChanges:
+    """What a fake subscriber gets, in order; each call is a transaction, committed a second after the last.
+
+    `key` names the primary key's columns by table; by it, or by `shard_columns`, rows are shared out.
+    `schemas` fixes Arrow types by table, which are else those of the values.
+    """
+
+    key: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    shard_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    schemas: Mapping[str, pyarrow.Schema] = field(default_factory=dict)
+    _transactions: list[_Transaction] = field(default_factory=list, repr=False)
+    _done: dict[int, Position] = field(default_factory=dict, repr=False)
+
+    def insert(self, table: str, *rows: Mapping[str, Any]) -> None:
+        """Add a transaction that inserts rows."""
+        self._add(table, [("insert", row) for row in rows])
+
+    def update(self, table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Add a transaction that changes a row."""
+        self._add(table, [("update_preimage", before), ("update_postimage", after)])
+
+    def delete(self, table: str, *rows: Mapping[str, Any]) -> None:
+        """Add a transaction that deletes rows."""
+        self._add(table, [("delete", row) for row in rows])
+
+    def arrow(self, table: str, rows: pyarrow.RecordBatch | pyarrow.Table) -> None:
+        """Add a transaction of Arrow rows: inserts, or what their own `_change_type` says."""
+        found = rows if isinstance(rows, pyarrow.RecordBatch) else rows.combine_chunks().to_batches()[0]
+        kinds = ["insert"] * found.num_rows
+        if "_change_type" in found.schema.names:
+            kinds = found.column("_change_type").to_pylist()
+            found = found.select([name for name in found.schema.names if name != "_change_type"])
+        self._append(table, found, kinds)
+
+    @property
+    def consumed(self) -> int:
+        """How many transactions every shard has consumed."""
+        passed = min((one.offset for one in self._done.values()), default=_TRANSACTION_BYTES)
+        return passed // _TRANSACTION_BYTES - 1
+
+    def _add(self, table: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        values = [dict(row) for _, row in rows]
+        made = pyarrow.RecordBatch.from_pylist(values, schema=self.schemas.get(table))
+        self._append(table, made, [kind for kind, _ in rows])
+
+    def _append(self, table: str, rows: pyarrow.RecordBatch, kinds: Sequence[str]) -> None:
+        number = len(self._transactions) + 1
+        start = Position(0, _FILE, number * _TRANSACTION_BYTES)
+        committed = _BEGUN + timedelta(seconds=number)
+        columns = {
+            **{name: rows.column(name) for name in rows.schema.names},
+            "_change_type": pyarrow.array(kinds, pyarrow.string()),
+            "_commit_version": pyarrow.array([start.commit_version] * rows.num_rows, pyarrow.int64()),
+            "_commit_timestamp": pyarrow.array([committed] * rows.num_rows, pyarrow.timestamp("us", "UTC")),
+        }
+        end = Place(
+            Position(0, _FILE, (number + 1) * _TRANSACTION_BYTES),
+            f"0-1-{number}",
+            "fake",
+            round(committed.timestamp() * 1e6),
+        )
+        made = pyarrow.RecordBatch.from_arrays(list(columns.values()), list(columns))
+        self._transactions.append(_Transaction(table, made, end))
+
+
+class _Fed:
+    """See `penstock.client.supply.Supply`."""
+
+    def __init__(self, changes: FakeChanges, shards: int) -> None:
+        self._changes = changes
+        self._count = shards
+        self._owned = OwnedShards()
+        self._taker: Taker | None = None
+
+    def shards(self) -> Mapping[int, OwnedShard]:
+        return self._owned.all()
+
+    def start(self, taker: Taker) -> None:
+        """Hand over all that was fed."""
+        self._taker = taker
+        done = self._changes._done
+        begin = Place(Position(0, _FILE, _TRANSACTION_BYTES))
+        for number in range(self._count):
+            done[number] = begin.position
+
+            def moved(place: Place, number: int = number) -> None:
+                done[number] = place.position
+
+            shard = OwnedShard(number, 1, begin, moved, count=self._count)
+            taker.gained(shard)
+            self._owned.gain(shard)
+        for one in self._changes._transactions:
+            self._feed(one)
+        taker.ended(None)
+
+    def stop(self) -> None:
+        assert self._taker is not None
+        for shard in self._owned.all().values():
+            self._owned.leave(shard)
+            self._taker.lost(shard)
+            shard.lose()
+
+    def _feed(self, one: _Transaction) -> None:
+        key = tuple(self._changes.key.get(one.table, ()))
+        by = list(self._changes.shard_columns.get(one.table, key))
+        slots = pyarrow.array(shard_slots(one.rows, by, one.table))
+        with_slots = one.rows.append_column("_shard_slot", slots)
+        cuts = {number: Cut(0) for number in range(self._count)}
+        rows_of = dict(split(with_slots, self._count, cuts))
+        for number, shard in self._owned.all().items():
+            rows = rows_of.get(number)
+            held = [] if rows is None else [Rows(one.table, 1, key, rows, rows.nbytes)]
+            shard.offer(held, one.end)
+
+
+class FakeSubscriber(Consumption):
+    """`penstock.client.Subscriber` over fake changes, for one run."""
+
+    def __init__(
+        self,
+        changes: FakeChanges,
+        *,
+        shards: int = 1,
+        ack: str = "auto",
+        on_failure: str = "retry",
+        retries: int | None = None,
+        pause_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(_Fed(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)
+
+
+class AsyncFakeSubscriber(AsyncConsumption):
+    """`penstock.client.AsyncSubscriber` over fake changes, for one run."""
+
+    def __init__(
+        self,
+        changes: FakeChanges,
+        *,
+        shards: int = 1,
+        ack: str = "auto",
+        on_failure: str = "retry",
+        retries: int | None = None,
+        pause_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(_Fed(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)

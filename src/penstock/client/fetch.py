@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One answer of one daemon's `changes` call, from bytes to Arrow. Asking again is the caller's business.
+
+An answer is a run of frames: the length of a header (u32, big-endian), the header in JSON, and as many bytes
+as it says. What came in one piece over the network is not copied: Arrow reads the bytes where they lie.
+"""
+
+import json
+import struct
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from penstock.errors import ConnectionLost, PenstockError, StreamError
+from penstock.limits import MIB
+from penstock.model import Position
+from penstock.source.daemon_client import DaemonClient
+
+# A header is a few hundred bytes; a frame's content ends at what one Arrow batch may hold.
+_HEADER_BYTES_MAX = MIB
+_CONTENT_BYTES_MAX = (1 << 31) - 1
+
+# One read takes a chunk of the answer as the daemon sent it, up to this many bytes.
+_READ_BYTES_MAX = 64 * MIB
+
+# Arrow's own readers take values from addresses that their width divides.
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class BatchFrame:
+    """Rows of one table. `key` names the columns of its primary key."""
+
+    table: str
+    rows: int
+    schema_version: int
+    key: tuple[str, ...]
+    content: memoryview
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """Return the rows over the bytes that came. Raises StreamError where they are no Arrow."""
+        buffer = pyarrow.py_buffer(self.content)
+        if buffer.address % _ALIGNMENT:
+            buffer = pyarrow.py_buffer(bytes(self.content))
+        try:
+            return pyarrow.ipc.open_stream(buffer).read_next_batch()
+        except (pyarrow.ArrowInvalid, StopIteration) as problem:
+            raise StreamError(f"rows of {self.table} are no Arrow stream: {problem}") from problem
+
+
+@dataclass(frozen=True)
+class PositionFrame:
+    """Everything before `position` has been sent. `behind_bytes` is how much log lies behind it by now."""
+
+    position: Position
+    gtid_set: str
+    server_key: str
+    time_us: int
+    behind_bytes: int
+
+
+@dataclass(frozen=True)
+class EndFrame:
+    """The answer ends here in order; `why` is credit, wait, until or closing."""
+
+    why: str
+
+
+Frame = BatchFrame | PositionFrame | EndFrame
+
+
+class ChangesAnswer:
+    """An answer as it comes. One thread reads `frames`; any thread may `cut` it.
+
+    Raises what the daemon refuses, and ConnectionLost where it does not answer.
+    """
+
+    def __init__(self, client: DaemonClient, body: Mapping[str, Any], silence_seconds: float) -> None:
+        self._client = client
+        self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds)
+        self._cut = False
+
+    def frames(self) -> Generator[Frame, None, None]:
+        """Yield the frames up to the end of the answer.
+
+        Raises the problem that the daemon met on the way, and ConnectionLost where the answer breaks off.
+        """
+        bytes_of = _Bytes(self._chunks())
+        whole = False
+        try:
+            while not whole:
+                frame = self._frame(bytes_of)
+                yield frame
+                whole = isinstance(frame, EndFrame)
+            # The end of the body gives the connection back for the next call.
+            bytes_of.rest()
+        finally:
+            if whole:
+                self._response.release_conn()
+            else:
+                self._response.close()
+
+    def cut(self) -> None:
+        """Break the answer off, so that whoever reads it gets ConnectionLost."""
+        self._cut = True
+        try:
+            self._response.shutdown()
+        except (OSError, ValueError, RuntimeError):
+            # It has ended meanwhile.
+            return
+
+    def _chunks(self) -> Iterator[bytes]:
+        try:
+            yield from self._response.read_chunked(_READ_BYTES_MAX, decode_content=False)
+        except (HTTPError, OSError) as problem:
+            raise self._client.lost(problem) from problem
+
+    def _frame(self, bytes_of: "_Bytes") -> Frame:
+        (header_bytes,) = struct.unpack(">I", self._take(bytes_of, 4))
+        if header_bytes > _HEADER_BYTES_MAX:
+            raise self._foreign(f"a header of {header_bytes} bytes")
+        try:
+            header = json.loads(bytes(self._take(bytes_of, header_bytes)))
+            content_bytes = int(header["bytes"])
+            if not 0 <= content_bytes <= _CONTENT_BYTES_MAX:
+                raise self._foreign(f"a frame of {content_bytes} bytes")
+            return self._read(header, self._take(bytes_of, content_bytes))
+        except (ValueError, KeyError, TypeError) as problem:
+            raise self._foreign(f"a header that cannot be read: {problem!r}") from problem
+
+    def _read(self, header: dict[str, Any], content: memoryview) -> Frame:
+        match header["kind"]:
+            case "batch":
+                return BatchFrame(
+                    header["table"],
+                    header["rows"],
+                    header["schema_version"],
+                    tuple(header["key"]),
+                    content,
+                )
+            case "position":
+                return PositionFrame(
+                    Position.parse(header["position"]),
+                    header["gtid_set"] or "",
+                    header["server_key"] or "",
+                    header["time_us"] or 0,
+                    header.get("behind_bytes") or 0,
+                )
+            case "end":
+                return EndFrame(header["why"])
+            case "problem":
+                raise self._client.problem(header)
+            case unknown:
+                raise self._foreign(f"a frame of kind {unknown!r}")
+
+    def _take(self, bytes_of: "_Bytes", count: int) -> memoryview:
+        taken = bytes_of.take(count)
+        if taken is None:
+            raise ConnectionLost(
+                f"{self._client.url} {'was left' if self._cut else 'broke off'} in the middle of an answer",
+                hint="Is the daemon up? penstock status",
+            )
+        return taken
+
+    def _foreign(self, what: str) -> PenstockError:
+        return StreamError(
+            f"{self._client.url} sends {what}, which this version does not know",
+            hint="Are the daemon and this program of one version? penstock --version",
+        )
+
+
+class _Bytes:
+    """A run of chunks, to be taken in pieces of any size; a piece that lies in one chunk is not copied."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def take(self, count: int) -> memoryview | None:
+        """Return the next bytes, None where there are fewer."""
+        if len(self._left) >= count:
+            taken, self._left = self._left[:count], self._left[count:]
+            return taken
+        gathered: bytearray | None = None
+        filled = 0
+        while filled < count:
+            if not len(self._left):
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    return None
+                self._left = memoryview(chunk)
+                if gathered is None and len(self._left) >= count:
+                    return self.take(count)
+            if gathered is None:
+                gathered = bytearray(count)
+            step = min(count - filled, len(self._left))
+            gathered[filled : filled + step] = self._left[:step]
+            self._left = self._left[step:]
+            filled += step
+        return memoryview(gathered or b"").toreadonly()
+
+    def rest(self) -> None:
+        """Read to the end."""
+        for _ in self._chunks:
+            continue

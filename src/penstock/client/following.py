@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member of a subscription at work: its shards from the coordination store, their rows from daemons."""
+
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import structlog
+
+from penstock.client.daemons import EARLIEST, LATEST, Daemons, Start
+from penstock.client.flow import PAUSE_SECONDS_MAX, Place
+from penstock.client.intake import Intake
+from penstock.client.options import SubscriberOptions
+from penstock.client.owned import OwnedShard, OwnedShards
+from penstock.client.supply import Taker
+from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.held_shard import LOST, HeldShard
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.membership import Member
+from penstock.coordinate.store import CoordinationStore, Session, open_store
+from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.errors import CoordinationLost, LeaseLost, PenstockError, TransientError
+from penstock.model import Position
+
+# Members that start at once do so one after the other; each takes a few round trips.
+_START_SECONDS_MAX = 60.0
+_LOOK_SECONDS = 0.05
+
+# A daemon whose log is empty is looked at so often: nobody waits for what does not happen.
+_EMPTY_SECONDS = 0.2
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class FollowingStatus:
+    """How a member stands. `behind_bytes` is how much log lies behind what was received, None at first.
+
+    `shards` maps each shard that is ours to the position before which everything is consumed.
+    """
+
+    member: str
+    daemon: str | None
+    behind_bytes: int | None
+    shards: Mapping[int, Position]
+
+
+class Following:
+    """See `penstock.client.supply.Supply`."""
+
+    def __init__(self, options: SubscriberOptions) -> None:
+        self._options = options
+        self._owned = OwnedShards()
+        self._held: dict[HeldShard, OwnedShard] = {}
+        self._store: CoordinationStore | None = None
+        self._daemons: Daemons | None = None
+        self._member: Member | None = None
+        self._intake: Intake | None = None
+        self._taker: Taker | None = None
+        self._held_lock = threading.Lock()
+        self._stop_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._log_is_empty = False
+
+    def shards(self) -> Mapping[int, OwnedShard]:
+        """Return the shards that are ours now."""
+        return self._owned.all()
+
+    def status(self) -> FollowingStatus:
+        """Return how this member stands."""
+        intake = self._intake
+        return FollowingStatus(
+            self._options.member,
+            None if intake is None else intake.url,
+            None if intake is None else intake.behind_bytes,
+            {number: shard.done.position for number, shard in self.shards().items()},
+        )
+
+    def start(self, taker: Taker) -> None:
+        """Join the subscription, and read.
+
+        Raises OptionInvalid where the subscription is another one by that name, CoordinationLost and
+        ConnectionLost where store or daemons do not answer, PositionPurged where the start lies nowhere.
+        """
+        options = self._options
+        self._taker = taker
+        _make_folder(options.coordination)
+        self._store = open_store(options.coordination)
+        self._daemons = Daemons(options.address)
+        try:
+            self._join(self._store, self._daemons)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Give every shard up, write checkpoints, and end."""
+        self._stopping.set()
+        with self._stop_lock:
+            if self._intake is not None:
+                self._intake.end()
+            if self._member is not None:
+                # Others wait for our shards, nobody for the end of our reading.
+                self._member.stop()
+            if self._intake is not None:
+                self._intake.join()
+            if self._daemons is not None:
+                self._daemons.close()
+            if self._store is not None:
+                self._store.close()
+
+    # --- Joining ----------------------------------------------------------------------------
+
+    def _join(self, store: CoordinationStore, daemons: Daemons) -> None:
+        options = self._options
+        registry = Subscriptions(store)
+        subscription = registry.create(self._wanted(registry))
+        self._wait_for_log(daemons)
+        session = store.session()
+        try:
+            starting = self._starting(store, session, subscription)
+            self._set_start(registry, subscription, daemons)
+            self._intake = Intake(
+                daemons,
+                self._owned,
+                options.request(),
+                {table: list(names) for table, names in subscription.shard_columns.items()},
+                zlib.crc32(options.member.encode()),
+                self._failed,
+            )
+            self._member = Member(
+                store,
+                subscription,
+                options.member,
+                self._gained,
+                self._lost,
+                session_seconds=options.session_seconds,
+                checkpoint_seconds=options.checkpoint_seconds,
+            )
+            self._intake.start()
+            self._member.start()
+            threading.Thread(
+                target=self._watch_member, args=(self._member,), name="penstock-member", daemon=True
+            ).start()
+            self._wait_shown(registry, subscription, self._member)
+            starting.release()
+        finally:
+            session.close()
+
+    def _wait_for_log(self, daemons: Daemons) -> None:
+        """Wait until a daemon has the first bytes of its log; the latest of nothing is its beginning."""
+        while not daemons.have_something():
+            if not self._log_is_empty:
+                _log.info("waiting for the first change", daemons=str(self._options.address))
+            self._log_is_empty = True
+            if self._stopping.wait(_EMPTY_SECONDS):
+                return
+
+    def _wanted(self, registry: Subscriptions) -> Subscription:
+        options = self._options
+        count = options.shards
+        if count is None:
+            known = registry.get(options.instance, options.name)
+            count = 1 if known is None else known.shard_count
+        return Subscription(
+            options.instance,
+            options.name,
+            options.tables,
+            options.exclude,
+            count,
+            dict(options.shard_columns),
+        )
+
+    def _starting(self, store: CoordinationStore, session: Session, subscription: Subscription) -> Lease:
+        """Wait for the right to set where the subscription starts, which one member has at a time."""
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        path = f"{subscription.path}/start"
+        while (lease := Lease.acquire(store, session, path, self._options.member)) is None:
+            if time.monotonic() > deadline:
+                raise CoordinationLost(
+                    f"another member of {subscription.name} has been starting for {_START_SECONDS_MAX:g} s",
+                    hint="See who: penstock subscriptions show",
+                )
+            time.sleep(_LOOK_SECONDS)
+        return lease
+
+    def _set_start(self, registry: Subscriptions, subscription: Subscription, daemons: Daemons) -> None:
+        """Give each shard a checkpoint that has none, or all a new one, before anybody takes them.
+
+        All begin at one place: a shard that is taken later than the others misses nothing.
+        """
+        options = self._options
+        states = registry.shards(subscription)
+        if options.start is not None:
+            members = registry.members(subscription)
+            if not members:
+                registry.reset(subscription.instance, subscription.name, self._place(daemons, options.start))
+                return
+            _log.warning(
+                "the start is not applied, as others are at work: reading goes on from the checkpoint",
+                start=str(options.start),
+                members=list(members),
+            )
+        missing = [one.shard for one in states if one.state.checkpoint is None]
+        if missing:
+            checkpoint = self._place(daemons, options.begin)
+            everything = len(missing) == len(states)
+            for shard in [None] if everything else missing:
+                registry.reset(subscription.instance, subscription.name, checkpoint, shard)
+
+    def _place(self, daemons: Daemons, start: Start) -> Checkpoint:
+        if self._log_is_empty and start.end == LATEST:
+            start = Start(end=EARLIEST)
+        place = daemons.place(start)
+        _log.info("the subscription starts", name=self._options.name, position=str(place.position))
+        return _checkpoint_of(place)
+
+    def _wait_shown(self, registry: Subscriptions, subscription: Subscription, member: Member) -> None:
+        """Wait until the next that starts can see that somebody is at work."""
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        while member.name not in registry.members(subscription):
+            if member.failure is not None:
+                raise member.failure
+            if time.monotonic() > deadline:
+                raise CoordinationLost(
+                    f"the store does not show member {member.name}", hint="Is the coordination store up?"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    # --- Shards -----------------------------------------------------------------------------
+
+    def _gained(self, held: HeldShard) -> None:
+        if held.checkpoint is not None:
+            self._begin(held, held.checkpoint)
+        else:
+            # Somebody has set it so while we were at work. The daemons' answer is waited for elsewhere.
+            threading.Thread(
+                target=self._find_begin, args=(held,), name="penstock-begin", daemon=True
+            ).start()
+
+    def _find_begin(self, held: HeldShard) -> None:
+        assert self._daemons is not None
+        while held.leaving is None and not self._stopping.is_set():
+            try:
+                checkpoint = self._place(self._daemons, self._options.begin)
+            except TransientError as problem:
+                _log.warning("no daemon says where to begin", shard=held.shard, why=str(problem))
+                self._stopping.wait(PAUSE_SECONDS_MAX)
+            except PenstockError as problem:
+                self._failed(problem)
+                return
+            else:
+                try:
+                    # Whoever has the shard next begins here as well, even if nothing is acked until then.
+                    held.note(checkpoint)
+                except LeaseLost:
+                    return
+                self._begin(held, checkpoint)
+                return
+
+    def _begin(self, held: HeldShard, checkpoint: Checkpoint) -> None:
+        assert self._taker is not None
+        assert self._intake is not None
+        shard = OwnedShard(
+            held.shard,
+            held.token,
+            _place_of(checkpoint),
+            lambda place: held.note(_checkpoint_of(place)),
+            held.floors,
+            lambda: held.held,
+            count=held.subscription.shard_count,
+            generation=held.subscription.generation,
+        )
+        with self._held_lock:
+            if held.leaving is not None:
+                return
+            self._held[held] = shard
+            self._taker.gained(shard)
+            self._owned.gain(shard)
+        self._intake.turn()
+
+    def _lost(self, held: HeldShard, why: str) -> None:
+        """Return once nobody works on the shard, so that it may be another's."""
+        assert self._taker is not None
+        with self._held_lock:
+            shard = self._held.pop(held, None)
+        if shard is None:
+            # It was given up before it was known where it begins.
+            return
+        self._owned.leave(shard)
+        if why == LOST:
+            shard.lose()
+        if self._intake is not None:
+            self._intake.turn()
+        self._taker.lost(shard)
+        shard.lose()
+
+    # --- The end ----------------------------------------------------------------------------
+
+    def _watch_member(self, member: Member) -> None:
+        try:
+            member.wait()
+        except PenstockError as problem:
+            self._failed(problem)
+
+    def _failed(self, problem: BaseException) -> None:
+        assert self._taker is not None
+        self._taker.ended(problem)
+
+
+def _place_of(checkpoint: Checkpoint) -> Place:
+    return Place(
+        Position.parse(checkpoint.position), checkpoint.gtid_set, checkpoint.server_key, checkpoint.time_us
+    )
+
+
+def _checkpoint_of(place: Place) -> Checkpoint:
+    return Checkpoint.now(str(place.position), place.gtid_set, place.server_key, place.time_us)
+
+
+def _make_folder(coordination: str) -> None:
+    """Make the folder of an SQLite store where it is not there: the default one is nobody's to make."""
+    parts = urlsplit(coordination)
+    if parts.scheme == "sqlite" and parts.path.startswith("/"):
+        Path(parts.path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one thread of a subscriber that reads: it follows a daemon for all shards that are ours.
+
+One stream for all shards of a member, cut by shard here, costs the daemon one decoded view and the network
+one connection. It begins at the least of the shards' places; a shard that is further drops what it has.
+A shard whose batches nobody acks holds up the others of this member once HELD_BYTES_MAX of it are waiting.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from penstock.client.daemons import Daemons
+from penstock.client.fetch import BatchFrame, ChangesAnswer, EndFrame, PositionFrame
+from penstock.client.flow import REEVALUATE_SECONDS, Backoff, Choice, Place, Survey, choose
+from penstock.client.owned import HELD_BYTES_MAX, STALLED_SECONDS, OwnedShard, OwnedShards, Rows
+from penstock.client.split import Cut, split
+from penstock.errors import ConnectionLost, PenstockError, TransientError
+from penstock.limits import MIB, SILENCE_SECONDS_MAX
+from penstock.model import Position
+
+# An answer ends after so many bytes, so that a stream that never rests still comes to look around.
+CREDIT_BYTES = 256 * MIB
+
+# A daemon without news ends its answer before its silence is taken for its death.
+WAIT_SECONDS = SILENCE_SECONDS_MAX - 5
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Link:
+    """The daemon that is read from, how each shard's rows are cut, and where the stream is."""
+
+    daemon: int
+    version: int
+    count: int
+    shards: Mapping[int, OwnedShard]
+    cuts: dict[int, Cut]
+    start: dict[str, str]
+    chosen_at: float
+
+
+class Intake:
+    """Fills shards from daemons until it is stopped. `failed` is called with what nothing helps against.
+
+    `request` is the body of the changes call without shards and start; `shard_columns` are what tells a row's
+    shard, by table pattern. `preference`, any number, spreads members over equal daemons.
+    """
+
+    def __init__(
+        self,
+        daemons: Daemons,
+        shards: OwnedShards,
+        request: Mapping[str, Any],
+        shard_columns: Mapping[str, list[str]],
+        preference: int,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._daemons = daemons
+        self._shards = shards
+        self._request = dict(request)
+        self._shard_columns = dict(shard_columns)
+        self._preference = preference
+        self._failed = failed
+        self._backoff = Backoff()
+        self._refused: dict[int, PenstockError] = {}
+        self._current: int | None = None
+        self._answer: ChangesAnswer | None = None
+        self._answer_lock = threading.Lock()
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="penstock-intake", daemon=True)
+        self.behind_bytes: int | None = None
+
+    @property
+    def url(self) -> str | None:
+        """The daemon that is read from, None before the first."""
+        return None if self._current is None else self._daemons.url(self._current)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def turn(self) -> None:
+        """Look at the shards again: one was gained or lost."""
+        with self._answer_lock:
+            if self._answer is not None:
+                self._answer.cut()
+
+    def end(self) -> None:
+        """Read no more; `join` waits until that is so."""
+        self._ending = True
+        self._shards.wake()
+        self.turn()
+
+    def join(self) -> None:
+        """Return when the thread has ended, at once where it is the caller's own."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._ending:
+                version = self._shards.version
+                shards = _of_one_generation(self._shards.all())
+                if not shards:
+                    self._shards.wait(version, WAIT_SECONDS)
+                    continue
+                link = self._connect(version, shards)
+                if link is not None:
+                    self._follow(link)
+        except PenstockError as problem:
+            self._failed(problem)
+        except BaseException as problem:
+            # A mistake of ours is told where the subscriber was started as well: nobody waits for ever.
+            self._failed(problem)
+            raise
+
+    # --- Choosing ---------------------------------------------------------------------------
+
+    def _connect(self, version: int, shards: Mapping[int, OwnedShard]) -> _Link | None:
+        """Choose a daemon for the places that the shards have reached; None where none can be read now."""
+        places = {number: shard.read for number, shard in shards.items()}
+        now = time.monotonic()
+        asked = self._backoff.ready(range(len(self._daemons)), now)
+        if not asked:
+            self._shards.wait(version, self._backoff.pause(range(len(self._daemons)), now))
+            return None
+        surveys = {
+            daemon: Survey(problem=ConnectionLost(f"{self._daemons.url(daemon)} did not answer before"))
+            for daemon in range(len(self._daemons))
+        }
+        surveys.update(self._daemons.survey(asked))
+        surveys.update({one: Survey(problem=problem) for one, problem in self._refused.items()})
+        try:
+            choice = choose(surveys, places, self._current, self._preference)
+            here = self._places_here(choice, places)
+        except TransientError as problem:
+            for daemon in asked:
+                self._backoff.failed(daemon, time.monotonic())
+            pause = self._backoff.pause(range(len(self._daemons)), time.monotonic())
+            _log.warning("no daemon can be read", why=str(problem), again_after_seconds=round(pause, 1))
+            self._shards.wait(version, pause)
+            return None
+        at = min(here.values())
+        if choice.daemon != self._current:
+            _log.info("reading from", daemon=self._daemons.url(choice.daemon), position=str(at))
+        self._current = choice.daemon
+        count = next(iter(shards.values())).count
+        cuts = {number: Cut(here[number].commit_version, choice.fits[number].shift) for number in places}
+        start = {"position": str(at)}
+        if all(one.by_gtid_set for one in choice.fits.values()):
+            # The other server may have committed in another order: what is in the set is left out there.
+            start = {"gtid_set": places[min(here, key=lambda number: here[number])].gtid_set}
+        return _Link(choice.daemon, version, count, shards, cuts, start, time.monotonic())
+
+    def _places_here(self, choice: Choice, places: Mapping[int, Place]) -> dict[int, Position]:
+        """Return each shard's place, as the daemon numbers it."""
+        here: dict[int, Position] = {}
+        for number, place in places.items():
+            found = choice.fits[number]
+            if found.by_gtid_set:
+                here[number] = self._daemons.after_gtid_set(choice.daemon, place.gtid_set)
+                _log.warning(
+                    "another server's log is read on by GTID set",
+                    shard=number,
+                    daemon=self._daemons.url(choice.daemon),
+                    position=str(here[number]),
+                )
+            else:
+                here[number] = place.shifted(-found.shift).position
+        return here
+
+    # --- Reading ----------------------------------------------------------------------------
+
+    def _follow(self, link: _Link) -> None:
+        """Read answer after answer, until the shards change, the daemon fails, or it is time to look."""
+        try:
+            while not self._turned(link):
+                self._read(link)
+                if len(self._daemons) > 1 and time.monotonic() - link.chosen_at >= REEVALUATE_SECONDS:
+                    return
+        except TransientError as problem:
+            if self._turned(link):
+                return
+            self._backoff.failed(link.daemon, time.monotonic())
+            _log.warning("a daemon is left", daemon=self._daemons.url(link.daemon), why=str(problem))
+        except PenstockError as problem:
+            # It may be of this daemon alone; where all of them refuse, `choose` raises it.
+            self._refused[link.daemon] = problem
+            if len(self._refused) == len(self._daemons):
+                raise
+            _log.warning("a daemon is left", daemon=self._daemons.url(link.daemon), why=str(problem))
+
+    def _turned(self, link: _Link) -> bool:
+        return self._ending or link.version != self._shards.version
+
+    def _read(self, link: _Link) -> None:
+        answer = self._daemons.changes(link.daemon, self._body(link), SILENCE_SECONDS_MAX)
+        with self._answer_lock:
+            self._answer = answer
+        held: list[BatchFrame] = []
+        held_bytes = 0
+        frames = answer.frames()
+        try:
+            if self._turned(link):
+                # The turn came before there was an answer to cut.
+                return
+            for frame in frames:
+                if isinstance(frame, BatchFrame):
+                    held.append(frame)
+                    held_bytes += len(frame.content)
+                    if held_bytes >= HELD_BYTES_MAX and self._hand_on(link, held):
+                        held, held_bytes = [], 0
+                elif isinstance(frame, EndFrame):
+                    continue
+                else:
+                    self._deliver(link, held, frame)
+                    held, held_bytes = [], 0
+                    link.start = {"position": str(frame.position)}
+                    self.behind_bytes = frame.behind_bytes
+                    self._backoff.progressed(link.daemon)
+                    self._refused.clear()
+                    if self._turned(link) or not self._room(link):
+                        return
+        finally:
+            frames.close()
+            with self._answer_lock:
+                self._answer = None
+
+    def _body(self, link: _Link) -> dict[str, Any]:
+        body = {
+            **self._request,
+            "format": "arrow",
+            "start": link.start,
+            "credit_bytes": CREDIT_BYTES,
+            "wait_seconds": WAIT_SECONDS,
+        }
+        floors = any(shard.floors for shard in link.shards.values())
+        if link.count > 1 or floors:
+            body["shards"] = {
+                "count": link.count,
+                "of": sorted(link.shards),
+                "columns": self._shard_columns,
+            }
+        return body
+
+    def _hand_on(self, link: _Link, held: list[BatchFrame]) -> bool:
+        """Hand on the beginning of a transaction that is too large to be held; False where it must be held.
+
+        Where the answer breaks off before its end, it comes again from its beginning.
+        """
+        if any(shard.floors for shard in link.shards.values()):
+            # What a floor leaves out is told by whose server the transaction is, and that by its end.
+            return False
+        rows_of = self._rows_of(link, held, link.cuts)
+        for number, shard in link.shards.items():
+            shard.offer(rows_of[number], None)
+        self._room(link)
+        return True
+
+    def _deliver(self, link: _Link, held: list[BatchFrame], frame: PositionFrame) -> None:
+        """Hand each shard what it has not had, and the place behind it."""
+        cuts = self._floored(link, frame)
+        rows_of = self._rows_of(link, held, cuts)
+        place = Place(frame.position, frame.gtid_set, frame.server_key, frame.time_us)
+        for number, shard in link.shards.items():
+            shard.offer(rows_of[number], place.shifted(cuts[number].shift))
+
+    def _rows_of(self, link: _Link, held: list[BatchFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
+        """Return what each shard is to have of some batches."""
+        rows_of: dict[int, list[Rows]] = {number: [] for number in link.shards}
+        for one in held:
+            row_bytes = len(one.content) / max(one.rows, 1)
+            for number, batch in split(one.to_arrow(), link.count, cuts):
+                size = int(row_bytes * batch.num_rows)
+                rows_of[number].append(Rows(one.table, one.schema_version, one.key, batch, size))
+        return rows_of
+
+    def _floored(self, link: _Link, frame: PositionFrame) -> Mapping[int, Cut]:
+        """Return the cuts, with the floors of shards that have not passed them yet."""
+        cuts = link.cuts
+        for number, shard in link.shards.items():
+            if not shard.floors:
+                continue
+            cut = link.cuts[number]
+            end = Place(frame.position).shifted(cut.shift).position
+            table = shard.floors.table(frame.server_key, end.epoch)
+            cuts = {**cuts, number: Cut(cut.floor, cut.shift, table)}
+            shard.floors = shard.floors.after(str(end), frame.server_key)
+        return cuts
+
+    def _room(self, link: _Link) -> bool:
+        """Wait until every shard has room. False where the shards have changed meanwhile."""
+        for shard in link.shards.values():
+            while shard.is_full and not shard.wait_for_room(lambda: not self._turned(link), STALLED_SECONDS):
+                if self._turned(link):
+                    return False
+                _log.warning("reading waits for acks", shard=shard.shard, position=str(shard.done.position))
+        return True
+
+
+def _of_one_generation(shards: Mapping[int, OwnedShard]) -> dict[int, OwnedShard]:
+    """Return the shards of the newest generation: while their number changes, others are on their way out."""
+    newest = max((one.generation for one in shards.values()), default=0)
+    return {number: one for number, one in shards.items() if one.generation == newest and not one.over}

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program says of its subscription, read and refused by name before anything is opened."""
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from penstock.client.daemons import Start
+from penstock.client.flow import FailurePolicy
+from penstock.coordinate.store import SESSION_SECONDS
+from penstock.errors import OptionInvalid
+from penstock.limits import BATCH_ROWS_MAX
+from penstock.model import Secret, TablePatterns, Tls
+from penstock.source.bounds import BoundText
+from penstock.source.daemon_address import DaemonAddress
+from penstock.source.reading import CHANGE_TYPES, SYSTEM_COLUMNS
+
+CHECKPOINT = "checkpoint"
+COMPRESSIONS = ("none", "lz4", "zstd")
+
+# Of the columns that a daemon adds, these are always sent: shards are cut and rows are told apart by them.
+_SENT_ALWAYS = SYSTEM_COLUMNS[:3]
+_UPDATES = ("update_preimage", "update_postimage")
+
+
+@dataclass(frozen=True)
+class SubscriberOptions:
+    """One member of a subscription; see `penstock.client.sync.Subscriber` for the words.
+
+    `start` None goes on from the checkpoint. `shards` None takes the subscription's count, 1 for a new one.
+    """
+
+    address: DaemonAddress
+    name: str
+    member: str
+    # A store's URL may hold a password.
+    coordination: str = field(repr=False)
+    tables: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+    shards: int | None = None
+    shard_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    changes: tuple[str, ...] | None = None
+    where: str | None = None
+    columns: tuple[str, ...] | None = None
+    batch_rows: int = BATCH_ROWS_MAX
+    compression: str = "none"
+    start: Start | None = None
+    begin: Start = field(default_factory=lambda: Start(end="latest"))
+    policy: FailurePolicy = field(default_factory=FailurePolicy)
+    ack: str = "auto"
+    checkpoint_seconds: float = 1.0
+    session_seconds: float = SESSION_SECONDS
+
+    @property
+    def instance(self) -> str:
+        """The instance that is followed."""
+        return self.address.instance
+
+    def request(self) -> dict[str, Any]:
+        """Return the body of the changes call, without shards and start."""
+        body = {
+            "subscriber": f"{self.name}/{self.member}",
+            "tables": list(self.tables),
+            "exclude": list(self.exclude),
+            "changes": None if self.changes is None else list(self.changes),
+            "where": self.where,
+            "columns": None if self.columns is None else list(self.columns),
+            "batch_rows": self.batch_rows,
+            "compression": self.compression,
+        }
+        return body
+
+
+class Options(TypedDict, total=False):
+    """The words of a subscriber; `penstock.client.sync.Subscriber` explains them."""
+
+    tables: str | Sequence[str] | None
+    exclude: str | Sequence[str] | None
+    shards: int | None
+    shard_columns: Mapping[str, Sequence[str]] | None
+    changes: Sequence[str] | None
+    where: str | None
+    columns: Sequence[str] | None
+    batch_rows: int
+    compression: str
+    start: BoundText
+    begin: BoundText
+    coordination: str | None
+    on_failure: str
+    retries: int | None
+    ack: str
+    checkpoint_seconds: float
+    session_seconds: float
+    member: str | None
+    token: str | Secret | None
+    token_file: str | None
+    tls: Tls | None
+
+
+def read_options(
+    source: str | DaemonAddress,
+    *,
+    name: str,
+    tables: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    shards: int | None = None,
+    shard_columns: Mapping[str, Sequence[str]] | None = None,
+    changes: Sequence[str] | None = None,
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = BATCH_ROWS_MAX,
+    compression: str = "none",
+    start: BoundText = CHECKPOINT,
+    begin: BoundText = "latest",
+    coordination: str | None = None,
+    on_failure: str = "retry",
+    retries: int | None = None,
+    ack: str = "auto",
+    checkpoint_seconds: float = 1.0,
+    session_seconds: float = SESSION_SECONDS,
+    member: str | None = None,
+    token: str | Secret | None = None,
+    token_file: str | None = None,
+    tls: Tls | None = None,
+) -> SubscriberOptions:
+    """Return what was given, read. Raises OptionInvalid."""
+    if not isinstance(source, DaemonAddress):
+        source = DaemonAddress.parse(source, token=token, token_file=token_file, tls=tls)
+    _refuse_names(name, member)
+    patterns = TablePatterns(_listed(tables), _listed(exclude))
+    if shards is not None and shards < 1:
+        raise OptionInvalid(f"shards {shards} is less than 1", hint="Use 1 for all rows in one order")
+    if batch_rows < 1:
+        raise OptionInvalid(f"batch_rows {batch_rows} is less than 1")
+    if not checkpoint_seconds >= 0:
+        raise OptionInvalid(f"checkpoint_seconds {checkpoint_seconds} is less than 0")
+    if compression not in COMPRESSIONS:
+        raise OptionInvalid(
+            f"compression {compression!r} is unknown", hint=f"Use one of {', '.join(COMPRESSIONS)}"
+        )
+    return SubscriberOptions(
+        address=source,
+        name=name,
+        member=member or default_member(),
+        coordination=coordination or default_coordination(),
+        tables=patterns.include,
+        exclude=patterns.exclude,
+        shards=shards,
+        shard_columns={table: tuple(names) for table, names in (shard_columns or {}).items()},
+        changes=_changes(changes),
+        where=where,
+        columns=None if columns is None else tuple(dict.fromkeys((*columns, *_SENT_ALWAYS))),
+        batch_rows=batch_rows,
+        compression=compression,
+        start=None if start == CHECKPOINT else Start.parse(start),
+        begin=Start.parse(begin),
+        policy=FailurePolicy(on_failure, retries),
+        ack=ack,
+        checkpoint_seconds=checkpoint_seconds,
+        session_seconds=session_seconds,
+    )
+
+
+def default_coordination() -> str:
+    """Return the store that the programs of one user on one host share: a file in the user's state folder."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return f"sqlite://{Path(state).absolute() / 'penstock' / 'coordination.db'}"
+
+
+def default_member() -> str:
+    """Return a name that no other member has: host, process, and a few letters."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def _listed(patterns: str | Sequence[str] | None) -> str | list[str] | None:
+    return patterns if patterns is None or isinstance(patterns, str) else list(patterns)
+
+
+def _refuse_names(name: str, member: str | None) -> None:
+    for what, given in (("name", name), ("member", member)):
+        if given is not None and (not given.strip() or "/" in given):
+            raise OptionInvalid(
+                f"{what} {given!r} cannot be a {what}",
+                hint='Use letters, without "/": the daemon shows NAME/MEMBER',
+            )
+
+
+def _changes(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
+    if kinds is None:
+        return None
+    given = [kinds] if isinstance(kinds, str) else list(kinds)
+    wanted = [one for kind in given for one in (_UPDATES if kind == "update" else (kind,))]
+    for kind in wanted:
+        if kind not in CHANGE_TYPES:
+            raise OptionInvalid(
+                f"change type {kind!r} is unknown",
+                hint=f"Use some of insert, update, delete, {', '.join(_UPDATES)}",
+            )
+    return tuple(dict.fromkeys(wanted))

@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coordination in a ZooKeeper ensemble, shared by many hosts.
+
+A record is a node whose content is the value, a line feed, and 16 hexadecimal digits that this write alone
+has: so a writer whose answer was lost reads whether it was its own write that happened. Nodes that only
+lead to others are empty. A session is a connection of its own. It is uncertain as soon as that connection
+is lost, and lost when the ensemble says so or has not been reached for as long as a session lasts,
+whichever is known first.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import structlog
+
+from penstock.coordinate.one_time_watches import OneTimeWatches, StandingWatch
+from penstock.coordinate.session_end import SessionEnd
+from penstock.coordinate.store import (
+    ABSENT,
+    SESSION_SECONDS,
+    OneProcess,
+    Record,
+    below_of,
+    checked_path,
+    is_path,
+    without_password,
+)
+from penstock.errors import (
+    AuthenticationFailed,
+    CoordinationLost,
+    DependencyMissing,
+    LimitExceeded,
+    OptionInvalid,
+    PenstockError,
+    VersionConflict,
+)
+from penstock.limits import COORDINATION_RECORD_BYTES_MAX
+
+try:
+    from kazoo import exceptions as refusals
+    from kazoo.client import KazooClient, KazooState
+    from kazoo.handlers.threading import KazooTimeoutError
+    from kazoo.retry import KazooRetry
+    from kazoo.security import make_digest_acl
+except ImportError as problem:
+    raise DependencyMissing(
+        "coordination by ZooKeeper needs the package kazoo", hint="Run: pip install 'penstock[zookeeper]'"
+    ) from problem
+
+# The connection for records: its session carries watches alone, so it may be short. A dead one is then found
+# early.
+_CONNECTION_SECONDS = 6.0
+
+_RECONNECT_SECONDS_FIRST = 0.05
+_RECONNECT_SECONDS_MAX = 1.0
+_PAUSE_SECONDS = 0.05
+
+# A session gives so many signs of life in its time.
+_SIGNS_OF_LIFE = 4
+
+_NONCE_BYTES = 8
+_TRAILER_BYTES = 1 + 2 * _NONCE_BYTES
+
+# The ensemble may have done what it was asked, or not.
+_ANSWER_LOST = (
+    refusals.ConnectionLoss,
+    refusals.SessionExpiredError,
+    refusals.OperationTimeoutError,
+    refusals.SessionMovedError,
+)
+_NOT_ALLOWED = (refusals.NoAuthError, refusals.AuthFailedError, refusals.InvalidACLError)
+
+_log = structlog.get_logger(__name__)
+
+# What it tells of reconnecting is for those who ask for it: what follows from that we log ourselves.
+logging.getLogger("kazoo").addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True)
+class _Address:
+    """Where the ensemble is, who we are there, and the node below which everything lies ("" for the top)."""
+
+    url: str
+    hosts: str
+    root: str
+    account: tuple[str, str] | None
+
+    @classmethod
+    def parse(cls, url: str) -> "_Address":
+        """Read `zookeeper://[user:password@]host[:port][,host[:port]...][/root]`. Raises OptionInvalid."""
+        shown = without_password(url)
+        authority, slash, root = url.partition("://")[2].partition("/")
+        account, _, hosts = authority.rpartition("@")
+        user, colon, password = account.partition(":")
+        wrong = not hosts or "?" in url or (bool(account) and not (user and colon and password))
+        for host in hosts.split(","):
+            name, _, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "")
+            wrong = wrong or not name or (bool(port) and not port.isdecimal())
+        root = f"{slash}{root}".rstrip("/")
+        if wrong or (root and not is_path(root)):
+            raise OptionInvalid(
+                f"coordination {shown!r} names no ensemble",
+                hint="Write zookeeper://host:2181,host:2181/root, or zookeeper://user:password@host/root",
+            )
+        return cls(shown, hosts, root, (unquote(user), unquote(password)) if account else None)
+
+    def client(self, session_seconds: float) -> KazooClient:
+        """Make a client; it is not connected yet."""
+        retry = KazooRetry(max_tries=-1, delay=_RECONNECT_SECONDS_FIRST, max_delay=_RECONNECT_SECONDS_MAX)
+        if self.account is None:
+            return KazooClient(self.hosts, timeout=session_seconds, connection_retry=retry)
+        return KazooClient(
+            self.hosts,
+            timeout=session_seconds,
+            connection_retry=retry,
+            auth_data=[("digest", ":".join(self.account))],
+            default_acl=[make_digest_acl(*self.account, all=True)],
+        )
+
+
+def open_url(url: str, seconds: float) -> "ZooKeeperStore":
+    """Open a store below a node of an ensemble.
+
+    Raises OptionInvalid, AuthenticationFailed, CoordinationLost.
+    """
+    return ZooKeeperStore(_Address.parse(url), seconds)
+
+
+class _AnswerLost(Exception):
+    """An answer was lost; whether the change happened is to be found out."""
+
+
+class _Connection:
+    """A client whose operations are bounded in time."""
+
+    def __init__(self, address: _Address, session_seconds: float, seconds: float) -> None:
+        self._address = address
+        self._seconds = seconds
+        self._process = OneProcess()
+        self._state = threading.Condition()
+        # What was asked last and not answered in time.
+        self._owed: Any = None
+        self.client = address.client(session_seconds)
+        self.client.add_listener(self._told)
+        self.client.start_async()
+        try:
+            self.wait_connected(time.monotonic() + seconds, None)
+        except PenstockError:
+            self.close()
+            raise
+
+    def _told(self, state: str) -> None:
+        with self._state:
+            self._state.notify_all()
+
+    def wait_connected(self, deadline: float, path: str | None) -> None:
+        """Return once the client is connected: what is not sent cannot happen later.
+
+        Raises CoordinationLost.
+        """
+        self._process.check(self._address.url)
+        with self._state:
+            if not self._state.wait_for(lambda: self.client.connected, deadline - time.monotonic()):
+                raise self._silent(path)
+
+    def ask(self, path: str, begin: Callable[[str], Any], deadline: float) -> Any:
+        """Return what one operation answers.
+
+        Raises _AnswerLost, and what ZooKeeper refuses by its own errors.
+        """
+        self._wait_free(deadline, path)
+        answer = begin(self._address.root + path or "/")
+        try:
+            return answer.get(timeout=max(0.0, deadline - time.monotonic()))
+        except _ANSWER_LOST as problem:
+            time.sleep(_PAUSE_SECONDS)
+            raise _AnswerLost from problem
+        except KazooTimeoutError as problem:
+            self._owed = answer
+            raise self._silent(path) from problem
+        except _NOT_ALLOWED as problem:
+            raise AuthenticationFailed(
+                f"{self._address.url} does not let us at the node {self._address.root + path}",
+                hint="Name the account that made it: zookeeper://user:password@hosts/root",
+            ) from problem
+
+    def _wait_free(self, deadline: float, path: str) -> None:
+        """Return once the connection stands and owes no answer from before.
+
+        Each request puts the next ping off, and only a ping without an answer ends a dead connection.
+        """
+        owed = self._owed
+        if owed is not None:
+            owed.wait(max(0.0, deadline - time.monotonic()))
+            if not owed.ready():
+                raise self._silent(path)
+            self._owed = None
+        self.wait_connected(deadline, path)
+
+    def _silent(self, path: str | None) -> CoordinationLost:
+        return CoordinationLost(
+            f"{self._address.url} did not answer within {self._seconds:g} s",
+            position=path,
+            hint="Look whether the ensemble runs and has a majority",
+        )
+
+    def read(self, path: str, begin: Callable[[str], Any], deadline: float) -> Any:
+        """Return what an operation answers that may be asked again."""
+        while True:
+            try:
+                return self.ask(path, begin, deadline)
+            except _AnswerLost:
+                continue
+
+    def fetch(self, path: str, deadline: float) -> tuple[bytes, Any] | None:
+        """Return a node's content and what ZooKeeper knows of it; None where there is none."""
+        try:
+            found: tuple[bytes, Any] = self.read(path, self.client.get_async, deadline)
+        except refusals.NoNodeError:
+            return None
+        return found
+
+    def make_way(self, path: str, deadline: float) -> None:
+        """Make the empty nodes that lead to a path."""
+        names = (self._address.root + path).strip("/").split("/")[:-1]
+        for count in range(1, len(names) + 1):
+            node = "/" + "/".join(names[:count])
+            try:
+                self.read(path, partial(self._create_empty, node), deadline)
+            except refusals.NodeExistsError:
+                continue
+
+    def _create_empty(self, node: str, _: str) -> Any:
+        return self.client.create_async(node, b"")
+
+    def close(self) -> None:
+        """End the connection, and its session where the ensemble can be reached."""
+        try:
+            self.client.stop()
+        except refusals.WriterNotClosedException as problem:
+            _log.warning("a connection does not end", store=self._address.url, error=str(problem))
+        self.client.close()
+
+
+def _sealed(value: bytes) -> tuple[bytes, bytes]:
+    """Return the content of a node for a value, and what tells this write from others."""
+    nonce = os.urandom(_NONCE_BYTES).hex().encode()
+    return bytes(value) + b"\n" + nonce, nonce
+
+
+def _record(content: bytes, stat: Any) -> Record | None:
+    """Return the record in a node; None for one that only leads to others."""
+    if len(content) < _TRAILER_BYTES:
+        return None
+    return Record(content[:-_TRAILER_BYTES], stat.version, stat.czxid, of_session=stat.ephemeralOwner != 0)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A callback for ZooKeeper's watches: equal to another for the same wish, so that it is kept once."""
+
+    root: str
+    fired: Callable[[str], None]
+
+    def __call__(self, event: Any) -> None:
+        # What tells of the end of a connection has no path; that is learned otherwise.
+        if event.path is not None:
+            self.fired(event.path.removeprefix(self.root).rstrip("/"))
+
+
+class ZooKeeperStore:
+    """A store below one node of an ensemble."""
+
+    def __init__(self, address: _Address, seconds: float) -> None:
+        self._address = address
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sessions: list[ZooKeeperSession] = []
+        self._connection = _Connection(address, _CONNECTION_SECONDS, seconds)
+        self._watches = OneTimeWatches(self._set_once)
+        self._connection.client.add_listener(self._told)
+
+    @property
+    def url(self) -> str:
+        """Which store this is, without a password."""
+        return self._address.url
+
+    def get(self, path: str) -> Record | None:
+        """Return the record at a path."""
+        found = self._connection.fetch(checked_path(path), self._deadline(path))
+        return None if found is None else _record(*found)
+
+    def put(self, path: str, value: bytes, version: int | None = None) -> int:
+        """Write a record and return its version."""
+        if len(value) > COORDINATION_RECORD_BYTES_MAX:
+            raise LimitExceeded(f"a record of {len(value)} bytes is too large", position=path)
+        deadline = self._deadline(checked_path(path))
+        content, nonce = _sealed(value)
+        asked = False
+        while True:
+            expected = version
+            if asked or version is None or version == ABSENT:
+                found = self._connection.fetch(path, deadline)
+                if asked and found is not None and found[0].endswith(nonce):
+                    return int(found[1].version)
+                expected = self._expected(path, found, version)
+            assert expected is not None
+            try:
+                return self._write(path, content, expected, deadline)
+            except _AnswerLost:
+                asked = True
+            except (refusals.BadVersionError, refusals.NoNodeError, refusals.NodeExistsError) as problem:
+                if version is not None and not asked:
+                    raise VersionConflict("the record was changed meanwhile", position=path) from problem
+                # Our own write may have come late; and without a version we write over what came between.
+                asked = True
+
+    def delete(self, path: str, version: int | None = None) -> None:
+        """Delete a record, and the empty nodes that led to it alone."""
+        deadline = self._deadline(checked_path(path))
+        asked = False
+        while True:
+            found = self._connection.fetch(path, deadline)
+            record = None if found is None else _record(*found)
+            if record is None or found is None:
+                if version is not None and not asked:
+                    raise VersionConflict("there is no record", position=path)
+                break
+            if version is not None and record.version != version:
+                raise VersionConflict(
+                    f"the record has version {record.version}, not {version}", position=path
+                )
+            try:
+                self._remove(path, record.version, deadline)
+                break
+            except _AnswerLost:
+                asked = True
+            except (refusals.BadVersionError, refusals.NoNodeError):
+                continue
+        self._prune(path, deadline)
+
+    def list(self, path: str) -> Sequence[str]:
+        """Return the names below a path."""
+        deadline = self._deadline(below_of(path))
+        top = path.rstrip("/")
+        try:
+            names = self._connection.read(top, self._connection.client.get_children_async, deadline)
+        except refusals.NoNodeError:
+            return ()
+        # At the ensemble's own top there is a node of its own.
+        return tuple(sorted(name for name in names if top or self._address.root or name != "zookeeper"))
+
+    def watch(self, path: str, changed: Callable[[], None]) -> StandingWatch:
+        """Call `changed` after every change at a path or below it."""
+        self._deadline(below_of(path))
+        return self._watches.add(path.rstrip("/"), changed)
+
+    def session(self, seconds: float = SESSION_SECONDS) -> "ZooKeeperSession":
+        """Begin a session on a connection of its own; the ensemble may bound `seconds` otherwise."""
+        self._deadline("/")
+        session = ZooKeeperSession(self._address, seconds, self._seconds)
+        with self._lock:
+            self._sessions.append(session)
+        return session
+
+    def close(self) -> None:
+        """End every session and watch of this store object."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        for session in self._sessions:
+            session.close()
+        self._watches.close(self._seconds)
+        self._connection.close()
+
+    # --- Inside -----------------------------------------------------------------------------
+
+    def _told(self, state: str) -> None:
+        """Set watches again after the connection was away: they are gone."""
+        if state == KazooState.CONNECTED:
+            self._watches.all_gone()
+
+    def _set_once(self, path: str, absent: bool, fired: Callable[[str], None]) -> Sequence[str] | None:
+        """Set ZooKeeper's watches of a node and return the names below it; see OneTimeWatches."""
+        client = self._connection.client
+        deadline = time.monotonic() + self._seconds
+        told = _Told(self._address.root, fired)
+        look = client.exists_async if absent else client.get_async
+        try:
+            if self._connection.read(path, partial(look, watch=told), deadline) is None:
+                return None
+            names: Sequence[str] = self._connection.read(
+                path, partial(client.get_children_async, watch=told), deadline
+            )
+        except refusals.NoNodeError:
+            return None
+        return names
+
+    def _deadline(self, path: str) -> float:
+        if self._closed:
+            raise CoordinationLost(f"the store {self.url} is closed", position=path)
+        return time.monotonic() + self._seconds
+
+    def _expected(self, path: str, found: tuple[bytes, Any] | None, version: int | None) -> int:
+        """Return the version that the node must have for a write, ABSENT to make it.
+
+        Raises VersionConflict.
+        """
+        record = None if found is None else _record(*found)
+        present = ABSENT if record is None else record.version
+        if version is not None and version != present:
+            raise VersionConflict(f"the record has version {present}, not {version}", position=path)
+        # A node that only leads to others becomes a record.
+        return ABSENT if found is None else int(found[1].version)
+
+    def _write(self, path: str, content: bytes, version: int, deadline: float) -> int:
+        client = self._connection.client
+        if version != ABSENT:
+            stat = self._connection.ask(
+                path, partial(client.set_async, value=content, version=version), deadline
+            )
+            return int(stat.version)
+        try:
+            self._connection.ask(path, partial(client.create_async, value=content), deadline)
+        except refusals.NoNodeError:
+            self._connection.make_way(path, deadline)
+            return self._write(path, content, version, deadline)
+        return 0
+
+    def _remove(self, path: str, version: int, deadline: float) -> None:
+        client = self._connection.client
+        try:
+            self._connection.ask(path, partial(client.delete_async, version=version), deadline)
+        except refusals.NotEmptyError:
+            # What lies below stays, so the node now only leads there.
+            self._connection.ask(path, partial(client.set_async, value=b"", version=version), deadline)
+
+    def _prune(self, path: str, deadline: float) -> None:
+        """Delete the empty nodes above a path; whoever needs one makes it again."""
+        client = self._connection.client
+        above = path.rpartition("/")[0]
+        while above:
+            found = self._connection.fetch(above, deadline)
+            if found is None or found[0] or found[1].numChildren:
+                return
+            version = found[1].version
+            try:
+                self._connection.read(above, partial(client.delete_async, version=version), deadline)
+            except (refusals.NotEmptyError, refusals.BadVersionError, refusals.NoNodeError):
+                return
+            above = above.rpartition("/")[0]
+
+
+class ZooKeeperSession:
+    """A session of the ensemble, on a connection of its own."""
+
+    def __init__(self, address: _Address, seconds: float, operation_seconds: float) -> None:
+        self._address = address
+        self._seconds = seconds
+        self._operation_seconds = operation_seconds
+        self._ending = SessionEnd()
+        # Counted from before the ensemble was asked, so it is never longer than the ensemble's own time.
+        self._certain_until = time.monotonic() + seconds
+        self._connection = _Connection(address, seconds, operation_seconds)
+        client = self._connection.client
+        client.add_listener(self._told)
+        number = client.client_id
+        if number is None:
+            self._connection.close()
+            raise CoordinationLost(f"{address.url} was lost as soon as it was reached")
+        self._number: int = number[0]
+        threading.Thread(target=self._run, name=f"session-{self._number:x}", daemon=True).start()
+
+    @property
+    def seconds(self) -> float:
+        """How long after its last sign of life it ends, as we asked for."""
+        return self._seconds
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended."""
+        return not self._ending.ended
+
+    @property
+    def certain(self) -> bool:
+        """Whether its connection stands, and was answered so lately that the session cannot have ended."""
+        connected: bool = self._connection.client.connected
+        return self.alive and connected and time.monotonic() < self._certain_until
+
+    def on_lost(self, lost: Callable[[], None]) -> None:
+        """Call this once when the session is lost."""
+        self._ending.on_lost(lost)
+
+    def put_ephemeral(self, path: str, value: bytes) -> int:
+        """Make a record that goes with the session."""
+        deadline = time.monotonic() + self._operation_seconds
+        client = self._connection.client
+        content, _ = _sealed(value)
+        checked_path(path)
+        while True:
+            self._refuse_ended(path)
+            try:
+                _, stat = self._connection.ask(
+                    path,
+                    partial(client.create_async, value=content, ephemeral=True, include_data=True),
+                    deadline,
+                )
+                return int(stat.czxid)
+            except _AnswerLost:
+                continue
+            except refusals.NoNodeError:
+                self._connection.make_way(path, deadline)
+            except refusals.NodeExistsError as problem:
+                found = self._connection.fetch(path, deadline)
+                if found is not None and found[1].ephemeralOwner == self._number:
+                    return int(found[1].czxid)
+                if found is not None:
+                    raise VersionConflict("another's record stands there", position=path) from problem
+
+    def remove(self, path: str) -> None:
+        """Delete the record that the session has put there."""
+        deadline = time.monotonic() + self._operation_seconds
+        client = self._connection.client
+        checked_path(path)
+        while True:
+            self._refuse_ended(path)
+            found = self._connection.fetch(path, deadline)
+            if found is None or found[1].ephemeralOwner != self._number:
+                return
+            version = found[1].version
+            try:
+                self._connection.ask(path, partial(client.delete_async, version=version), deadline)
+                return
+            except (_AnswerLost, refusals.NoNodeError, refusals.BadVersionError):
+                continue
+
+    def close(self) -> None:
+        """End it."""
+        if self._ending.end(lost=False):
+            self._connection.close()
+
+    # --- Inside -----------------------------------------------------------------------------
+
+    def _refuse_ended(self, path: str) -> None:
+        if not self.alive:
+            raise CoordinationLost("the session has ended", position=path)
+
+    def _run(self) -> None:
+        """Ask for signs of life; without one for as long as a session lasts this one has ended."""
+        client = self._connection.client
+        pause = self._seconds / _SIGNS_OF_LIFE
+        while not self._ending.wait(pause):
+            begun = time.monotonic()
+            try:
+                self._connection.ask("", client.exists_async, begun + pause)
+                self._certain_until = begun + self._seconds
+            except (_AnswerLost, PenstockError):
+                if begun > self._certain_until:
+                    self._lose()
+
+    def _told(self, state: str) -> None:
+        """Follow the connection; this runs in its own thread, which must not wait for itself."""
+        if self.alive:
+            _log.info("the connection of a session", store=self._address.url, state=state.lower())
+        if state == KazooState.LOST:
+            self._lose()
+
+    def _lose(self) -> None:
+        if self._ending.end(lost=True):
+            _log.warning("a session was lost", store=self._address.url)
+            threading.Thread(target=self._connection.close, name="end-session", daemon=True).start()

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes checkpoints behind the consumers' backs, at most so much later than they were noted.
+
+One thread serves every shard that a process holds. Of the checkpoints that were noted for a shard the
+newest is written, as soon as the last one is old enough; so a store sees one write a second for a shard,
+however fast it is consumed, and a consumer that dies repeats at most what it did in that time.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from penstock.coordinate.checkpoint import Checkpoint, Checkpoints
+from penstock.errors import LeaseLost, PenstockError
+
+# How old what stands in the store may be, while the store answers.
+CHECKPOINT_SECONDS = 1.0
+
+# A store that does not answer is asked again after so long.
+_RETRY_SECONDS = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+class ShardCheckpoint:
+    """The checkpoint of one shard under one token, on its way to the store.
+
+    Made by `CheckpointWriter.open`.
+    """
+
+    def __init__(
+        self,
+        writer: "CheckpointWriter",
+        checkpoints: Checkpoints,
+        shard: int,
+        token: int,
+        on_lost: Callable[[PenstockError], None] | None,
+    ) -> None:
+        self._writer = writer
+        self._checkpoints = checkpoints
+        self._on_lost = on_lost
+        self._noted: Checkpoint | None = None
+        self._writing = False
+        self._written: Checkpoint | None = None
+        self._due = 0.0
+        self._closed = False
+        self.shard = shard
+        self.token = token
+        # Why nothing is written any more; None as long as it is.
+        self.lost: PenstockError | None = None
+
+    @property
+    def written(self) -> Checkpoint | None:
+        """The newest checkpoint that stands in the store by this writer."""
+        return self._written
+
+    def note(self, checkpoint: Checkpoint) -> None:
+        """Have this written, unless a newer one is noted before.
+
+        Returns at once. Raises LeaseLost once it is lost.
+        """
+        with self._writer.news:
+            self._check()
+            waits = self._noted is not None
+            self._noted = checkpoint
+            if not waits:
+                # The thread knows when the one that waited is due; a consumer notes thousands a second.
+                self._writer.news.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Have what was noted written now, and wait for it so long; tell whether it was.
+
+        Raises LeaseLost.
+        """
+        with self._writer.news:
+            self._due = 0.0
+            self._writer.news.notify_all()
+            self._writer.news.wait_for(lambda: self._is_idle or self.lost is not None, seconds)
+            self._check()
+            return self._is_idle
+
+    def close(self) -> None:
+        """Write no more of it; what is being written now is not waited for. Again is fine."""
+        with self._writer.news:
+            self._closed = True
+            self._noted = None
+            self._writer.forget(self)
+
+    # --- For the writer's thread, which holds `news` ----------------------------------------
+
+    @property
+    def due(self) -> float | None:
+        """When it is to be written, by the monotonic clock; None where nothing waits."""
+        return None if self._noted is None or self.lost is not None else self._due
+
+    def begin(self) -> Checkpoint:
+        """Take what waits."""
+        assert self._noted is not None
+        checkpoint, self._noted, self._writing = self._noted, None, True
+        return checkpoint
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write it to the store; the thread does not hold `news` meanwhile."""
+        self._checkpoints.write(self.shard, self.token, checkpoint)
+
+    def end(self, checkpoint: Checkpoint, error: PenstockError | None, staleness: float) -> None:
+        """Note how the writing went: what was not written waits again, unless a newer one does."""
+        self._writing = False
+        if error is None:
+            self._written = checkpoint
+            self._due = time.monotonic() + staleness
+        elif isinstance(error, LeaseLost):
+            self.lost = error
+        else:
+            if self._noted is None and not self._closed:
+                self._noted = checkpoint
+            self._due = time.monotonic() + _RETRY_SECONDS
+
+    def tell(self) -> None:
+        """Tell the consumer that it has lost the shard."""
+        if self.lost is not None and self._on_lost is not None:
+            self._on_lost(self.lost)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._noted is None and not self._writing
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise LeaseLost(self.lost.message, position=self.lost.position)
+        if self._closed:
+            raise LeaseLost("the shard was given back", position=f"shard {self.shard}")
+
+
+class CheckpointWriter:
+    """The thread that writes checkpoints; as a context manager it runs inside the block.
+
+    `seconds` bounds how old what stands in the store may be. Errors of a store that does not answer are
+    logged, and the newest checkpoint tried again; LeaseLost ends the shard and is told to its `on_lost`, in
+    the thread.
+    """
+
+    def __init__(self, seconds: float = CHECKPOINT_SECONDS) -> None:
+        self._seconds = seconds
+        self._shards: list[ShardCheckpoint] = []
+        self._closed = False
+        self.news = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(
+        self,
+        checkpoints: Checkpoints,
+        shard: int,
+        token: int,
+        on_lost: Callable[[PenstockError], None] | None = None,
+    ) -> ShardCheckpoint:
+        """Begin to write the checkpoints of a shard that was taken under a token.
+
+        `on_lost` must not block.
+        """
+        with self.news:
+            opened = ShardCheckpoint(self, checkpoints, shard, token, on_lost)
+            self._shards.append(opened)
+            return opened
+
+    def forget(self, shard: ShardCheckpoint) -> None:
+        """Serve a shard no longer; the caller holds `news`."""
+        if shard in self._shards:
+            self._shards.remove(shard)
+        self.news.notify_all()
+
+    def close(self, seconds: float = CHECKPOINT_SECONDS) -> None:
+        """Write what waits, for so long at most, and end."""
+        deadline = time.monotonic() + seconds
+        for shard in tuple(self._shards):
+            try:
+                shard.flush(max(0.0, deadline - time.monotonic()))
+            except LeaseLost:
+                _log.info("a checkpoint was not written: its shard is lost", shard=shard.shard)
+        with self.news:
+            self._closed = True
+            self.news.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self.news:
+                shard = self._next()
+                if shard is None:
+                    return
+                checkpoint = shard.begin()
+            error: PenstockError | None = None
+            try:
+                shard.write(checkpoint)
+            except PenstockError as problem:
+                error = problem
+                _log.warning(
+                    "a checkpoint was not written",
+                    shard=shard.shard,
+                    position=checkpoint.position,
+                    error=str(problem),
+                )
+            with self.news:
+                shard.end(checkpoint, error, self._seconds)
+                self.news.notify_all()
+            shard.tell()
+
+    def _next(self) -> ShardCheckpoint | None:
+        """Wait for a shard that is due, and return it; None at the end."""
+        while not self._closed:
+            due = [(when, number) for number, one in enumerate(self._shards) if (when := one.due) is not None]
+            when, number = min(due, default=(None, 0))
+            now = time.monotonic()
+            if when is not None and when <= now:
+                return self._shards[number]
+            self.news.wait(None if when is None else when - now)
+        return None

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standing watches made of watches that fire once, for a store that has only those.
+
+One thread sets them again and calls whoever wished for them: always in this order, so that a change between
+the two is told as well.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from penstock.errors import PenstockError
+
+_RETRY_SECONDS = 0.5
+
+_log = structlog.get_logger(__name__)
+
+# Sets the one-time watches of a path, and returns the names below it. Where nothing is at the path it returns
+# None, and then has set a watch only if told to. Whatever fires calls `fired` with the path.
+SetOnce = Callable[[str, bool, Callable[[str], None]], Sequence[str] | None]
+
+
+class StandingWatch:
+    """A wish for everything at and below a path. Made by `OneTimeWatches.add`."""
+
+    def __init__(self, watches: "OneTimeWatches", path: str, changed: Callable[[], None]) -> None:
+        self._watches = watches
+        self.path = path
+        self.changed = changed
+        self.closed = False
+        # The paths that are watched.
+        self.known: set[str] = set()
+        # The store takes a callback for a path once, as long as it is the same object.
+        self.fired = self._fired
+
+    def close(self) -> None:
+        """Call no more."""
+        self.closed = True
+        self._watches.remove(self)
+
+    def _fired(self, path: str) -> None:
+        if not self.closed:
+            self._watches.put(self, path)
+
+
+class OneTimeWatches:
+    """Every standing watch of a store."""
+
+    def __init__(self, set_once: SetOnce) -> None:
+        self._set_once = set_once
+        self._lock = threading.Lock()
+        self._watches: list[StandingWatch] = []
+        # A watch without a path has everything changed.
+        self._events: queue.SimpleQueue[tuple[StandingWatch, str | None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="watches", daemon=True)
+        self._thread.start()
+
+    def add(self, path: str, changed: Callable[[], None]) -> StandingWatch:
+        """Begin to watch a path. Raises CoordinationLost."""
+        watch = StandingWatch(self, path, changed)
+        with self._lock:
+            self._watches.append(watch)
+        try:
+            self._set(watch, path)
+        except PenstockError:
+            watch.close()
+            raise
+        return watch
+
+    def remove(self, watch: StandingWatch) -> None:
+        """Serve a watch no longer."""
+        with self._lock:
+            if watch in self._watches:
+                self._watches.remove(watch)
+
+    def put(self, watch: StandingWatch, path: str) -> None:
+        """Take note that something at a path has changed."""
+        self._events.put((watch, path))
+
+    def all_gone(self) -> None:
+        """Set every watch again, and count everything as changed: the store was away."""
+        with self._lock:
+            for watch in self._watches:
+                self._events.put((watch, None))
+
+    def close(self, seconds: float) -> None:
+        """End the thread; wait for it so long."""
+        with self._lock:
+            for watch in self._watches:
+                watch.closed = True
+            self._watches = []
+        self._events.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            watch, path = event
+            if watch.closed:
+                continue
+            try:
+                if path is None:
+                    watch.known.clear()
+                self._set(watch, watch.path if path is None else path)
+            except PenstockError as error:
+                _log.warning("a path cannot be watched now", path=watch.path, error=str(error))
+                time.sleep(_RETRY_SECONDS)
+                self._events.put((watch, None))
+            if not watch.closed:
+                watch.changed()
+
+    def _set(self, watch: StandingWatch, path: str) -> None:
+        """Watch a path, and those below it that are not watched yet.
+
+        The top is watched also where nothing is there; what comes below it comes under the eyes of the one
+        above.
+        """
+        watch.known.add(path)
+        names = self._set_once(path, path == watch.path, watch.fired)
+        if names is None:
+            if path != watch.path:
+                watch.known.discard(path)
+            return
+        for name in names:
+            if f"{path}/{name}" not in watch.known:
+                self._set(watch, f"{path}/{name}")

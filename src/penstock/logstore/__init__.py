@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The durable log of an instance: the server's bytes as they came, in segments that are binlog files."""

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where in a log a position, a GTID, a GTID set or a time lies: two binary searches, over L1 and then over
+L2.
+
+Four ways of naming a place, the exact ones first: epoch, file and offset; a GTID set (all of it was
+consumed); a single GTID (that transaction was consumed); a time, where nothing else is valid any more. No
+data is read but the heads of the segments that a search by GTID asks.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from penstock._native import GtidSet
+from penstock.errors import PositionInvalid, PositionPurged
+from penstock.logstore.index import PAGE_BYTES, BlockIndex, SegmentIndex
+from penstock.logstore.records import (
+    GTIDS_IN_SEQUENCE,
+    RECORD_BYTES,
+    BlockRecord,
+    SegmentRecord,
+)
+from penstock.logstore.segment import SegmentHead
+from penstock.model import Position
+
+_Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where to begin to read, and what finding it took.
+
+    Before `position` lies no transaction that was asked for; behind it may lie some that were not, so the
+    reader still filters. It is a transaction boundary, except where the caller named a position himself.
+    `record` is the block in which it lies, None behind the last block. `pages_read` counts different pages of
+    4 KiB of both indexes and of the heads, `bytes_read` what was read of them.
+    """
+
+    position: Position
+    segment: SegmentRecord
+    record: BlockRecord | None
+    pages_read: int
+    bytes_read: int
+
+
+class SegmentAccess(Protocol):
+    """How the locator opens segments; the log answers from what it holds open already."""
+
+    def head(self, segment: SegmentRecord) -> SegmentHead:
+        """Return what the segment says of itself."""
+
+    def blocks(self, segment: SegmentRecord) -> AbstractContextManager[BlockIndex]:
+        """Return the segment's L2 index for as long as it is asked. An open segment's ends where it may be
+        read."""
+
+
+class Locator:
+    """Finds places in one log. Many threads may ask at once: nothing is changed by asking."""
+
+    def __init__(self, segments: SegmentIndex, access: SegmentAccess) -> None:
+        self._segments = segments
+        self._access = access
+
+    def position(self, position: Position) -> Located:
+        """Return where a position lies; one between two stretches of the log moves on to the next.
+
+        Raises PositionPurged before the first segment, PositionInvalid behind a log whose last segment is
+        closed.
+        """
+        search = self._search()
+        place = (position.epoch, position.file_number, position.offset)
+        at = search.last_segment(lambda segment: _begin_of(segment) <= place)
+        if at < 0:
+            return self._before_first(search, position)
+        segment = self._segments[at]
+        same_file = _begin_of(segment)[:2] == place[:2]
+        if segment.source_end and (not same_file or position.offset >= segment.source_end):
+            if at + 1 < len(self._segments):
+                # Nothing lies between two segments: a file ended there, or its server left bytes out.
+                return self._at_begin(search, self._segments[at + 1])
+            if not same_file or position.offset > segment.source_end:
+                raise self._behind(segment, position)
+            return search.found(position, segment, None)
+        if not same_file:
+            raise self._behind(segment, position)
+        with self._access.blocks(segment) as blocks:
+            if position.offset > blocks.end:
+                raise self._behind(segment, position)
+            index = blocks.find_offset(position.offset)
+            record = blocks.record(index) if 0 <= index < len(blocks) else None
+            search.add(blocks)
+        return search.found(position, segment, record)
+
+    def time(self, time_us: int) -> Located:
+        """Return a boundary before which nothing was committed at or after a time, microseconds UTC since
+        1970.
+
+        Behind all that is there, it is the log's end as the index knows it. Raises PositionInvalid for an
+        empty log.
+        """
+        search = self._search()
+        # How far an open segment's times go is not known, so it is the answer at the latest.
+        last = len(self._segments) - 1
+        at = (
+            search.last_segment(lambda segment: bool(segment.source_end) and segment.time_max_us < time_us)
+            + 1
+        )
+        segment = self._segments[min(at, last)]
+        with self._access.blocks(segment) as blocks:
+            located = self._boundary(search, segment, blocks, blocks.find_time(time_us))
+        return located
+
+    def gtid_set(self, gtid_set: str) -> Located:
+        """Return a boundary before which there is nothing but the set. Raises PositionPurged,
+        OptionInvalid."""
+        asked = GtidSet.parse(gtid_set)
+        return self._after(
+            lambda head: asked.contains(GtidSet.parse(head.gtid_set)),
+            asked.contains,
+            f"the GTID set {gtid_set!r} lacks transactions that came before it",
+        )
+
+    def gtid(self, gtid: str) -> Located:
+        """Return a boundary at or before a single transaction, so that reading on from there meets it.
+
+        MySQL's `uuid:5`, MariaDB's `0-1-5`. One that the log does not have yet lies at its end. Raises
+        PositionPurged for one that came before the log, OptionInvalid.
+        """
+        wanted = GtidSet.parse(gtid)
+        return self._after(
+            lambda head: not GtidSet.parse(head.gtid_set).contains(wanted),
+            lambda before: not before.contains(wanted),
+            f"the transaction {gtid} came before it",
+        )
+
+    # --- Inside -----------------------------------------------------------------------------
+
+    def _after(
+        self, head_fits: Callable[[SegmentHead], bool], fits: Callable[[GtidSet], bool], why_not: str
+    ) -> Located:
+        """Return the last boundary of which all that comes before it fits."""
+        search = self._search()
+        segments = self._segments
+
+        def fits_before(at: int) -> bool:
+            return head_fits(search.head(self._access, segments[at]))
+
+        at, start = -1, 0
+        while start < len(segments) and fits_before(start):
+            # Heads rise within an epoch. Those of the next one may be of another history altogether.
+            stop = search.end_of_epoch(segments[start].epoch)
+            at = search.last_segment(lambda one: head_fits(search.head(self._access, one)), start, stop)
+            if at < stop - 1 or stop == len(segments) or not fits_before(stop):
+                break
+            if not self._continues(search, at, stop):
+                with self._access.blocks(segments[at]) as blocks:
+                    whole = self._run(search, segments[at], blocks).whole(len(blocks) - 1, fits)
+                    search.add(blocks)
+                if not whole:
+                    break
+            start = stop
+        if at < 0:
+            earliest = search.head(self._access, segments[0]).position
+            raise PositionPurged(
+                f"the log begins with {earliest}, and {why_not}",
+                position=str(earliest),
+                hint=f"Start at {earliest}, and copy in full what came before",
+            )
+        segment = segments[at]
+        with self._access.blocks(segment) as blocks:
+            run = self._run(search, segment, blocks)
+            # The record of block 0 is proved by its own flag; what is not proved is not narrowed.
+            index = bisect_left(range(len(blocks)), True, key=lambda at: not run.proves(at, fits)) - 1
+            if index == len(blocks) - 1 and run.whole(index, fits):
+                index += 1
+            return self._boundary(search, segment, blocks, max(index, 0))
+
+    def _run(self, search: "_Search", segment: SegmentRecord, blocks: BlockIndex) -> "_Run":
+        return _Run(blocks, segment.base, search.head(self._access, segment).flavor)
+
+    def _continues(self, search: "_Search", before: int, after: int) -> bool:
+        """Tell whether the first segment of an epoch has what came before the last one of the epoch
+        before."""
+        old = search.head(self._access, self._segments[before]).gtid_set
+        new = search.head(self._access, self._segments[after]).gtid_set
+        return bool(old) and GtidSet.parse(new).contains(GtidSet.parse(old))
+
+    def _boundary(self, search: "_Search", segment: SegmentRecord, blocks: BlockIndex, index: int) -> Located:
+        """Return the transaction boundary at or before the start of a block, or of what follows the last."""
+        record = blocks.record(index) if index < len(blocks) else None
+        if record is not None:
+            offset = _transaction_start(record, blocks)
+        elif len(blocks):
+            last = blocks.record(len(blocks) - 1)
+            offset = _last_boundary(last, blocks)
+        else:
+            offset = segment.base
+        name = search.head(self._access, segment).file
+        search.add(blocks)
+        return search.found(Position(segment.epoch, name, offset), segment, record)
+
+    def _at_begin(self, search: "_Search", segment: SegmentRecord) -> Located:
+        begin = search.head(self._access, segment).position
+        with self._access.blocks(segment) as blocks:
+            record = blocks.record(0) if len(blocks) else None
+            search.add(blocks)
+        return search.found(begin, segment, record)
+
+    def _before_first(self, search: "_Search", position: Position) -> Located:
+        """Accept the place before a file's first transaction, where the log has the file from its
+        beginning."""
+        first = self._segments[0]
+        head = search.head(self._access, first)
+        same_file = (position.epoch, position.file_number) == (first.epoch, first.file_number)
+        if same_file and head.base == len(head.file_head):
+            return self._at_begin(search, first)
+        raise PositionPurged(
+            f"the log begins with {head.position}",
+            position=str(position),
+            hint=f"Start at {head.position}, and copy in full what came before",
+        )
+
+    def _behind(self, segment: SegmentRecord, position: Position) -> PositionInvalid:
+        end = f" at offset {segment.source_end}" if segment.source_end else ""
+        return PositionInvalid(
+            f"the log ends in file number {segment.file_number}{end}",
+            position=str(position),
+            hint="Run: penstock log list",
+        )
+
+    def _search(self) -> "_Search":
+        if not len(self._segments):
+            raise PositionInvalid("the log is empty", hint="Start the capture, then ask again")
+        return _Search(self._segments)
+
+
+class _Search:
+    """One question: what was touched so far."""
+
+    def __init__(self, segments: SegmentIndex) -> None:
+        self._segments = segments
+        self._pages: set[int] = set()
+        self._heads: dict[int, SegmentHead] = {}
+        self._pages_beside = 0
+        self._bytes = 0
+
+    def last_segment(
+        self, holds: Callable[[SegmentRecord], bool], start: int = 0, stop: int | None = None
+    ) -> int:
+        """Return the last segment of [start, stop) that a condition holds for, `start` - 1 where it never
+        does.
+
+        The condition must fall once.
+        """
+
+        def fails(at: int) -> bool:
+            self._pages.add((at + 1) * RECORD_BYTES // PAGE_BYTES)
+            self._bytes += RECORD_BYTES
+            return not holds(self._segments[at])
+
+        within = range(start, len(self._segments) if stop is None else stop)
+        return start + bisect_left(within, True, key=fails) - 1
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """Return the number of the first segment behind an epoch."""
+        return self.last_segment(lambda segment: segment.epoch <= epoch) + 1
+
+    def head(self, access: SegmentAccess, segment: SegmentRecord) -> SegmentHead:
+        """Return a segment's head, read once for each question."""
+        if segment.version not in self._heads:
+            head = self._heads[segment.version] = access.head(segment)
+            self._pages_beside += -(-len(head.raw) // PAGE_BYTES)
+            self._bytes += len(head.raw)
+        return self._heads[segment.version]
+
+    def add(self, blocks: BlockIndex) -> None:
+        """Count what a segment's index was read for."""
+        self._pages_beside += blocks.pages_read
+        self._bytes += blocks.bytes_read
+
+    def found(self, position: Position, segment: SegmentRecord, record: BlockRecord | None) -> Located:
+        """Return the answer with the count."""
+        return Located(position, segment, record, len(self._pages) + self._pages_beside, self._bytes)
+
+
+class _Run:
+    """The blocks at the front of a segment whose GTIDs are proved to follow one another, number by number.
+
+    Of such a block the record alone tells which transactions of the segment came before it.
+    """
+
+    def __init__(self, blocks: BlockIndex, base: int, flavor: str) -> None:
+        self._blocks = blocks
+        self._base = base
+        self._flavor = flavor
+        self._first = blocks.record(0) if len(blocks) else None
+
+    def proves(self, index: int, fits: Callable[[GtidSet], bool]) -> bool:
+        """Tell whether all that comes before a block is known, and fits."""
+        if index == 0:
+            return True
+        record = self._blocks.record(index)
+        return self._is_known(record) and self._fits(record, record.gtid_number - 1, fits)
+
+    def whole(self, index: int, fits: Callable[[GtidSet], bool]) -> bool:
+        """Tell whether all up to the end of a block is known, whole, and fits."""
+        if index < 0:
+            return False
+        record = self._blocks.record(index)
+        if not self._is_known(record) or not record.ends_at_boundary:
+            return False
+        return self._fits(record, record.gtid_number + record.transactions - 1, fits)
+
+    def _is_known(self, record: BlockRecord) -> bool:
+        return bool(record.flags & GTIDS_IN_SEQUENCE) and 0 < record.sequence_start <= self._base
+
+    def _fits(self, record: BlockRecord, last: int, fits: Callable[[GtidSet], bool]) -> bool:
+        first = self._first
+        assert first is not None
+        return last < first.gtid_number or fits(
+            _gtids(self._flavor, record.gtid_source, first.gtid_number, last)
+        )
+
+
+def _gtids(flavor: str, source: bytes, first: int, last: int) -> GtidSet:
+    """Return the numbers of one source as a set: a UUID's of MySQL, or a domain's and server's of MariaDB."""
+    if flavor == "mysql":
+        return GtidSet.parse(f"{UUID(bytes=source)}:{first}-{last}")
+    domain, server = int.from_bytes(source[:4], "little"), int.from_bytes(source[4:8], "little")
+    return GtidSet.parse(f"{domain}-{server}-{last}")
+
+
+def _transaction_start(record: BlockRecord, blocks: BlockIndex) -> int:
+    if record.begins_at_boundary:
+        return record.source_start
+    return record.transaction_start or blocks.boundary_before(record.source_start)
+
+
+def _last_boundary(last: BlockRecord, blocks: BlockIndex) -> int:
+    if last.ends_at_boundary:
+        return last.source_end
+    return last.last_boundary or _transaction_start(last, blocks)
+
+
+def _begin_of(segment: SegmentRecord) -> _Key:
+    return segment.epoch, segment.file_number, segment.base

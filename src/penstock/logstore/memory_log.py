@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log without files: the same log, over a bounded disk that is memory (log.mode memory).
+
+Nothing is lost to a reader that is registered: what it has yet to acknowledge stays, and where that fills the
+memory the writer is held back, as by a full disk. What nobody waits for leaves, the oldest first. It ends
+with the
+process, so nothing in it outlasts a crash, whatever `durable` says: no acknowledgement of another machine may
+stand on it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from penstock.errors import LimitExceeded, LogFull, OptionInvalid, PositionInvalid
+from penstock.limits import MIB
+from penstock.logstore.disk import Buffer
+from penstock.logstore.log import Log
+from penstock.logstore.memory_disk import MemoryDisk
+from penstock.logstore.records import OPEN, SegmentRecord
+from penstock.model import Position
+from penstock.settings import LogSettings
+
+# What is acknowledged leaves a segment at a time, so there are several of them.
+_SEGMENTS_MIN = 8
+MEMORY_BYTES_MIN = MIB
+
+_ROOT = Path("/memory")
+
+
+class MemoryLog(Log):
+    """The log of one instance in memory. Made by `open_memory`; used as any log is."""
+
+    def __init__(self, settings: LogSettings, instance: str, clock: Callable[[], float]) -> None:
+        room = settings.memory_bytes
+        if room < MEMORY_BYTES_MIN:
+            raise OptionInvalid(
+                f"a log in memory of {room} bytes is too small",
+                hint=f"Raise log.memory_bytes to {MEMORY_BYTES_MIN} or more",
+            )
+        changed: dict[str, Any] = {
+            # The disk is memory already; a tier of it beside would hold everything twice.
+            "mode": "file",
+            "fsync": "never",
+            "segment_bytes": min(settings.segment_bytes, room // _SEGMENTS_MIN),
+            "free_bytes_min": room // _SEGMENTS_MIN,
+            "cold_after": None,
+            "tier": None,
+        }
+        self._acknowledged: dict[str, Position] = {}
+        self._readers_lock = threading.Lock()
+        kept = settings.model_copy(update=changed)
+        super().__init__(_ROOT / instance, kept, MemoryDisk(room), instance, clock, accept_loss=False)
+
+    @classmethod
+    def open_memory(
+        cls, settings: LogSettings, *, instance: str, clock: Callable[[], float] = time.time
+    ) -> Self:
+        """Make an empty log of at most `memory_bytes`. Raises OptionInvalid for less than a mebibyte."""
+        return cls(settings, instance, clock)
+
+    # --- Readers ----------------------------------------------------------------------------
+
+    def register(self, name: str, position: Position) -> None:
+        """Keep what follows a position for a reader, until it acknowledges it. Its name must be free.
+
+        Raises OptionInvalid for a name that is taken, PositionPurged, PositionInvalid.
+        """
+        with self._writing, self._readers_lock:
+            if name in self._acknowledged:
+                raise OptionInvalid(
+                    f"a reader named {name!r} is registered already", hint="Choose another name"
+                )
+            if position != self._visible:
+                self.locate_position(position)
+            self._acknowledged[name] = position
+
+    def acknowledge(self, name: str, position: Position) -> None:
+        """Say that a reader has consumed all before a position, and let the writer go on.
+
+        Raises OptionInvalid for a name that is not registered, PositionInvalid for more than there is.
+        """
+        visible = self._visible
+        with self._readers_lock:
+            if name not in self._acknowledged:
+                raise OptionInvalid(f"no reader named {name!r} is registered", hint="Register it first")
+            if visible is None or position > visible:
+                raise PositionInvalid(
+                    f"{name} acknowledges more than there is: the log goes to {visible}",
+                    position=str(position),
+                    hint="Acknowledge the end of what was read",
+                )
+            self._acknowledged[name] = max(position, self._acknowledged[name])
+
+    def release(self, name: str) -> None:
+        """Keep nothing for a reader any more; one that is not registered is no error."""
+        with self._readers_lock:
+            self._acknowledged.pop(name, None)
+
+    def acknowledged(self) -> dict[str, Position]:
+        """Return how far each registered reader has acknowledged."""
+        with self._readers_lock:
+            return dict(self._acknowledged)
+
+    # --- Room -------------------------------------------------------------------------------
+
+    def full_because(self) -> str | None:
+        """Return why nothing more should be received now: registered readers are too far behind."""
+        self._make_room()
+        why = super().full_because()
+        if why is None or self._consumed() == self._visible:
+            # What is left is one open segment: it grows, or a transaction in it is too large.
+            return None
+        behind = min(self.acknowledged().items(), key=lambda one: one[1])
+        return f"memory is full, and {behind[0]} has acknowledged up to {behind[1]}"
+
+    def append(
+        self,
+        data: Buffer,
+        start: int,
+        end: int,
+        boundary: int,
+        records: bytes = b"",
+        *,
+        time_max_us: int = 0,
+        gtid_set: str = "",
+    ) -> None:
+        """Add whole events; see `Log.append`. What was acknowledged makes room where it is needed.
+
+        Raises LogFull while registered readers are too far behind: append the same again. Raises
+        LimitExceeded
+        for a transaction that does not fit into the memory.
+        """
+        with self._writing:
+            try:
+                super().append(
+                    data, start, end, boundary, records, time_max_us=time_max_us, gtid_set=gtid_set
+                )
+                return
+            except LogFull:
+                self._make_room(all_that_can=True)
+            try:
+                super().append(
+                    data, start, end, boundary, records, time_max_us=time_max_us, gtid_set=gtid_set
+                )
+            except LogFull as problem:
+                if self._consumed() != self._visible:
+                    raise
+                raise LimitExceeded(
+                    f"a transaction does not fit into a log in memory of {self._disk_room} bytes",
+                    position=str(self._visible) if self._visible is not None else None,
+                    hint="Raise log.memory_bytes, or keep files: log.mode mixed",
+                ) from problem
+
+    @property
+    def _disk_room(self) -> int:
+        assert isinstance(self.disk, MemoryDisk)
+        return self.disk.room
+
+    def _consumed(self) -> Position | None:
+        """Return how far everybody has acknowledged; without a reader nobody waits for anything."""
+        with self._readers_lock:
+            places = [*self._acknowledged.values()]
+        return min([*places, self._visible]) if self._visible is not None else None
+
+    def _make_room(self, all_that_can: bool = False) -> None:
+        """Let the oldest segments go that everybody has acknowledged, as far as room is needed."""
+        with self._writing:
+            consumed = self._consumed()
+            if consumed is None:
+                return
+            place = (consumed.epoch, consumed.file_number, consumed.offset)
+            for segment in list(self.segments):
+                short = self.disk.free_bytes(self.folder) < 2 * self.settings.free_bytes_min
+                ends = (segment.epoch, segment.file_number, segment.source_end)
+                if segment.state == OPEN or ends > place or not (short or all_that_can):
+                    return
+                self._remove(segment)
+
+    def _remove(self, segment: SegmentRecord) -> None:
+        path = self.layout.segment(segment.hour, segment.version)
+        # L1 in memory first, so that no reader is sent to what goes; the bytes next, for they make room
+        # for its file.
+        with self._indexing, self._changed:
+            self._index = self._index.drop(segment.version)
+            self._heads.pop(segment.version, None)
+        self.disk.remove(path)
+        for left in self.disk.list(path.parent):
+            if left.startswith(f"{segment.version:019d}."):
+                self.disk.remove(path.parent / left)
+        self._change_index(lambda index: index)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The 128-byte records of both indexes, little endian, each with the CRC32 of its first 124 bytes.
+
+L2 (`BLOCK_DTYPE`) has one for each closed block of a segment, L1 (`SEGMENT_DTYPE`) one for each segment of
+the log. Either file begins with a header record. A record whose CRC32 does not hold is no record: an index is
+made again from the data, never believed.
+"""
+
+import dataclasses
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+RECORD_BYTES = 128
+BLOCKS_MAGIC = b"PSTKL2\x00\x01"
+SEGMENTS_MAGIC = b"PSTKL1\x00\x01"
+
+# Flags of a block.
+BEGINS_AT_BOUNDARY = 1
+ENDS_AT_BOUNDARY = 2
+HOLDS_STATEMENT = 4
+GTIDS_IN_SEQUENCE = 8
+
+# States of a segment.
+OPEN, CLOSED, COLD, TIERED = range(4)
+
+_CRC_AT = 124
+_CRC = struct.Struct("<I")
+# Magic, size of a record, epoch, base, file number.
+_HEADER = struct.Struct("<8sIIQI")
+
+BLOCK_DTYPE = np.dtype(
+    [
+        ("source_start", "<u8"),
+        ("source_end", "<u8"),
+        ("file_number", "<u4"),
+        ("server_id", "<u4"),
+        ("time_us", "<i8"),
+        ("time_max_us", "<i8"),
+        ("gtid_source", "V16"),
+        ("gtid_number", "<u8"),
+        ("event_index", "<u4"),
+        ("transactions", "<u4"),
+        ("changes", "<u4"),
+        ("events", "<u4"),
+        ("tables", "<u8"),
+        ("flags", "<u4"),
+        ("epoch", "u1"),
+        ("_zero_1", "V3"),
+        ("last_boundary", "<u8"),
+        ("transaction_start", "<u8"),
+        ("sequence_start", "<u8"),
+        ("_zero_2", "V4"),
+        ("crc", "<u4"),
+    ]
+)
+
+SEGMENT_DTYPE = np.dtype(
+    [
+        ("version", "<i8"),
+        ("epoch", "<u4"),
+        ("file_number", "<u4"),
+        ("base", "<u8"),
+        ("source_end", "<u8"),
+        ("head_bytes", "<u4"),
+        ("state", "<u4"),
+        ("time_first_us", "<i8"),
+        ("time_max_us", "<i8"),
+        ("transactions", "<u8"),
+        ("changes", "<u8"),
+        ("hour", "<u4"),
+        ("server_id", "<u4"),
+        ("stored_bytes", "<u8"),
+        ("_zero", "V36"),
+        ("crc", "<u4"),
+    ]
+)
+
+assert BLOCK_DTYPE.itemsize == SEGMENT_DTYPE.itemsize == RECORD_BYTES
+
+Records = npt.NDArray[Any]
+
+
+def seal(record: bytes) -> bytes:
+    """Return a record's bytes with the CRC32 of the first 124 at its end."""
+    plain = record[:_CRC_AT].ljust(_CRC_AT, b"\x00")
+    return plain + _CRC.pack(zlib.crc32(plain))
+
+
+def is_sound(record: bytes | memoryview) -> bool:
+    """Tell whether 128 bytes are a record whose CRC32 holds."""
+    return len(record) == RECORD_BYTES and _CRC.unpack_from(record, _CRC_AT)[0] == zlib.crc32(
+        record[:_CRC_AT]
+    )
+
+
+def sound_records(content: bytes | memoryview) -> int:
+    """Return how many records from the front on are whole and sound; `content` has no header."""
+    view = memoryview(content)
+    count = len(view) // RECORD_BYTES
+    for index in range(count):
+        if not is_sound(view[index * RECORD_BYTES : (index + 1) * RECORD_BYTES]):
+            return index
+    return count
+
+
+def block_records(content: bytes | memoryview) -> Records:
+    """Return L2 records, without the header, as an array of BLOCK_DTYPE over the same bytes."""
+    return np.frombuffer(content, BLOCK_DTYPE, len(content) // RECORD_BYTES)
+
+
+def segment_records(content: bytes | memoryview) -> Records:
+    """Return L1 records, without the header, as an array of SEGMENT_DTYPE over the same bytes."""
+    return np.frombuffer(content, SEGMENT_DTYPE, len(content) // RECORD_BYTES)
+
+
+@dataclass(frozen=True)
+class IndexHeader:
+    """The first record of an index; all zeros but the magic in L1."""
+
+    magic: bytes
+    epoch: int = 0
+    base: int = 0
+    file_number: int = 0
+
+    def encode(self) -> bytes:
+        """Return its 128 bytes."""
+        return seal(_HEADER.pack(self.magic, RECORD_BYTES, self.epoch, self.base, self.file_number))
+
+    @classmethod
+    def decode(cls, record: bytes | memoryview) -> Self | None:
+        """Read a header; None where it is none, or is damaged."""
+        if not is_sound(record):
+            return None
+        magic, record_bytes, epoch, base, number = _HEADER.unpack_from(record)
+        return cls(magic, epoch, base, number) if record_bytes == RECORD_BYTES else None
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """One block of a segment. Offsets are the source file's, times microseconds UTC since 1970.
+
+    `time_us` is the commit time of the transaction of its first event, `time_max_us` the latest of the log up
+    to its end. `last_boundary` is the offset behind the last transaction that ends in it, 0 where none does.
+    `transaction_start` is where the transaction of its first event begins, its own start where none is open
+    there. From `sequence_start` to its end all GTIDs are numbers of one source that follow one another; 0 is
+    not known.
+    """
+
+    source_start: int
+    source_end: int
+    file_number: int
+    server_id: int
+    time_us: int
+    time_max_us: int
+    gtid_source: bytes
+    gtid_number: int
+    event_index: int
+    transactions: int
+    changes: int
+    events: int
+    tables: int
+    flags: int
+    epoch: int
+    last_boundary: int
+    transaction_start: int = 0
+    sequence_start: int = 0
+
+    @classmethod
+    def of(cls, record: Any) -> Self:
+        """Return one element of an array of BLOCK_DTYPE with plain values."""
+        values: dict[str, Any] = {field.name: record[field.name] for field in dataclasses.fields(cls)}
+        for name, value in values.items():
+            values[name] = bytes(value) if name == "gtid_source" else int(value)
+        return cls(**values)
+
+    @classmethod
+    def decode(cls, record: bytes | memoryview) -> Self | None:
+        """Read 128 bytes; None where the CRC32 does not hold."""
+        return cls.of(block_records(record)[0]) if is_sound(record) else None
+
+    @property
+    def begins_at_boundary(self) -> bool:
+        """Whether its first event begins a transaction, or stands between two."""
+        return bool(self.flags & BEGINS_AT_BOUNDARY)
+
+    @property
+    def ends_at_boundary(self) -> bool:
+        """Whether no transaction is open at its end."""
+        return bool(self.flags & ENDS_AT_BOUNDARY)
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """One segment of a log: bytes [base, source_end) of a source file. Ordered by `version`.
+
+    `source_end` is 0 while the segment is open. `stored_bytes` is what it takes where it lies. Times are
+    microseconds UTC since 1970, 0 where it holds no transaction; `time_max_us` is the latest of the log up
+    to its end.
+    """
+
+    version: int
+    epoch: int
+    file_number: int
+    base: int
+    source_end: int
+    head_bytes: int
+    state: int
+    time_first_us: int
+    time_max_us: int
+    transactions: int
+    changes: int
+    hour: int
+    server_id: int
+    stored_bytes: int
+
+    @classmethod
+    def of(cls, record: Any) -> Self:
+        """Return one element of an array of SEGMENT_DTYPE with plain values."""
+        return cls(**{field.name: int(record[field.name]) for field in dataclasses.fields(cls)})
+
+    @classmethod
+    def decode(cls, record: bytes | memoryview) -> Self | None:
+        """Read 128 bytes; None where the CRC32 does not hold."""
+        return cls.of(segment_records(record)[0]) if is_sound(record) else None
+
+    def encode(self) -> bytes:
+        """Return its 128 bytes."""
+        record = np.zeros(1, SEGMENT_DTYPE)
+        for field in dataclasses.fields(self):
+            record[field.name] = getattr(self, field.name)
+        return seal(record.tobytes())

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which definition each table had at each position of the log, kept beside its segments.
+
+    <folder>/schemas/<commit version>.schemas     one generation: a snapshot, then what moved it on
+
+A generation is lines of text, each with its CRC32: the definitions in force at a position, then the
+statements after it and the definitions that a server told where a statement said too little, each with its
+own position. So any position is answered by one snapshot and the lines up to it; a line torn off by a crash
+is not there, and the statement comes again with the events. A new generation begins at a seed and where the
+lines outgrow their snapshot; the old ones go when the log no longer reaches back to them.
+
+What a statement means is told by the history that the caller reads snapshots into (`Definitions`).
+"""
+
+import json
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.errors import PenstockError, SchemaInvalid, SchemaUnknown
+from penstock.limits import MIB
+from penstock.logstore.disk import AppendFile, Disk, LocalDisk
+from penstock.model import Position, TableName
+
+FOLDER = "schemas"
+SUFFIX = ".schemas"
+FORMAT = 1
+
+# A generation ends when its lines pass this, or the size of its snapshot where that is larger.
+LINES_BYTES_MAX = 4 * MIB
+# A longer statement is not kept: what it made is, as a generation of its own.
+STATEMENT_BYTES_MAX = MIB
+
+_CRC_DIGITS = 8
+
+
+class Definitions(Protocol):
+    """What a generation is read into: `SchemaHistory`, or anything that can move on as it does."""
+
+    def defines(self, text: str, database: str) -> bool:
+        """Tell whether a statement can change a definition."""
+
+    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+        """Take a statement into account; return the tables it moved or put in doubt."""
+
+    def settle(self, position: Position) -> list[dict[str, Any]]:
+        """Ask the server about tables in doubt; return what it told, each as JSON."""
+
+    def take(self, definition: dict[str, Any], position: Position) -> None:
+        """Take a definition that `settle` returned, from a position on."""
+
+    def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
+        """Return the definitions in force at a position as JSON, by default the newest."""
+
+
+_Kept = TypeVar("_Kept", bound=Definitions)
+
+
+@dataclass
+class _Generation:
+    """One file: the position its snapshot is of, the snapshot, and the lines after it that are whole."""
+
+    path: Path
+    position: Position
+    snapshot: dict[str, Any]
+    lines: list[tuple[Position, dict[str, Any]]]
+    sound_bytes: int
+    snapshot_bytes: int
+
+    def upto(self, position: Position | None) -> list[tuple[Position, dict[str, Any]]]:
+        if position is None:
+            return self.lines
+        return self.lines[: bisect_right(self.lines, position, key=lambda line: line[0])]
+
+
+class SchemaLog(Generic[_Kept]):
+    """The definitions kept with one log. Every method may be called by any thread; one process writes.
+
+    `read` makes a history of a snapshot: `SchemaHistory.from_json`, with a `reread` where a server can be
+    asked. `earliest` tells where the log begins now: generations that only what lies before it would need are
+    removed as others begin. Opening writes nothing. Raises SchemaInvalid for files that are none of ours.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        read: Callable[[Any], _Kept],
+        disk: Disk | None = None,
+        *,
+        earliest: Callable[[], Position | None] = lambda: None,
+    ) -> None:
+        self.folder = folder / FOLDER
+        self._read = read
+        self._disk = disk or LocalDisk()
+        self._earliest = earliest
+        self._lock = threading.Lock()
+        self._loaded: tuple[int, _Generation] | None = None
+        self._newest: _Kept | None = None
+        self._file: AppendFile | None = None
+
+    # --- Reading ------------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        """Whether anything is kept."""
+        return bool(self._names())
+
+    @property
+    def position(self) -> Position | None:
+        """The position of the newest snapshot, statement or definition; None where nothing is kept."""
+        with self._lock:
+            newest = self._generation(None)
+        if newest is None:
+            return None
+        return newest.lines[-1][0] if newest.lines else newest.position
+
+    def at(self, position: Position | None = None) -> _Kept:
+        """Return a history of the caller's own: what is in force at a position, by default the newest.
+
+        Before the first snapshot they are those of the first. Raises SchemaUnknown where nothing is kept.
+        """
+        with self._lock:
+            return self._at(position)
+
+    def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
+        """Return what `at` has, as JSON that `read` takes: of one table where one is named, else of all."""
+        return self.at(position).in_force(position, name)
+
+    def _at(self, position: Position | None) -> _Kept:
+        generation = self._generation(position)
+        if generation is None:
+            raise SchemaUnknown(
+                f"{self.folder} keeps no definitions",
+                position=str(position) if position else None,
+                hint="Give the tables' definitions: schemas",
+            )
+        history = self._read(generation.snapshot)
+        for place, line in generation.upto(position):
+            if "text" in line:
+                history.apply(line["text"], line["database"], place)
+            else:
+                history.take(line["definition"], place)
+        return history
+
+    # --- Writing ------------------------------------------------------------------------------
+
+    def seed(self, history: _Kept, position: Position) -> None:
+        """Begin a generation: these definitions hold from a position on, whatever was kept of later ones."""
+        with self._lock:
+            self._cut(position)
+            self._begin(history.in_force(position), position)
+
+    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+        """Take a statement that ends at a position into account, durably; return the tables it moved.
+
+        A statement at or before the newest position is known already. The server is asked about tables in
+        doubt, where the history can ask one. Raises SchemaUnknown before the first seed.
+        """
+        with self._lock:
+            newest = self._generation(None)
+            if newest is not None and position <= (newest.lines[-1][0] if newest.lines else newest.position):
+                return set()
+            # Read anew where this fails midway, so that nothing is applied twice.
+            history, self._newest = self._newest or self._at(None), None
+            assert newest is not None, "there is a generation to have read"
+            moved = set()
+            if history.defines(text, database):
+                moved = history.apply(text, database, position)
+                lines: list[dict[str, Any]] = [{"database": database, "text": text}]
+                lines += [{"definition": told} for told in history.settle(position)]
+                self._keep(newest, history, lines, position)
+            self._newest = history
+            return moved
+
+    def cut(self, position: Position) -> None:
+        """Forget what was kept of later positions: the log lost its end, or begins another epoch there."""
+        with self._lock:
+            self._cut(position)
+
+    def trim(self, earliest: Position) -> None:
+        """Remove the generations that no position from `earliest` on needs."""
+        with self._lock:
+            self._trim(earliest)
+
+    def close(self) -> None:
+        """Let go of the file that is written to. The log can be used again."""
+        with self._lock:
+            self._close()
+
+    # --- Files, with the lock held --------------------------------------------------------------
+
+    def _names(self) -> list[int]:
+        names = [name.removesuffix(SUFFIX) for name in self._disk.list(self.folder) if name.endswith(SUFFIX)]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"{version:019d}{SUFFIX}"
+
+    def _generation(self, position: Position | None) -> _Generation | None:
+        names = self._names()
+        if not names:
+            return None
+        version = names[-1]
+        if position is not None:
+            version = names[max(bisect_right(names, position.commit_version) - 1, 0)]
+            # Two positions less than 16 bytes apart share a commit version.
+            if position < self._load(version).position and version > names[0]:
+                version = names[names.index(version) - 1]
+        return self._load(version)
+
+    def _load(self, version: int) -> _Generation:
+        path = self._path(version)
+        size = self._disk.size(path)
+        if self._loaded is None or self._loaded[1].path != path or self._loaded[0] != size:
+            self._loaded = size, _parse(path, self._disk.read(path))
+        return self._loaded[1]
+
+    def _begin(self, snapshot: dict[str, Any], position: Position) -> None:
+        self._close()
+        self._disk.make_folder(self.folder)
+        value = {"format": FORMAT, "position": str(position), "history": snapshot}
+        self._disk.write_atomic(self._path(position.commit_version), _line(value))
+        self._newest, self._loaded = None, None
+        earliest = self._earliest()
+        if earliest is not None:
+            self._trim(earliest)
+
+    def _keep(
+        self, newest: _Generation, history: _Kept, lines: list[dict[str, Any]], position: Position
+    ) -> None:
+        """Add lines of one position to the newest generation, or begin one."""
+        written = [_line({"position": str(position), **line}) for line in lines]
+        lines_bytes = newest.sound_bytes - newest.snapshot_bytes + sum(map(len, written))
+        bound = max(LINES_BYTES_MAX, newest.snapshot_bytes)
+        if lines_bytes > bound or len(written[0]) > STATEMENT_BYTES_MAX:
+            self._begin(history.in_force(position), position)
+            return
+        self._append(newest, b"".join(written))
+        newest.lines.extend((position, line) for line in lines)
+        newest.sound_bytes += sum(map(len, written))
+        self._loaded = newest.sound_bytes, newest
+
+    def _append(self, generation: _Generation, written: bytes) -> None:
+        file = self._file = self._file or self._disk.append_open(generation.path)
+        if file.size != generation.sound_bytes:
+            # A crash tore the last line off; what comes now must not be joined to its rest.
+            file.truncate(generation.sound_bytes)
+        file.write([written])
+        file.sync()
+
+    def _cut(self, position: Position) -> None:
+        self._close()
+        self._newest, self._loaded = None, None
+        removed = False
+        for version in reversed(self._names()):
+            generation = self._load(version)
+            if generation.position <= position:
+                kept = generation.upto(position)
+                if len(kept) < len(generation.lines):
+                    lines = [{"position": str(place), **line} for place, line in kept]
+                    first = {
+                        "format": FORMAT,
+                        "position": str(generation.position),
+                        "history": generation.snapshot,
+                    }
+                    self._disk.write_atomic(generation.path, b"".join(map(_line, [first, *lines])))
+                break
+            self._disk.remove(generation.path)
+            removed = True
+        if removed:
+            self._disk.sync_folder(self.folder)
+        self._loaded = None
+
+    def _trim(self, earliest: Position) -> None:
+        names = self._names()
+        needed = max(bisect_right(names, earliest.commit_version) - 1, 0)
+        for version in names[:needed]:
+            self._disk.remove(self._path(version))
+        if needed:
+            self._loaded = None
+            self._disk.sync_folder(self.folder)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _parse(path: Path, content: bytes) -> _Generation:
+    """Read a generation. Raises SchemaInvalid where it has no snapshot, or not one of this format."""
+    try:
+        lines = list(_sound_lines(content))
+        first, snapshot_bytes = lines[0]
+        if first["format"] != FORMAT:
+            raise SchemaInvalid(
+                f"{path} has format {first['format']}, this program reads {FORMAT}",
+                hint="Read it with the version of penstock that wrote it, or a newer one",
+            )
+        moved = [(Position.parse(line.pop("position")), line) for line, _ in lines[1:]]
+        return _Generation(
+            path, Position.parse(first["position"]), first["history"], moved, lines[-1][1], snapshot_bytes
+        )
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError, PenstockError) as problem:
+        if isinstance(problem, SchemaInvalid):
+            raise
+        raise SchemaInvalid(
+            f"{path} is damaged: its snapshot cannot be read ({problem!r})",
+            hint=f"Move {path} away: the definitions are read from the server at the next start",
+        ) from problem
+
+
+def _sound_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each line up to the first that is torn or damaged, with where it ends."""
+    place = 0
+    while (end := content.find(b"\n", place)) >= 0:
+        line = content[place:end]
+        text = line[_CRC_DIGITS + 1 :]
+        if line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(text):
+            return
+        place = end + 1
+        yield json.loads(text), place

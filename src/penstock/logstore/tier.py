@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments that were moved to an object store, by any URL that fsspec knows.
+
+The index and a note stay in the log's folder: `<version>.tiered` says what the object is called, how large it
+is, its CRC32, and the segment's head. So a place is found without the store, and a range is read by its own
+bytes alone.
+"""
+
+import base64
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from penstock.errors import (
+    ChecksumMismatch,
+    ConnectionLost,
+    FileTruncated,
+    LogDamaged,
+    PenstockError,
+)
+from penstock.limits import MIB
+from penstock.logstore.catalog import SegmentCatalog, stored_segment
+from penstock.logstore.cold import SeekableFile, StoredFile
+from penstock.logstore.disk import Disk
+from penstock.logstore.epochs import seal_json, unseal_json
+from penstock.logstore.index import SegmentIndex
+from penstock.logstore.layout import Layout, StoredSegment
+from penstock.logstore.object_store import open_store
+from penstock.logstore.records import TIERED, SegmentRecord
+from penstock.logstore.segment import SegmentHead, SegmentReader
+
+TIERED_SUFFIX = ".tiered"
+
+# One request costs as much as reading this from most stores, so that is what a request asks for.
+_REQUEST_BYTES = MIB
+# A reader goes on where it stopped; its neighbor is somewhere else.
+_REQUESTS_KEPT = 4
+_COPY_BYTES = 8 * MIB
+
+_HINT_URL = "Write file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class TieredNote:
+    """What the log's folder keeps of a segment in the store: `name` below the tier's URL, and its L1
+    record."""
+
+    name: str
+    crc32: int
+    cold: bool
+    head: bytes
+    record: SegmentRecord
+
+    @property
+    def stored_bytes(self) -> int:
+        """The object's size."""
+        return self.record.stored_bytes
+
+    def encode(self) -> bytes:
+        """Return the note's file content."""
+        return seal_json(
+            {
+                "name": self.name,
+                "data_crc32": self.crc32,
+                "cold": self.cold,
+                "head": base64.b64encode(self.head).decode("ascii"),
+                "record": base64.b64encode(self.record.encode()).decode("ascii"),
+            }
+        )
+
+    @classmethod
+    def load(cls, disk: Disk, path: Path) -> Self:
+        """Read a note. Raises SourceMissing, LogDamaged."""
+        match unseal_json(disk.read(path)):
+            case {
+                "name": str(name),
+                "data_crc32": int(crc32),
+                "cold": bool(cold),
+                "head": str(head),
+                "record": str(record),
+            } if (decoded := SegmentRecord.decode(base64.b64decode(record))) is not None:
+                return cls(name, crc32, cold, base64.b64decode(head), decoded)
+        raise LogDamaged(
+            f"{path} is not what was written",
+            position=f"{path.name}:0",
+            hint="Restore the file from a copy; the segment itself is in the store, untouched",
+        )
+
+
+class Tier:
+    """A place below a URL that takes closed segments. Many threads may read at once.
+
+    Raises DependencyMissing where fsspec, or the package it needs for the URL, is not installed,
+    OptionInvalid for a URL that it does not know.
+    """
+
+    def __init__(self, url: str, disk: Disk, layout: Layout) -> None:
+        self._files, self._root = open_store(url, _HINT_URL)
+        self._disk = disk
+        self._layout = layout
+
+    def __repr__(self) -> str:
+        return f"Tier({self._root!r})"
+
+    # --- Moving -----------------------------------------------------------------------------
+
+    def move(self, catalog: SegmentCatalog, segment: SegmentRecord) -> SegmentRecord:
+        """Move a closed segment to the store and return its new L1 record. Raises what `copy` raises.
+
+        After a crash at any step the segment is in the folder or in the store, whole; moving it again ends
+        it.
+        """
+        moved = self.copy(segment)
+        catalog.replace(moved)
+        self.drop_local(moved)
+        return moved
+
+    def copy(self, segment: SegmentRecord) -> SegmentRecord:
+        """Copy a closed segment to the store, prove the copy, and keep a note of it; return its new L1
+        record.
+
+        The segment stays where it is: once the new record is in L1, `drop_local` removes it. Doing it again
+        after a crash does no harm. Raises ChecksumMismatch where the store gives back something else,
+        ConnectionLost.
+        """
+        stored = stored_segment(self._layout, segment)
+        name = f"{segment.hour:010d}/{stored.path.name}"
+        with SegmentReader.open(self._disk, stored) as reader:
+            head = reader.head.raw
+        with self._reaching(name):
+            self._files.makedirs(f"{self._root}/{segment.hour:010d}", exist_ok=True)
+            crc, size = 0, 0
+            with (
+                self._disk.open_read(stored.path) as source,
+                self._files.open(self._path(name), "wb") as target,
+            ):
+                while piece := source.read(size, size + _COPY_BYTES):
+                    target.write(piece)
+                    crc, size = zlib.crc32(piece, crc), size + len(piece)
+        record = replace(segment, state=TIERED, stored_bytes=size)
+        note = TieredNote(name, crc, stored.cold, head, record)
+        self.verify(note)
+        self._disk.write_atomic(self.note_path(segment), note.encode())
+        _log.info("a segment was copied to the tier", segment=stored.path.name, bytes=size)
+        return record
+
+    def drop_local(self, segment: SegmentRecord) -> None:
+        """Remove the local data of a segment whose note and L1 record say that the store has it."""
+        for cold in (False, True):
+            path = self._layout.segment(segment.hour, segment.version, cold)
+            if self._disk.exists(path):
+                self._disk.remove(path)
+                self._disk.sync_folder(path.parent)
+
+    def verify(self, note: TieredNote) -> None:
+        """Read an object back whole and compare. Raises ChecksumMismatch, LogDamaged, ConnectionLost."""
+        self._check_size(note)
+        crc = 0
+        for start in range(0, note.stored_bytes, _COPY_BYTES):
+            with self._reaching(note.name):
+                stop = min(start + _COPY_BYTES, note.stored_bytes)
+                crc = zlib.crc32(self._get(note.name, start, stop), crc)
+        if crc != note.crc32:
+            raise ChecksumMismatch(
+                f"the store gives back other bytes of {note.name} than it was given",
+                position=f"{note.name}:0",
+                hint="Run: penstock log verify; what the host still has is kept",
+            )
+
+    def remove(self, note: TieredNote) -> None:
+        """Remove a segment from the store; one that is gone already is no error. Raises ConnectionLost."""
+        with self._reaching(note.name):
+            if self._files.exists(self._path(note.name)):
+                self._files.rm_file(self._path(note.name))
+
+    # --- Reading ----------------------------------------------------------------------------
+
+    def note_path(self, segment: SegmentRecord) -> Path:
+        """Return where a segment's note lies."""
+        return note_path(self._layout, segment)
+
+    def head(self, segment: SegmentRecord) -> SegmentHead:
+        """Return a segment's head from its note, without the store. Raises LogDamaged, SourceMissing."""
+        note = TieredNote.load(self._disk, self.note_path(segment))
+        return SegmentHead.parse(note.head, segment.epoch)
+
+    def reader(self, segment: SegmentRecord) -> SegmentReader:
+        """Open a segment in the store. Raises LogDamaged where it is gone or has another size,
+        ConnectionLost."""
+        note = TieredNote.load(self._disk, self.note_path(segment))
+        stored: StoredFile = RemoteFile(self, note)
+        if note.cold:
+            stored = SeekableFile(stored, note.name, lazy=True)
+        path = self._layout.segment(segment.hour, segment.version, note.cold)
+        head = SegmentHead.parse(note.head, segment.epoch)
+        return SegmentReader(StoredSegment(segment.version, segment.hour, path, note.cold), stored, head)
+
+    def _check_size(self, note: TieredNote) -> None:
+        with self._reaching(note.name):
+            found = self._files.info(self._path(note.name))["size"]
+        if found != note.stored_bytes:
+            raise LogDamaged(
+                f"the store has {found} bytes of {note.name}, {note.stored_bytes} were given to it",
+                position=f"{note.name}:{min(found, note.stored_bytes)}",
+                hint="Restore the object from a version that the store kept",
+            )
+
+    def _get(self, name: str, start: int, stop: int) -> bytes:
+        return bytes(self._files.cat_file(self._path(name), start=start, end=stop))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _reaching(self, name: str) -> Iterator[None]:
+        """Turn what a store answers with into our errors; each kind of store has exceptions of its own."""
+        try:
+            yield
+        except FileNotFoundError as problem:
+            raise LogDamaged(
+                f"{name} is not in the store {self._root}",
+                position=f"{name}:0",
+                hint="Restore the object from a version that the store kept",
+            ) from problem
+        except PenstockError:
+            raise
+        except Exception as problem:
+            raise ConnectionLost(
+                f"the store {self._root} does not answer as it should: {type(problem).__name__}",
+                position=f"{name}:0",
+                hint="Check its address, its credentials and the network",
+            ) from problem
+
+
+class RemoteFile:
+    """An object of a store as a StoredFile: read by range requests, the last few of which are kept."""
+
+    def __init__(self, tier: Tier, note: TieredNote) -> None:
+        self._tier = tier
+        self._note = note
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+        self.requests = 0
+
+    @property
+    def size(self) -> int:
+        """The object's size in bytes."""
+        return self._note.stored_bytes
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes of [start, stop), fewer where the object ends. Raises ConnectionLost,
+        LogDamaged."""
+        stop = min(stop, self.size)
+        if start >= stop:
+            return b""
+        first, last = start // _REQUEST_BYTES, (stop - 1) // _REQUEST_BYTES
+        pieces = [self._piece(number) for number in range(first, last + 1)]
+        shift = first * _REQUEST_BYTES
+        return b"".join(pieces)[start - shift : stop - shift]
+
+    def close(self) -> None:
+        """Let go of what was kept."""
+        with self._lock:
+            self._kept.clear()
+
+    def _piece(self, number: int) -> bytes:
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+        start = number * _REQUEST_BYTES
+        stop = min(start + _REQUEST_BYTES, self.size)
+        if self.requests == 0:
+            self._tier._check_size(self._note)
+        with self._tier._reaching(self._note.name):
+            piece = self._tier._get(self._note.name, start, stop)
+        if len(piece) != stop - start:
+            raise FileTruncated(
+                f"the store gave {len(piece)} bytes of {stop - start}",
+                position=f"{self._note.name}:{start}",
+                hint="Run: penstock log verify",
+            )
+        with self._lock:
+            self.requests += 1
+            self._kept[number] = piece
+            while len(self._kept) > _REQUESTS_KEPT:
+                self._kept.popitem(last=False)
+        return piece
+
+
+def with_noted(disk: Disk, layout: Layout, loaded: SegmentIndex | None) -> SegmentIndex | None:
+    """Return an L1 that has the segments of which the folder keeps notes; None for none of either.
+
+    Their notes are to segments in a store what the data is to the others: the truth, which L1 is made
+    from. Raises
+    LogDamaged for a note that cannot be read.
+    """
+    names = [
+        layout.hour_folder(hour) / name
+        for hour in layout.hours(disk)
+        for name in disk.list(layout.hour_folder(hour))
+        if name.endswith(TIERED_SUFFIX)
+    ]
+    found = loaded
+    for path in names:
+        version = int(path.name.removesuffix(TIERED_SUFFIX))
+        known = found.get(version) if found is not None else None
+        if known is None or known.state != TIERED:
+            record = TieredNote.load(disk, path).record
+            found = (found if found is not None else SegmentIndex([])).put(record)
+    return found
+
+
+def note_path(layout: Layout, segment: SegmentRecord) -> Path:
+    """Return where the note of a segment in a store lies."""
+    return layout.hour_folder(segment.hour) / f"{segment.version:019d}{TIERED_SUFFIX}"

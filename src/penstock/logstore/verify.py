@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole of a log's folder, proved: every event's checksum, every head, both indexes, the epochs, and that
+each segment goes on where the one before ended.
+
+Nothing is believed that can be made from the data: records of blocks and segments are made again and
+compared.
+"""
+
+import dataclasses
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from penstock._native import BlockCutter, GtidSet
+from penstock.errors import LogDamaged, PenstockError, SourceMissing, StreamError
+from penstock.limits import READ_BYTES
+from penstock.logstore.catalog import stored_segment
+from penstock.logstore.disk import Disk
+from penstock.logstore.epochs import EpochFile
+from penstock.logstore.index import BLOCK_BYTES_DEFAULT, SegmentIndex, rebuild
+from penstock.logstore.layout import Layout, StoredSegment
+from penstock.logstore.records import (
+    OPEN,
+    RECORD_BYTES,
+    TIERED,
+    IndexHeader,
+    Records,
+    SegmentRecord,
+    block_records,
+    sound_records,
+)
+from penstock.logstore.segment import SegmentHead, SegmentReader, closed_record, index_header
+from penstock.logstore.tier import Tier, TieredNote
+from penstock.model import Position
+
+# Blocks are closed where the index says, never by size.
+_NEVER_BY_SIZE = 1 << 40
+
+
+class FindingKind(StrEnum):
+    """What is wrong, or worth knowing."""
+
+    DATA = "data"
+    BLOCKS = "blocks"
+    SEGMENTS = "segments"
+    ORDER = "order"
+    EPOCHS = "epochs"
+    TIER = "tier"
+    TAIL = "tail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that does not hold. `position` is in the source's own coordinates, or names a file and an
+    offset.
+
+    `harmless` is said of what a crash or a running capture leaves behind by right. `healed` says that it
+    was put
+    right now: indexes alone are, for they are made from the data.
+    """
+
+    kind: FindingKind
+    name: str
+    position: str
+    message: str
+    harmless: bool = False
+    healed: bool = False
+
+
+@dataclass
+class _Checked:
+    """What the data of one segment says."""
+
+    segment: StoredSegment
+    head: SegmentHead
+    end: int
+    made: bytes
+    gtid_set: str
+    time_before_us: int
+    time_max_us: int
+    sound: bool
+    whole: bool
+
+
+def verify(
+    disk: Disk,
+    layout: Layout,
+    *,
+    heal: bool = False,
+    block_bytes: int = BLOCK_BYTES_DEFAULT,
+    tier: Tier | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Finding]:
+    """Read a whole log and yield what does not hold, oldest first.
+
+    `progress` is told how many bytes of how many were read. With `heal` indexes that do not fit their data
+    are made
+    again; then nobody else may write the log. With `tier` what lies there is read as well. Raises LogLocked,
+    DiskFailed, ConnectionLost for a tier that is away.
+    """
+    with ExitStack() as stack:
+        if heal:
+            stack.callback(disk.lock(layout.lock).close)
+        yield from _Verification(disk, layout, heal, block_bytes, tier, progress).run()
+
+
+class _Verification:
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        heal: bool,
+        block_bytes: int,
+        tier: Tier | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._heal = heal
+        self._block_bytes = block_bytes
+        self._tier = tier
+        self._progress = progress or (lambda _done, _of: None)
+        self._done = self._total = 0
+        self._records: list[SegmentRecord] = []
+        self._before: _Checked | None = None
+
+    def run(self) -> Iterator[Finding]:
+        """Yield the findings of the folder."""
+        segments = SegmentIndex.load(self._disk, self._layout.segments_index)
+        stored = self._layout.segments(self._disk)
+        if segments is None and stored:
+            yield self._finding(
+                FindingKind.SEGMENTS,
+                self._layout.segments_index.name,
+                0,
+                "the index of segments is missing or damaged",
+                healed=self._heal,
+            )
+        epochs = yield from self._check_epochs()
+        known = segments if segments is not None else SegmentIndex([])
+        here = {one.version: one for one in stored}
+        remote = [one for one in known if one.state == TIERED and one.version not in here]
+        self._total = sum(self._disk.size(one.path) for one in stored)
+        self._total += sum(one.stored_bytes for one in remote if self._tier is not None)
+        versions = sorted({*here, *(one.version for one in remote)})
+        for version in versions:
+            record = known.get(version)
+            last = version == versions[-1]
+            yield from self._check_segment(here.get(version), record, last)
+            if self._before is not None and epochs and self._before.head.epoch not in epochs:
+                yield self._finding(
+                    FindingKind.EPOCHS,
+                    self._before.segment.path.name,
+                    self._before.head.position,
+                    f"{self._layout.epochs.name} does not know the epoch {self._before.head.epoch}",
+                )
+        for record in known:
+            if record.version not in versions:
+                path = stored_segment(self._layout, record).path
+                yield self._finding(
+                    FindingKind.SEGMENTS, path.name, 0, "the index names a segment that is not there"
+                )
+        if self._heal and segments != SegmentIndex(self._records):
+            SegmentIndex(self._records).write(self._disk, self._layout.segments_index)
+
+    # --- One segment ------------------------------------------------------------------------
+
+    def _check_segment(
+        self, stored: StoredSegment | None, record: SegmentRecord | None, last: bool
+    ) -> Iterator[Finding]:
+        before, self._before = self._before, None
+        try:
+            if stored is not None:
+                reader = SegmentReader.open(self._disk, stored)
+            else:
+                assert record is not None, "a segment that is not here is in the index"
+                self._records.append(record)
+                if self._tier is None:
+                    return
+                self._tier.verify(TieredNote.load(self._disk, self._tier.note_path(record)))
+                reader = self._tier.reader(record)
+        except (StreamError, SourceMissing) as problem:
+            path = stored.path if stored is not None else self._layout.segments_index
+            yield self._of_error(FindingKind.DATA if stored else FindingKind.TIER, path.name, problem)
+            if stored is not None and record is not None:
+                self._records.append(record)
+            return
+        with reader:
+            checked = yield from self._check_data(reader, before, record, last)
+            if before is not None:
+                yield from self._check_order(before, checked)
+            if checked.sound:
+                yield from self._check_blocks(reader, checked, last)
+        self._before = checked
+        if stored is not None:
+            yield from self._check_record(checked, record, last)
+
+    def _check_data(
+        self, reader: SegmentReader, before: _Checked | None, record: SegmentRecord | None, last: bool
+    ) -> Generator[Finding, None, _Checked]:
+        """Read every event of a segment; the blocks are cut where its index says."""
+        head, end, name = reader.head, reader.end, reader.segment.path.name
+        time_before_us = before.time_max_us if before is not None else self._time_before(reader, record)
+        cutter = BlockCutter(
+            epoch=head.epoch,
+            file=head.file,
+            offset=head.base,
+            gtid_set=head.gtid_set,
+            flavor=head.flavor,
+            block_bytes=_NEVER_BY_SIZE,
+            time_max_us=time_before_us,
+            live=False,
+            head=head.file_head,
+            statements=False,
+        )
+        made, place, sound = bytearray(), head.base, True
+        try:
+            for stop in self._stops(reader, end):
+                place = self._feed(cutter, reader, place, stop)
+                cutter.close_block()
+                made += cutter.take_records()
+        except StreamError as problem:
+            sound = False
+            yield self._of_error(FindingKind.DATA, name, problem)
+        if sound and cutter.boundary != end:
+            sound = last
+            yield self._finding(
+                FindingKind.TAIL if last else FindingKind.DATA,
+                name,
+                dataclasses.replace(head.position, offset=cutter.boundary),
+                f"it ends inside a transaction, {end - cutter.boundary} bytes behind the last whole one",
+                harmless=last,
+            )
+        return _Checked(
+            reader.segment,
+            head,
+            cutter.boundary,
+            bytes(made),
+            cutter.gtid_set,
+            time_before_us,
+            cutter.time_max_us,
+            sound,
+            whole=cutter.boundary == end,
+        )
+
+    def _time_before(self, reader: SegmentReader, record: SegmentRecord | None) -> int:
+        """Return the latest commit time before a segment whose forerunner is gone: what its own index was
+        made with."""
+        blocks = self._stored_blocks(reader)
+        if blocks is not None and len(blocks):
+            return int(blocks["time_max_us"][0])
+        return record.time_max_us if record is not None else 0
+
+    def _feed(self, cutter: BlockCutter, reader: SegmentReader, start: int, stop: int) -> int:
+        """Give [start, stop) to the cutter; return the offset behind the last whole event."""
+        wanted = READ_BYTES
+        while start < stop:
+            piece = reader.read_bytes(start, min(start + wanted, stop))
+            taken = cutter.feed(piece)
+            cutter.take_data()
+            if taken == 0 and start + len(piece) == stop:
+                break
+            wanted = READ_BYTES if taken else 2 * wanted
+            start += taken
+            self._done += taken
+            self._progress(min(self._done, self._total), self._total)
+        return start
+
+    def _stops(self, reader: SegmentReader, end: int) -> list[int]:
+        """Return where blocks end by the stored index, and the segment's end."""
+        stored = self._stored_blocks(reader)
+        ends = [int(one) for one in stored["source_end"]] if stored is not None else []
+        rising = all(start < stop for start, stop in zip([reader.head.base, *ends], ends, strict=False))
+        return sorted({*(stop for stop in ends if stop < end), end}) if rising else [end]
+
+    def _stored_blocks(self, reader: SegmentReader) -> Records | None:
+        try:
+            content = self._disk.read(reader.segment.index_path)
+        except SourceMissing:
+            return None
+        body = content[RECORD_BYTES:]
+        whole = len(body) // RECORD_BYTES
+        header = IndexHeader.decode(content[:RECORD_BYTES])
+        if header != index_header(reader.head) or len(body) % RECORD_BYTES or sound_records(body) != whole:
+            return None
+        return block_records(body)
+
+    # --- What must agree --------------------------------------------------------------------
+
+    def _check_blocks(self, reader: SegmentReader, checked: _Checked, last: bool) -> Iterator[Finding]:
+        """Compare the stored L2 index with the one that was made; what a capture still writes may be
+        shorter."""
+        stored, made = self._stored_blocks(reader), block_records(checked.made)
+        wrong = 0 if stored is None else _first_difference(stored, made, checked.head.base, may_lack=last)
+        if wrong is None:
+            return
+        place = int(made["source_start"][wrong]) if wrong < len(made) else checked.end
+        if self._heal:
+            checked.made = rebuild(reader, checked.end, self._block_bytes, checked.time_before_us)
+            content = index_header(checked.head).encode() + checked.made
+            self._disk.write_atomic(reader.segment.index_path, content)
+        yield self._finding(
+            FindingKind.BLOCKS,
+            reader.segment.index_path.name,
+            dataclasses.replace(checked.head.position, offset=place),
+            "the index is missing or damaged" if stored is None else f"record {wrong} does not fit the data",
+            healed=self._heal,
+        )
+
+    def _check_record(self, checked: _Checked, record: SegmentRecord | None, last: bool) -> Iterator[Finding]:
+        """Compare the segment's L1 record with the one that was made; the open segment has none yet."""
+        may_be_open = last and (record.state == OPEN if record is not None else not self._heal)
+        if not checked.sound or may_be_open or not checked.whole:
+            self._records += [record] if record is not None else []
+            return
+        stored_bytes = self._disk.size(checked.segment.path)
+        made = closed_record(
+            checked.segment, checked.head, checked.end, checked.made, checked.time_before_us, stored_bytes
+        )
+        self._records.append(made)
+        if made != record:
+            yield self._finding(
+                FindingKind.SEGMENTS,
+                checked.segment.path.name,
+                checked.head.position,
+                "the index of segments does not have it" if record is None else _differences(record, made),
+                healed=self._heal,
+            )
+
+    def _check_order(self, before: _Checked, now: _Checked) -> Iterator[Finding]:
+        """Prove that a segment goes on where the one before ended."""
+        one, two = before.head.position, now.head.position
+        end = dataclasses.replace(one, offset=before.end)
+        if two < end:
+            yield self._order(now, f"it begins before {end}, where the segment before ends")
+            return
+        if two.epoch != one.epoch or not before.sound:
+            return
+        had, has = GtidSet.parse(before.gtid_set), GtidSet.parse(now.head.gtid_set)
+        if missing := has.subtract(had):
+            yield self._order(now, f"transactions are missing between it and the segment before: {missing}")
+        elif lacking := had.subtract(has):
+            yield self._order(now, f"its head lacks transactions that the segment before has: {lacking}")
+        elif two.file_number > one.file_number + 1:
+            yield self._order(now, f"source files are missing between {one.file} and {two.file}")
+        elif two.file == one.file and two != end:
+            left_out = f"{two.offset - end.offset} bytes of {two.file} are left out before it"
+            yield self._order(now, left_out, harmless=bool(has))
+
+    def _order(self, now: _Checked, message: str, harmless: bool = False) -> Finding:
+        return self._finding(
+            FindingKind.ORDER, now.segment.path.name, now.head.position, message, harmless=harmless
+        )
+
+    def _check_epochs(self) -> Generator[Finding, None, set[int]]:
+        """Return the numbers of the epochs that the file names."""
+        try:
+            epochs = EpochFile.load(self._disk, self._layout).epochs
+        except LogDamaged as problem:
+            yield self._of_error(FindingKind.EPOCHS, self._layout.epochs.name, problem)
+            return set()
+        numbers = [one.epoch for one in epochs]
+        if numbers != sorted(set(numbers)):
+            yield self._finding(
+                FindingKind.EPOCHS, self._layout.epochs.name, 0, f"the epochs do not rise: {numbers}"
+            )
+        return set(numbers)
+
+    # --- Findings ---------------------------------------------------------------------------
+
+    def _of_error(self, kind: FindingKind, name: str, problem: PenstockError) -> Finding:
+        return Finding(kind, name, problem.position or f"{name}:0", problem.message)
+
+    def _finding(
+        self,
+        kind: FindingKind,
+        name: str,
+        place: Position | int,
+        message: str,
+        *,
+        harmless: bool = False,
+        healed: bool = False,
+    ) -> Finding:
+        position = str(place) if isinstance(place, Position) else f"{name}:{place}"
+        return Finding(kind, name, position, message, harmless, healed)
+
+
+def _first_difference(stored: Records, made: Records, base: int, *, may_lack: bool) -> int | None:
+    """Return the number of the first block whose record says something else than the data; None where none
+    does."""
+    count = min(len(stored), len(made))
+    one, two = stored[:count].copy(), made[:count].copy()
+    # A run of GTIDs may have begun before the segment. One that a capture saw begin later, because it was
+    # started
+    # in mid-segment, claims less, and is right as well.
+    claims = one["sequence_start"]
+    claims_more = (claims != 0) & (
+        (two["sequence_start"] == 0) | (np.maximum(claims, base) < two["sequence_start"])
+    )
+    for records in (one, two):
+        records["sequence_start"] = 0
+        records["crc"] = 0
+    differs = np.flatnonzero((one != two) | claims_more)
+    if len(differs):
+        return int(differs[0])
+    return None if len(stored) == len(made) or (may_lack and len(stored) < len(made)) else count
+
+
+def _differences(record: SegmentRecord, made: SegmentRecord) -> str:
+    wrong = [
+        f"{field.name} {getattr(record, field.name)} is {getattr(made, field.name)}"
+        for field in dataclasses.fields(record)
+        if getattr(record, field.name) != getattr(made, field.name)
+    ]
+    return f"its record does not fit the data: {', '.join(wrong)}"

@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nouns every layer shares: positions, tables, columns, sources and what a user selects.
+
+A leaf: it imports only `errors` and `limits`. Everything is frozen and pickles, so executors can have it.
+"""
+
+import os
+import re
+import ssl
+from dataclasses import dataclass, field
+from functools import total_ordering
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from penstock.errors import OptionInvalid, PositionInvalid, SchemaInvalid
+from penstock.limits import EPOCH_MAX, FILE_NUMBER_MAX, OFFSET_MAX
+
+PASSWORD_VARIABLE = "PENSTOCK_PASSWORD"
+PORT_DEFAULT = 3306
+SSL_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
+
+_FILE_SUFFIX = re.compile(r"\.(\d+)\Z")
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Position:
+    """A place in one instance's binlog: a byte offset in a file, in an epoch.
+
+    Ordered by (epoch, file number, offset): file names compare by their number, so a renamed
+    log base does not reorder anything. Text form: `mysql-bin.000003:1542`, with `2/` before it
+    in epoch 2.
+    """
+
+    epoch: int
+    file: str
+    offset: int
+
+    @property
+    def file_number(self) -> int:
+        """Return the number at the end of the file name. Raises PositionInvalid where there is none."""
+        match = _FILE_SUFFIX.search(self.file)
+        if match is None:
+            raise PositionInvalid(
+                f"binlog file name {self.file!r} does not end in a number",
+                hint="Name a binlog file as the server does, for example mysql-bin.000003",
+            )
+        return int(match.group(1))
+
+    @property
+    def commit_version(self) -> int:
+        """Return the commit version of a transaction that starts here."""
+        return commit_version(self.epoch, self.file_number, self.offset)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `[epoch/]file:offset`. Raises PositionInvalid."""
+        match = re.fullmatch(r"(?:(\d{1,20})/)?([^/:]+\.\d{1,20}):(\d{1,20})", text.strip())
+        if match is None:
+            raise PositionInvalid(
+                f"{text[:200]!r} is not a position", hint="Write it as file:offset, mysql-bin.000003:1542"
+            )
+        return cls(int(match.group(1) or 0), match.group(2), int(match.group(3)))
+
+    def __str__(self) -> str:
+        epoch = f"{self.epoch}/" if self.epoch else ""
+        return f"{epoch}{self.file}:{self.offset}"
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, Position):
+            return NotImplemented
+        return (self.epoch, self.file_number, self.offset) < (other.epoch, other.file_number, other.offset)
+
+
+def commit_version(epoch: int, file_number: int, offset: int) -> int:
+    """Return the int64 that rises strictly with commit order.
+
+    Bits, from the top: sign 0, epoch 8, file number 23, start offset in units of 16 bytes 32.
+    No transaction is under 16 bytes, so two never share one. Raises PositionInvalid past a bound.
+    """
+    if not (0 <= epoch <= EPOCH_MAX and 0 <= file_number <= FILE_NUMBER_MAX and 0 <= offset <= OFFSET_MAX):
+        raise PositionInvalid(
+            f"epoch {epoch}, file number {file_number}, offset {offset} do not fit a commit version",
+            hint=f"The bounds are {EPOCH_MAX}, {FILE_NUMBER_MAX} and {OFFSET_MAX}",
+        )
+    return epoch << 55 | file_number << 32 | offset >> 4
+
+
+# --- Tables ---------------------------------------------------------------------------------
+
+
+_PLAIN_NAME = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
+# Only these surround a name: a name may itself begin or end with a blank of another script.
+_BLANKS = " \t\r\n"
+_NAME_PART = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
+
+
+def quote_name(name: str) -> str:
+    """Return the name as an SQL identifier in backticks."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True, order=True)
+class TableName:
+    """A database and a table. Text form `shop.orders`; odd names stand in backticks."""
+
+    database: str
+    table: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `database.table`, either in backticks. Raises OptionInvalid."""
+        parts, end = [], 0
+        text = text.strip(_BLANKS)
+        while match := _NAME_PART.match(text, end):
+            parts.append(match.group(1).replace("``", "`") if match.group(1) is not None else match.group(2))
+            end = match.end()
+            if end == len(text):
+                if len(parts) == 2:
+                    return cls(*parts)
+                break
+            if text[end] != ".":
+                break
+            end += 1
+        raise OptionInvalid(
+            f"{text!r} is not a table name", hint="Write database.table, odd names in backticks"
+        )
+
+    @property
+    def sql(self) -> str:
+        """The name as SQL, always quoted."""
+        return f"{quote_name(self.database)}.{quote_name(self.table)}"
+
+    def __str__(self) -> str:
+        return ".".join(
+            part if _PLAIN_NAME.fullmatch(part) else quote_name(part) for part in (self.database, self.table)
+        )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as the server declares it.
+
+    `type_text` is information_schema.COLUMNS.COLUMN_TYPE verbatim; `charset` its
+    CHARACTER_SET_NAME, None for a type that has none.
+    """
+
+    name: str
+    type_text: str
+    charset: str | None = None
+    nullable: bool = True
+
+    def to_json(self) -> list[Any]:
+        """Return [name, type text, charset, nullable]."""
+        return [self.name, self.type_text, self.charset, self.nullable]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        match value:
+            case [str(name), str(type_text), str() | None as charset, bool(nullable)]:
+                return cls(name, type_text, charset, nullable)
+        raise SchemaInvalid(
+            f"{value!r} is not a column", hint="A column is [name, type, charset or null, nullable]"
+        )
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of a table in the order of its row images, and its primary key.
+
+    `version` counts the definitions this table's name has had, from 1; it says nothing about
+    the server's own counters.
+    """
+
+    database: str
+    table: str
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...] = ()
+    version: int = 1
+
+    @property
+    def name(self) -> TableName:
+        """The table this describes."""
+        return TableName(self.database, self.table)
+
+    def same_definition(self, other: "TableSchema") -> bool:
+        """Tell whether rows of both decode alike: equal columns and key, whatever the version."""
+        return self.columns == other.columns and self.primary_key == other.primary_key
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "database": self.database,
+            "table": self.table,
+            "columns": [column.to_json() for column in self.columns],
+            "primary_key": list(self.primary_key),
+            "version": self.version,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        match value:
+            case {"database": str(database), "table": str(table), "columns": list(columns), **rest}:
+                key, version = rest.pop("primary_key", []), rest.pop("version", 1)
+                if not rest and isinstance(version, int) and isinstance(key, list) and columns:
+                    names = tuple(str(name) for name in key)
+                    return cls(
+                        database, table, tuple(Column.from_json(one) for one in columns), names, version
+                    )
+        raise SchemaInvalid(
+            "a table schema has database, table, columns, and may have primary_key and version, nothing else",
+            hint="A file of CREATE TABLE statements, named .sql, serves as well",
+        )
+
+
+# --- Selecting tables -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _TablePattern:
+    """One `database.table` pattern, compiled."""
+
+    text: str
+    database: re.Pattern[str] | None
+    whole: re.Pattern[str]
+
+    def matches(self, database: str, table: str) -> bool:
+        if self.database is None:
+            return self.whole.fullmatch(f"{database}.{table}") is not None
+        return self.database.fullmatch(database) is not None and self.whole.fullmatch(table) is not None
+
+
+def _split_patterns(text: str) -> list[str]:
+    """Cut a comma-separated list, leaving commas inside backticks and slashes alone."""
+    parts, current, fence = [], "", ""
+    for character in text:
+        if fence:
+            fence = "" if character == fence and not current.endswith("\\") else fence
+        elif character == "`" or (character == "/" and not current.strip(_BLANKS)):
+            fence = character
+        elif character == ",":
+            parts.append(current)
+            current = ""
+            continue
+        current += character
+    return [part.strip(_BLANKS) for part in [*parts, current] if part.strip(_BLANKS)]
+
+
+def _compile_pattern(text: str) -> _TablePattern:
+    if len(text) > 2 and text.startswith("/") and text.endswith("/"):
+        try:
+            return _TablePattern(text, None, re.compile(text[1:-1]))
+        except re.error as problem:
+            raise OptionInvalid(f"table pattern {text} is not a regular expression: {problem}") from problem
+    parts, end = [], 0
+    while match := _NAME_PART.match(text, end):
+        if match.group(1) is not None:
+            parts.append(re.escape(match.group(1).replace("``", "`")))
+        else:
+            parts.append(".*".join(re.escape(piece) for piece in match.group(2).split("*")))
+        end = match.end()
+        if end == len(text) or text[end] != ".":
+            break
+        end += 1
+    if end != len(text) or len(parts) != 2:
+        raise OptionInvalid(
+            f"{text!r} is not a table pattern",
+            hint="Write database.table with * as wildcard, `odd.names`, or /regex/",
+        )
+    return _TablePattern(text, re.compile(parts[0], re.DOTALL), re.compile(parts[1], re.DOTALL))
+
+
+class TablePatterns:
+    """Which tables a user means: any include pattern, and no exclude pattern.
+
+    A pattern is `database.table` with `*` for any run of characters, backticks around names to be
+    taken letter for letter, or `/regex/` over the whole `database.table`. No include pattern means
+    every table. Patterns come as a list, or as text separated by commas. Pickles. Raises OptionInvalid.
+    """
+
+    def __init__(
+        self, include: str | list[str] | None = None, exclude: str | list[str] | None = None
+    ) -> None:
+        self.include = tuple(self._texts(include))
+        self.exclude = tuple(self._texts(exclude))
+        self._included = [_compile_pattern(text) for text in self.include]
+        self._excluded = [_compile_pattern(text) for text in self.exclude]
+
+    @staticmethod
+    def _texts(patterns: str | list[str] | None) -> list[str]:
+        if patterns is None:
+            return []
+        return (
+            _split_patterns(patterns)
+            if isinstance(patterns, str)
+            else [text.strip(_BLANKS) for text in patterns]
+        )
+
+    def matches(self, database: str, table: str) -> bool:
+        """Tell whether the table is selected."""
+        if self._included and not any(pattern.matches(database, table) for pattern in self._included):
+            return False
+        return not any(pattern.matches(database, table) for pattern in self._excluded)
+
+    @property
+    def selects_all(self) -> bool:
+        """Whether every table is selected, and so what concerns none of them by name."""
+        return not (self.include or self.exclude)
+
+    def may_match_in(self, database: str) -> bool:
+        """Tell whether a table of that database can be selected."""
+        return not self._included or any(
+            pattern.database is None or pattern.database.fullmatch(database) is not None
+            for pattern in self._included
+        )
+
+    def single(self) -> TableName | None:
+        """Return the one table these patterns name without a wildcard, or None."""
+        if len(self.include) != 1 or self.exclude or self.include[0].startswith("/"):
+            return None
+        text = self.include[0]
+        return None if "*" in re.sub(r"`(?:[^`]|``)+`", "", text) else TableName.parse(text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TablePatterns):
+            return NotImplemented
+        return (self.include, self.exclude) == (other.include, other.exclude)
+
+    def __hash__(self) -> int:
+        return hash((self.include, self.exclude))
+
+    def __repr__(self) -> str:
+        return f"TablePatterns(include={list(self.include)}, exclude={list(self.exclude)})"
+
+
+# --- Sources --------------------------------------------------------------------------------
+
+
+class Secret:
+    """A value that never prints. `reveal()` gives it; str, repr and format show stars."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the value itself. Never put it in a message."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret('********')"
+
+    def __str__(self) -> str:
+        return "********"
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __reduce__(self) -> tuple[type["Secret"], tuple[str]]:
+        return Secret, (self._value,)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """How the connection is encrypted; the modes are those of the server's own clients (--ssl-mode).
+
+    `preferred` encrypts where the server can, without checking who it is. `verify_ca` and
+    `verify_identity` need a certificate authority: the given one, else the system's.
+    """
+
+    mode: str = "preferred"
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in SSL_MODES:
+            raise OptionInvalid(
+                f"ssl mode {self.mode!r} is unknown", hint=f"Use one of {', '.join(SSL_MODES)}"
+            )
+        if self.key is not None and self.cert is None:
+            raise OptionInvalid("an ssl key is given without its certificate", hint="Set ssl_cert as well")
+
+    def session_arguments(self, *, local: bool) -> dict[str, Any]:
+        """Return PyMySQL's arguments for TLS. A unix socket is private: `preferred` leaves it plain.
+
+        Raises OptionInvalid where a file cannot be used.
+        """
+        if self.mode == "disabled" or (self.mode == "preferred" and local):
+            return {"ssl_disabled": True}
+        if self.mode == "preferred" and self.cert is None:
+            return {}
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except OSError as problem:
+            raise OptionInvalid(
+                f"a TLS file cannot be used: {problem}", hint="Check ssl_ca, ssl_cert and ssl_key: PEM files"
+            ) from problem
+        # Certificates the server makes for itself at its first start lack what strict checking asks for.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.check_hostname = self.mode == "verify_identity"
+        context.verify_mode = ssl.CERT_REQUIRED if self.mode.startswith("verify") else ssl.CERT_NONE
+        return {"ssl": context}
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a server is and who we are there.
+
+    `scheme` is what the user wrote (mysql or mariadb); the server itself says what it is.
+    With `unix_socket`, host and port are ignored. `server_id` is the id we replicate under,
+    None for a random one.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = PORT_DEFAULT
+    user: str = "root"
+    password: Secret = field(default_factory=lambda: Secret(""))
+    scheme: str = "mysql"
+    unix_socket: str | None = None
+    tls: Tls = field(default_factory=Tls)
+    server_id: int | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        *,
+        user: str | None = None,
+        password: str | Secret | None = None,
+        password_file: str | None = None,
+        server_id: int | None = None,
+        tls: Tls | None = None,
+    ) -> Self:
+        """Read `mysql://user[:password]@host[:port]` or `mariadb://...`.
+
+        The password is the first found of: the argument, the URL, the file, the environment's
+        PENSTOCK_PASSWORD. The URL's query may hold ssl_mode, ssl_ca, ssl_cert, ssl_key,
+        unix_socket, server_id and password_file; arguments win over it. Raises OptionInvalid,
+        whose message never holds the password.
+        """
+        parts = urlsplit(url.strip())
+        if parts.scheme not in ("mysql", "mariadb"):
+            raise OptionInvalid(
+                f"source {_without_password(url)!r} is not a server", hint="Write mysql://user@host:3306"
+            )
+        try:
+            port = parts.port or PORT_DEFAULT
+        except ValueError as problem:
+            raise OptionInvalid(
+                f"the port in {_without_password(url)!r} is not a number below 65536"
+            ) from problem
+        if parts.path.strip("/") or parts.fragment:
+            raise OptionInvalid(
+                f"source {_without_password(url)!r} names a database",
+                hint="A source is a whole server; choose tables with the tables option",
+            )
+        options = _url_options(parts.query)
+        query_server_id = options.get("server_id")
+        if query_server_id is not None and not query_server_id.isdecimal():
+            raise OptionInvalid(f"server_id {query_server_id!r} is not a number")
+        return cls(
+            host=parts.hostname or "127.0.0.1",
+            port=port,
+            user=user or unquote(parts.username or "") or "root",
+            password=_find_password(password, parts.password, password_file or options.get("password_file")),
+            scheme=parts.scheme,
+            unix_socket=options.get("unix_socket"),
+            tls=tls
+            or Tls(
+                options.get("ssl_mode", "preferred"),
+                options.get("ssl_ca"),
+                options.get("ssl_cert"),
+                options.get("ssl_key"),
+            ),
+            server_id=_checked_server_id(server_id if server_id is not None else query_server_id),
+        )
+
+    def __str__(self) -> str:
+        if self.unix_socket:
+            return f"{self.scheme}://{self.user}@localhost?unix_socket={self.unix_socket}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{self.user}@{host}:{self.port}"
+
+
+def is_server_url(text: str) -> bool:
+    """Tell whether a source names a live server rather than files."""
+    return text.strip().startswith(("mysql://", "mariadb://"))
+
+
+def _checked_server_id(value: int | str | None) -> int | None:
+    if value is None:
+        return None
+    number = int(value)
+    if not 1 <= number < 1 << 32:
+        raise OptionInvalid(
+            f"server_id {number} is out of range", hint="Use 1 to 4294967295, unique among replicas"
+        )
+    return number
+
+
+_URL_OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket", "server_id", "password_file")
+
+
+def _url_options(query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name in options:
+        if name not in _URL_OPTIONS:
+            raise OptionInvalid(
+                f"source option {name!r} is unknown", hint=f"Known: {', '.join(_URL_OPTIONS)}"
+            )
+    return options
+
+
+def _find_password(given: str | Secret | None, in_url: str | None, file: str | None) -> Secret:
+    if given is not None:
+        return given if isinstance(given, Secret) else Secret(given)
+    if in_url is not None:
+        return Secret(unquote(in_url))
+    if file is not None:
+        try:
+            return Secret(Path(file).read_text(encoding="utf-8").rstrip("\r\n"))
+        except OSError as problem:
+            raise OptionInvalid(f"password file {file} cannot be read: {problem.strerror}") from problem
+    return Secret(os.environ.get(PASSWORD_VARIABLE, ""))
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:********@", url)

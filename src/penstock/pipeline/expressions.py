@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQL expressions over the rows of changes, written as Spark writes them, worked out by DuckDB on Arrow.
+
+An expression gives one value for one row, and the same one whenever it is worked out: both images of an
+update, a batch that comes again and a comparison must agree. What depends on the time or on chance, on other
+rows or on files is refused.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow
+import pyarrow.compute as compute
+
+from penstock import _native
+from penstock.changes import Target
+from penstock.errors import OptionInvalid, StepFailed
+from penstock.sinks.sink import extra_missing
+
+# A node of sqlglot's tree: which class that is depends on its version.
+Part = Any
+
+_ROWS = "changes_at_hand"
+# A batch has this column always, so that there is something to select from.
+_ALWAYS = "_commit_version"
+
+# What a DuckDB type becomes: the SQL type of the target's column, and how it reaches Arrow.
+_TYPES: Mapping[str, tuple[str, str]] = {
+    "BOOLEAN": ("tinyint(1)", "CAST({} AS TINYINT)"),
+    "TINYINT": ("tinyint", "{}"),
+    "SMALLINT": ("smallint", "{}"),
+    "INTEGER": ("int", "{}"),
+    "BIGINT": ("bigint", "{}"),
+    "HUGEINT": ("decimal(38,0)", "CAST({} AS DECIMAL(38,0))"),
+    "UTINYINT": ("smallint", "CAST({} AS SMALLINT)"),
+    "USMALLINT": ("int", "CAST({} AS INTEGER)"),
+    "UINTEGER": ("bigint", "CAST({} AS BIGINT)"),
+    "UBIGINT": ("bigint unsigned", "CAST({} AS DECIMAL(20,0))"),
+    "FLOAT": ("float", "{}"),
+    "DOUBLE": ("double", "{}"),
+    "VARCHAR": ("longtext", "{}"),
+    "JSON": ("longtext", "CAST({} AS VARCHAR)"),
+    "UUID": ("char(36)", "CAST({} AS VARCHAR)"),
+    "BLOB": ("longblob", "{}"),
+    "DATE": ("date", "{}"),
+    "TIME": ("time(6)", "date_diff('microsecond', TIME '00:00:00', {})"),
+    "INTERVAL": ("time(6)", "epoch_us({})"),
+    "TIMESTAMP": ("datetime(6)", "{}"),
+    "TIMESTAMP_S": ("datetime(6)", "CAST({} AS TIMESTAMP)"),
+    "TIMESTAMP_MS": ("datetime(6)", "CAST({} AS TIMESTAMP)"),
+    "TIMESTAMP_NS": ("datetime(6)", "CAST({} AS TIMESTAMP)"),
+    "TIMESTAMP WITH TIME ZONE": ("timestamp(6)", "{}"),
+    '"NULL"': ("longtext", "CAST({} AS VARCHAR)"),
+}
+_TEXT_TYPES = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set")
+
+_TURN = "{} gives another value each time"
+_REFUSED: Mapping[str, str] = {
+    "AggFunc": "{} needs more than one row",
+    "Window": "{} needs more than one row",
+    "Query": "{} is a query of its own",
+    "CurrentTimestamp": _TURN,
+    "CurrentDate": _TURN,
+    "CurrentTime": _TURN,
+    "CurrentDatetime": _TURN,
+    "CurrentUser": _TURN,
+    "UnixSeconds": "",
+    "Rand": _TURN,
+    "Randn": _TURN,
+    "Uuid": _TURN,
+    "GenerateSeries": "{} gives more than one row",
+    "Explode": "{} gives more than one row",
+    "Unnest": "{} gives more than one row",
+}
+_REFUSED_NAMES = {
+    "now", "today", "sysdate", "current_localtime", "current_localtimestamp", "get_current_timestamp",
+    "transaction_timestamp", "txid_current", "random", "setseed", "nextval", "currval", "gen_random_uuid",
+    "uuidv4", "uuidv7", "getenv", "getvariable", "current_setting", "read_text", "read_blob", "query",
+    "query_table",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """What an expression gives: the SQL type of a column that holds it, and its character set."""
+
+    type_text: str
+    charset: str | None
+
+
+@dataclass
+class _Bound:
+    """Expressions over rows of one schema: the statement, and the Arrow type of each result."""
+
+    statement: str
+    columns: tuple[str, ...]
+    kinds: dict[str, Column]
+    arrow: pyarrow.Schema
+    # The columns of the rows that are read, as the rows spell them.
+    read: frozenset[str]
+
+
+class Expressions:
+    """Named expressions for one step. Pickles; used by one thread.
+
+    `texts` are the expressions by the name of their result; `casts` SQL types that results are turned into;
+    `step` is what errors begin with. Raises OptionInvalid where one cannot be read, DependencyMissing.
+    """
+
+    def __init__(self, texts: Mapping[str, str], step: str, casts: Mapping[str, str] | None = None) -> None:
+        self._step = step
+        self._casts = dict(casts or {})
+        self._parts = {name: self._parsed(text) for name, text in texts.items()}
+        self._texts = dict(texts)
+        self._bound: dict[tuple[pyarrow.Schema, bool], _Bound] = {}
+        self._engine: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A connection stays where it is; another process opens its own.
+        return self.__dict__ | {"_engine": None, "_bound": {}}
+
+    def columns(self, schema: pyarrow.Schema, mariadb: bool) -> dict[str, Column]:
+        """Return what each gives over rows of a schema. Raises OptionInvalid where one does not fit it."""
+        return self._bind(schema, mariadb).kinds
+
+    def reads(self, schema: pyarrow.Schema, mariadb: bool) -> frozenset[str]:
+        """Return the columns of the rows that are read. Raises OptionInvalid."""
+        return self._bind(schema, mariadb).read
+
+    def values(self, rows: pyarrow.RecordBatch, mariadb: bool) -> dict[str, pyarrow.Array]:
+        """Return what each gives for every row, in the Arrow type of its SQL type.
+
+        Raises StepFailed where it cannot be worked out for some row, OptionInvalid where it does not fit.
+        """
+        duckdb = _duckdb()
+        bound = self._bind(rows.schema, mariadb)
+        try:
+            found = self._run(rows.select(list(bound.columns)), bound.statement).to_arrow_table()
+            made = found.combine_chunks()
+            return {
+                name: _as(made.column(index), bound.arrow.field(name).type)
+                for index, name in enumerate(bound.kinds)
+            }
+        except (duckdb.Error, pyarrow.ArrowInvalid) as problem:
+            raise StepFailed(f"{self._step}: {_first_line(problem)}") from problem
+
+    # --- Reading ----------------------------------------------------------------------------
+
+    def _parsed(self, text: str) -> Part:
+        # Its import costs more than decoding a small file.
+        import sqlglot
+        from sqlglot.errors import SqlglotError
+
+        try:
+            # Of Spark's spellings this is the one whose CAST refuses what it cannot cast, as Spark does.
+            part = sqlglot.parse_one(text, dialect="databricks")
+        except SqlglotError as problem:
+            raise OptionInvalid(
+                f"{self._step}: {text!r} is no SQL expression: {_first_line(problem)}",
+                hint="Write it as Spark SQL: status <> 'draft' AND total > 0",
+            ) from problem
+        self._refuse(part, text)
+        return part
+
+    def _refuse(self, part: Part, text: str) -> None:
+        from sqlglot import expressions
+
+        if isinstance(part, expressions.Alias | expressions.Star):
+            raise OptionInvalid(
+                f"{self._step}: {text!r} is more than one value", hint="Write NAME: EXPRESSION"
+            )
+        for node in part.walk():
+            for kind, what in _REFUSED.items():
+                found = getattr(expressions, kind, None)
+                if what and found is not None and isinstance(node, found):
+                    raise OptionInvalid(f"{self._step}: {what.format(node.sql(dialect='databricks'))}")
+            name = node.name.lower() if isinstance(node, expressions.Anonymous) else ""
+            if name in _REFUSED_NAMES:
+                raise OptionInvalid(f"{self._step}: {_TURN.format(name + '()')}")
+
+    # --- Binding ----------------------------------------------------------------------------
+
+    def _bind(self, schema: pyarrow.Schema, mariadb: bool) -> _Bound:
+        key = (schema, mariadb)
+        if key not in self._bound:
+            self._bound[key] = self._bound_to(schema, mariadb)
+        return self._bound[key]
+
+    def _bound_to(self, schema: pyarrow.Schema, mariadb: bool) -> _Bound:
+        duckdb = _duckdb()
+        texts: dict[str, str] = {}
+        read: set[str] = set()
+        for name, part in self._parts.items():
+            texts[name], found_columns = self._named(part, schema)
+            read |= found_columns
+        columns = tuple(dict.fromkeys([*sorted(read), _ALWAYS]))
+        empty = schema.empty_table().select(list(columns)).to_batches() or [
+            pyarrow.RecordBatch.from_pylist([], schema=pyarrow.schema([schema.field(one) for one in columns]))
+        ]
+        selected = ", ".join(f"{text} AS {_quoted(name)}" for name, text in texts.items())
+        try:
+            found = self._run(empty[0], f"SELECT {selected} FROM {_ROWS}").types
+        except duckdb.Error as problem:
+            raise OptionInvalid(
+                f"{self._step}: {_first_line(problem)}",
+                hint=f"It was read as: {'; '.join(texts.values())}",
+            ) from problem
+        kinds, results = {}, []
+        for (name, text), type_found in zip(texts.items(), found, strict=True):
+            kinds[name], result = self._result(name, text, str(type_found), mariadb)
+            results.append(f"{result} AS {_quoted(name)}")
+        return _Bound(
+            f"SELECT {', '.join(results)} FROM {_ROWS}",
+            columns,
+            kinds,
+            _arrow_of(kinds, mariadb),
+            frozenset(read),
+        )
+
+    def _named(self, part: Part, schema: pyarrow.Schema) -> tuple[str, set[str]]:
+        """Return an expression as DuckDB writes it, and the columns it reads, as the rows spell them."""
+        from sqlglot import expressions
+
+        part = part.copy()
+        read = set()
+        for column in part.find_all(expressions.Column):
+            first = column.parts[0]
+            name = _spelt(first.name, schema.names)
+            if name is None:
+                near = difflib.get_close_matches(first.name, schema.names, n=1, cutoff=0.6)
+                raise OptionInvalid(
+                    f"{self._step}: there is no column {first.name!r}",
+                    hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(schema.names)}",
+                )
+            read.add(name)
+            first.replace(expressions.to_identifier(name, quoted=True))
+        return part.sql(dialect="duckdb"), read
+
+    def _result(self, name: str, text: str, found: str, mariadb: bool) -> tuple[Column, str]:
+        """Return the column that holds a result, and the SQL that brings the result into its Arrow type."""
+        if name in self._casts:
+            wanted = _column_of(self._casts[name])
+            goal = _duckdb_type(_arrow_of({name: wanted}, mariadb).field(name).type)
+            if goal == "INTERVAL":
+                return wanted, f"epoch_us(CAST({text} AS INTERVAL))"
+            return wanted, f"CAST({text} AS {goal})"
+        if found.startswith("DECIMAL("):
+            return _column_of(found.lower().replace(" ", "")), text
+        if found.startswith("ENUM("):
+            return _column_of("longtext"), f"CAST({text} AS VARCHAR)"
+        if found in _TYPES:
+            type_text, form = _TYPES[found]
+            return _column_of(type_text), form.format(f"({text})")
+        # Lists, structs and maps are one JSON document.
+        return _column_of("longtext"), f"CAST(to_json({text}) AS VARCHAR)"
+
+    # --- Working out ------------------------------------------------------------------------
+
+    def _run(self, rows: pyarrow.RecordBatch, statement: str) -> Any:
+        if self._engine is None:
+            self._engine = _opened()
+        table = pyarrow.Table.from_batches([rows])
+        self._engine.register(_ROWS, table)
+        return self._engine.sql(statement)
+
+
+def _opened() -> Any:
+    """Return an engine that works in its caller's thread, keeps rows in order, and opens no file."""
+    engine = _duckdb().connect(":memory:", config={"threads": 1})
+    engine.execute("SET TimeZone = 'UTC'")
+    engine.execute("SET enable_external_access = false")
+    engine.execute("SET lock_configuration = true")
+    return engine
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as problem:
+        raise extra_missing("duckdb", "steps") from problem
+    return duckdb
+
+
+def type_known(type_text: str, mariadb: bool) -> Column:
+    """Return the column of an SQL type. Raises OptionInvalid, SchemaInvalid for one that is not known."""
+    column = _column_of(type_text)
+    _arrow_of({"value": column}, mariadb)
+    return column
+
+
+def rows_schema(target: Target) -> pyarrow.Schema:
+    """Return the Arrow types of the rows of changes for a table, the system columns among them."""
+    columns = [(one.name, one.type_text, one.charset, one.nullable) for one in target.columns]
+    return pyarrow.schema(_native.arrow_schema(columns, mariadb=target.mariadb))
+
+
+def _column_of(type_text: str) -> Column:
+    is_text = type_text.split("(")[0].strip().lower() in _TEXT_TYPES
+    return Column(type_text, "utf8mb4" if is_text else None)
+
+
+def _arrow_of(columns: Mapping[str, Column], mariadb: bool) -> pyarrow.Schema:
+    described = [(name, one.type_text, one.charset, True) for name, one in columns.items()]
+    return pyarrow.schema(_native.arrow_schema(described, mariadb=mariadb))
+
+
+def _duckdb_type(arrow: pyarrow.DataType) -> str:
+    types = pyarrow.types
+    if types.is_decimal(arrow):
+        return f"DECIMAL({arrow.precision},{arrow.scale})"
+    if types.is_timestamp(arrow):
+        return "TIMESTAMP" if arrow.tz is None else "TIMESTAMP WITH TIME ZONE"
+    if types.is_list(arrow):
+        return "FLOAT[]"
+    return {
+        pyarrow.int8(): "TINYINT",
+        pyarrow.int16(): "SMALLINT",
+        pyarrow.int32(): "INTEGER",
+        pyarrow.int64(): "BIGINT",
+        pyarrow.float32(): "FLOAT",
+        pyarrow.float64(): "DOUBLE",
+        pyarrow.string(): "VARCHAR",
+        pyarrow.binary(): "BLOB",
+        pyarrow.date32(): "DATE",
+        pyarrow.duration("us"): "INTERVAL",
+    }[arrow]
+
+
+def _as(values: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.Array:
+    """Return values in the exact type that is due, as one array."""
+    one = values.combine_chunks()
+    if isinstance(one, pyarrow.ChunkedArray):
+        one = pyarrow.concat_arrays(one.chunks) if one.num_chunks else pyarrow.array([], values.type)
+    if one.type == kind:
+        return one
+    if pyarrow.types.is_duration(kind):
+        return one.cast(pyarrow.int64()).cast(kind)
+    return compute.cast(one, kind)
+
+
+def _spelt(name: str, names: Sequence[str]) -> str | None:
+    if name in names:
+        return name
+    wanted = name.casefold()
+    return next((one for one in names if one.casefold() == wanted), None)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).strip().split("\n")[0]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One expression that is true, false or null for a row. Pickles."""
+
+    text: str
+    step: str
+    _expressions: Expressions = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Read by itself first, so that it is an expression without what is put around it.
+        Expressions({"passes": self.text}, self.step)
+        wrapped = f"CASE WHEN ({self.text}) THEN TRUE ELSE FALSE END"
+        object.__setattr__(self, "_expressions", Expressions({"passes": wrapped}, self.step))
+
+    def reads(self, schema: pyarrow.Schema, mariadb: bool) -> frozenset[str]:
+        """Return the columns that are read. Raises OptionInvalid where it does not fit the rows."""
+        return self._expressions.reads(schema, mariadb)
+
+    def passes(self, rows: pyarrow.RecordBatch, mariadb: bool) -> Any:
+        """Return for each row whether it is true, as a mask. Raises StepFailed, OptionInvalid."""
+        found = self._expressions.values(rows, mariadb)["passes"]
+        return found.to_numpy(zero_copy_only=False).astype(bool)

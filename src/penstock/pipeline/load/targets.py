@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tables a server has, with their columns and keys."""
+
+from collections import defaultdict
+from typing import Any
+
+from penstock.capture.connection import MARIADB, Connection, connect
+from penstock.capture.schema_reader import SYSTEM_DATABASES, read_tables
+from penstock.capture.table_definition import TableDefinition
+from penstock.changes import Target
+from penstock.model import ServerAddress, TableName, TablePatterns
+
+# A key over the front of a column, or over an expression, says nothing of whole values.
+_UNIQUE = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, INDEX_NAME AS name, COLUMN_NAME AS `column`,
+       SUB_PART AS front
+FROM information_schema.STATISTICS
+WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND TABLE_SCHEMA NOT IN ({marks})
+ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX"""
+_SEQUENCES = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table` FROM information_schema.TABLES
+WHERE TABLE_TYPE = 'SEQUENCE'"""
+
+
+def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) -> list[Target]:
+    """Return every selected table of a server with columns, primary key and further unique keys, by name.
+
+    Views, MariaDB's sequences and the server's own databases are left out; so are the columns that MariaDB
+    hides behind the last. Two or three statements, however many tables there are. Raises what `connect`
+    raises.
+    """
+    with connect(address) as connection:
+        return read_targets(connection, patterns)
+
+
+def read_targets(connection: Connection, patterns: TablePatterns | None = None) -> list[Target]:
+    """The same over a session at hand."""
+    mariadb = connection.identity().flavor == MARIADB
+    left_out = {_name(row) for row in connection.query(_SEQUENCES)} if mariadb else set()
+    unique = _unique_keys(connection)
+    found = [
+        _target(definition, unique.get(definition.schema.name, ()), mariadb)
+        for definition in read_tables(connection, patterns)
+        if definition.schema.name not in left_out
+    ]
+    return sorted(found, key=lambda target: target.name)
+
+
+def _target(definition: TableDefinition, unique: tuple[tuple[str, ...], ...], mariadb: bool) -> Target:
+    schema = definition.schema
+    shown = len(schema.columns) - definition.hidden_columns
+    return Target(schema.name, schema.columns[:shown], schema.primary_key, unique, mariadb)
+
+
+def _unique_keys(connection: Connection) -> dict[TableName, tuple[tuple[str, ...], ...]]:
+    marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
+    indexes: dict[tuple[TableName, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in connection.query(_UNIQUE.format(marks=marks), SYSTEM_DATABASES):
+        indexes[_name(row), str(row["name"])].append(row)
+    keys: dict[TableName, list[tuple[str, ...]]] = defaultdict(list)
+    for (name, _), parts in indexes.items():
+        if all(part["column"] is not None and part["front"] is None for part in parts):
+            keys[name].append(tuple(str(part["column"]) for part in parts))
+    return {name: tuple(found) for name, found in keys.items()}
+
+
+def _name(row: dict[str, Any]) -> TableName:
+    return TableName(str(row["database"]), str(row["table"]))

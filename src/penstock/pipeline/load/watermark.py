@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the log stands when rows are read, without a lock and without a write.
+
+A server writes a transaction to its log before it shows it to readers. So the end of the log alone is no
+place of which it could be said that whatever is read from now on holds everything before it: a row could be
+read as it was, and later be taken for newer than its change. So `take_watermark` asks MariaDB for the place
+of a snapshot; of MySQL it takes the log's end, and waits until all that stands before it is to be seen: with
+GTIDs a server tells which transactions are on their way.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from penstock.errors import PositionInvalid, ServerBusy
+from penstock.model import Position, ServerAddress
+from penstock.pipeline.load.session import LoadSession, open_session
+
+# So long a transaction that is in the log may take to be committed: its sync, and semi-synchronous replicas.
+_COMMIT_SECONDS_MAX = 60.0
+_ASK_AGAIN_SECONDS = 0.01
+# Without GTIDs nobody tells what is on its way to be committed; a sync of the log takes far less.
+_SETTLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """A place in the log: what is read after it was taken holds every transaction before it. Pickles.
+
+    `exact` tells that it holds nothing else either. `gtid_set` holds transactions that stand before it, not
+    always all of them, and is "" where it would cost the server a search; `server_id` and `time_us` (since
+    1970) are the server's own.
+    """
+
+    position: Position
+    gtid_set: str
+    server_id: int
+    time_us: int
+    exact: bool = False
+
+    @property
+    def version(self) -> int:
+        """What rows carry as `_commit_version`: above all transactions before, below all from here on."""
+        return self.position.commit_version - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "epoch": self.position.epoch,
+            "file": self.position.file,
+            "offset": self.position.offset,
+            "gtid_set": self.gtid_set,
+            "server_id": self.server_id,
+            "time_us": self.time_us,
+            "exact": self.exact,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read what `to_json` wrote. Raises PositionInvalid."""
+        match value:
+            case {
+                "epoch": int(epoch),
+                "file": str(file),
+                "offset": int(offset),
+                "gtid_set": str(gtid_set),
+                "server_id": int(server_id),
+                "time_us": int(time_us),
+                "exact": bool(exact),
+            }:
+                return cls(Position(epoch, file, offset), gtid_set, server_id, time_us, exact)
+        raise PositionInvalid("a watermark has epoch, file, offset, gtid_set, server_id, time_us and exact")
+
+
+def take_watermark(address: ServerAddress, *, epoch: int = 0) -> Watermark:
+    """Return a place in the log of which readers see everything before it, from the return of this call on.
+
+    Raises ServerUnsupported where the binlog is off, ServerBusy where a transaction does not get committed.
+    """
+    with open_session(address) as session:
+        return watermark_of(session, epoch)
+
+
+def watermark_of(session: LoadSession, epoch: int = 0) -> Watermark:
+    """The same over a session at hand, which has no transaction open."""
+    if session.mariadb:
+        watermark = open_snapshot(session, epoch)
+        session.query("ROLLBACK")
+        if watermark.exact:
+            return replace(watermark, exact=False)
+    head = session.connection.head()
+    settle(session)
+    position = Position(epoch, head.file, head.offset)
+    return Watermark(position, head.gtid_set, session.identity.server_id, now_us(session))
+
+
+def settle(session: LoadSession) -> None:
+    """Wait until readers see every transaction that stands in the log now. Raises ServerBusy."""
+    if settles_by_proof(session):
+        _settle_by_gtids(session)
+    else:
+        time.sleep(_SETTLE_SECONDS)
+
+
+def settles_by_proof(session: LoadSession) -> bool:
+    """Tell whether the server shows which transactions are on their way: MySQL with GTIDs does."""
+    return not session.mariadb and session.identity.gtid_mode.upper() == "ON"
+
+
+def _settle_by_gtids(session: LoadSession) -> None:
+    """Wait until every transaction that is being committed now is."""
+    waiting = _owned(session)
+    deadline = time.monotonic() + _COMMIT_SECONDS_MAX
+    while waiting:
+        if time.monotonic() > deadline:
+            raise ServerBusy(
+                f"{session.connection.address}: transactions stand in the log that are not committed: "
+                f"{', '.join(sorted(waiting))[:200]}",
+                hint="SHOW PROCESSLIST tells whether the server waits for a semi-synchronous replica",
+            )
+        time.sleep(_ASK_AGAIN_SECONDS)
+        waiting &= _owned(session)
+
+
+def _owned(session: LoadSession) -> set[str]:
+    """Return the transactions that are on their way through the commit, each with its thread."""
+    text = str(session.query("SELECT @@GLOBAL.gtid_owned AS owned")[0]["owned"] or "")
+    found, server = set(), ""
+    for part in text.replace("\n", "").replace(",", ":").split(":"):
+        if "-" in part:
+            server = part
+        elif part:
+            found.add(f"{server}:{part}")
+    return found
+
+
+def now_us(session: LoadSession) -> int:
+    """Return the server's time in microseconds since 1970."""
+    return int(
+        session.query("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) AS now_us")[0]["now_us"]
+    )
+
+
+def open_snapshot(session: LoadSession, epoch: int = 0) -> Watermark:
+    """Open a snapshot in the session and return where the log stood: exactly there on MariaDB, else at or
+    before it. The session's queries read it until its transaction ends."""
+    if not session.mariadb:
+        watermark = watermark_of(session, epoch)
+        session.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        return watermark
+    head = session.connection.head()
+    session.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    # MariaDB keeps the place with the snapshot, also while something is being committed.
+    rows = session.query("SHOW STATUS LIKE 'Binlog_snapshot_%'")
+    found = {str(row["Variable_name"]).lower(): str(row["Value"]) for row in rows}
+    file, offset = found.get("binlog_snapshot_file", "none"), int(found.get("binlog_snapshot_position", "0"))
+    exact = file not in ("", "none")
+    place = (file, offset) if exact else (head.file, head.offset)
+    gtid_set = head.gtid_set if place == (head.file, head.offset) else ""
+    return Watermark(Position(epoch, *place), gtid_set, session.identity.server_id, now_us(session), exact)

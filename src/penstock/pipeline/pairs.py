@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates as pairs of rows: which rows belong together, and what becomes of a pair that is torn."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy
+import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as compute
+
+from penstock.changes import Changes
+from penstock.errors import StepFailed
+from penstock.pipeline.step import Rejected
+
+KINDS = ("insert", "update_preimage", "update_postimage", "delete")
+INSERT, PREIMAGE, POSTIMAGE, DELETE = range(4)
+
+Mask = npt.NDArray[numpy.bool_]
+Kinds = npt.NDArray[numpy.int8]
+
+_KIND_COLUMN = "_change_type"
+_NAMES = pyarrow.array(KINDS)
+
+
+def kinds_of(rows: pyarrow.RecordBatch) -> Kinds:
+    """Return the kind of each row, as indexes into KINDS."""
+    found: Kinds = compute.index_in(rows.column(_KIND_COLUMN), value_set=_NAMES).to_numpy(
+        zero_copy_only=False
+    )
+    return found.astype(numpy.int8)
+
+
+def with_kinds(rows: pyarrow.RecordBatch, kinds: Kinds) -> pyarrow.RecordBatch:
+    """Return rows with other kinds, indexes into KINDS."""
+    index = rows.schema.get_field_index(_KIND_COLUMN)
+    names = _NAMES.take(pyarrow.array(kinds))
+    return rows.set_column(index, rows.schema.field(index), names)
+
+
+def firsts_of_pairs(rows: pyarrow.RecordBatch, kinds: Kinds) -> Mask:
+    """Tell of each row whether it is the image before an update whose other image follows it at once."""
+    first = numpy.zeros(len(kinds), dtype=bool)
+    if len(kinds) < 2:
+        return first
+    versions = rows.column("_commit_version").to_numpy()
+    numbers = compute.struct_field(rows.column("_metadata"), "row").to_numpy(zero_copy_only=False)
+    first[:-1] = (
+        (kinds[:-1] == PREIMAGE)
+        & (kinds[1:] == POSTIMAGE)
+        & (versions[:-1] == versions[1:])
+        & (numbers[:-1] == numbers[1:])
+    )
+    return first
+
+
+def seconds_of_pairs(first: Mask) -> Mask:
+    """Tell of each row whether it is the image behind an update whose other image stands before it."""
+    second = numpy.zeros_like(first)
+    second[1:] = first[:-1]
+    return second
+
+
+def passing(changes: Changes, passes: Mask) -> Changes:
+    """Return the rows that pass. An update of which one image passes becomes a delete, or an insert.
+
+    So a target that keeps state is right: a row that leaves what is wanted goes there, one that enters comes.
+    """
+    rows = changes.rows
+    if passes.all():
+        return changes
+    if not passes.any():
+        return changes.with_rows(rows.slice(0, 0))
+    kinds = kinds_of(rows)
+    first = firsts_of_pairs(rows, kinds)
+    other = numpy.ones_like(passes)
+    other[:-1][first[:-1]] = passes[1:][first[:-1]]
+    second = seconds_of_pairs(first)
+    other[1:][second[1:]] = passes[:-1][second[1:]]
+    kinds = numpy.where(first & ~other, DELETE, kinds)
+    kinds = numpy.where(second & ~other, INSERT, kinds).astype(numpy.int8)
+    return changes.with_rows(with_kinds(rows, kinds).filter(pyarrow.array(passes)))
+
+
+def settled(changes: Changes) -> Changes:
+    """Return rows in which each image of an update that stands alone is a delete or an insert."""
+    kinds = kinds_of(changes.rows)
+    first = firsts_of_pairs(changes.rows, kinds)
+    second = seconds_of_pairs(first)
+    kinds = numpy.where((kinds == PREIMAGE) & ~first, DELETE, kinds)
+    alone = numpy.where((kinds == POSTIMAGE) & ~second, INSERT, kinds).astype(numpy.int8)
+    return changes.with_rows(with_kinds(changes.rows, alone))
+
+
+# --- Rows that fail -------------------------------------------------------------------------
+
+
+def position_of(changes: Changes) -> str | None:
+    """Return where the first of some changes stands in its log, as text."""
+    if not len(changes):
+        return None
+    place = changes.rows.column("_metadata")[0].as_py()
+    return f"{place['file']}:{place['offset']}"
+
+
+class Trial:
+    """A run of somebody's own code. `failure` is the error that it raised, of whatever class."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        # An interrupt is no failure: it goes on.
+        self.failure = error if isinstance(error, Exception) else None
+        return self.failure is not None
+
+
+def tried(
+    changes: Changes, work: Callable[[Changes], Changes], on_error: str | None, verb: str
+) -> Iterator[Changes | Rejected]:
+    """Yield what work makes of changes, and apart the single changes that it fails on.
+
+    Work that raises StepFailed is tried again on halves, down to one change, whose images stay together; with
+    `on_error` "stop" or None the error is raised, with the first row's position.
+    """
+    try:
+        made: Any = work(changes)
+    except StepFailed as problem:
+        problem.position = problem.position or position_of(changes)
+        if on_error in (None, "stop"):
+            problem.hint = problem.hint or _HINT
+            raise
+        middle = _middle(changes)
+        if middle is None:
+            yield Rejected(changes, verb, problem, kept=on_error == "dead_letter")
+            return
+        for half in (changes.rows.slice(0, middle), changes.rows.slice(middle)):
+            yield from tried(replace(changes, rows=half), work, on_error, verb)
+        return
+    yield made
+
+
+_HINT = "To go on without such rows, write on_error: dead_letter in the step, or errors: {rows: dead_letter}"
+
+
+def _middle(changes: Changes) -> int | None:
+    """Return where to cut changes in two so that pairs stay whole, None where they are one change."""
+    rows = len(changes)
+    if rows < 2:
+        return None
+    first = firsts_of_pairs(changes.rows, kinds_of(changes.rows))
+    middle = rows // 2
+    if first[middle - 1]:
+        middle += 1
+    return middle if middle < rows else None

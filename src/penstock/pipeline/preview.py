@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pipeline would do, without doing any of it."""
+
+from typing import Any
+
+from penstock.pipeline.ghosts import PipelinePatterns
+from penstock.pipeline.load.chunks import plan_chunks
+from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.step import target_through
+
+
+def preview(settings: PipelineSettings) -> dict[str, Any]:
+    """Return what is read, prepared and written, as plain JSON values. Asks servers and sink, changes
+    nothing.
+
+    Raises what the source, the steps and the sink raise where they cannot be used.
+    """
+    sink, steps = settings.make_sink(), settings.make_steps()
+    sources, targets = [], []
+    for source in settings.sources:
+        found = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
+        sources.append({"name": source.name, "tables": [str(target.name) for target in found]})
+        for target in found:
+            made = target_through(steps, target)
+            if made is None:
+                continue
+            chunks = []
+            if settings.load.mode != "none" and source.server is not None:
+                chunks = plan_chunks(source.server, target, rows=settings.load.chunk_rows)
+            targets.append(
+                {
+                    "source": f"{source.name}/{target.name}",
+                    "target": str(made.name),
+                    "chunks": len(chunks),
+                    "rows": sum(chunk.rows for chunk in chunks),
+                    "statements": list(sink.plan(made, settings.schema_changes)),
+                }
+            )
+    findings = [
+        {"subject": one.subject, "what": one.what, "fatal": one.fatal, "mend": one.mend}
+        for one in sink.check()
+    ]
+    sink.close()
+    return {
+        "pipeline": settings.name,
+        "sources": sources,
+        "sink": sink.kind,
+        "delivery": str(sink.delivery),
+        "findings": findings,
+        "targets": targets,
+    }

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections of a pipeline's file, as they are written; `penstock.pipeline.settings` has what they mean."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from penstock.limits import MIB, RANGE_BYTES_DEFAULT
+from penstock.model import SSL_MODES, Secret, ServerAddress, TablePatterns, Tls, is_server_url
+from penstock.settings_values import (
+    Bytes,
+    Seconds,
+    SecretText,
+    Section,
+    TablePatternTexts,
+    in_our_words,
+    one_secret,
+)
+from penstock.sinks.sink import Evolution
+from penstock.source.bounds import Bound, parse_bound
+from penstock.source.daemon_address import is_daemon_url
+from penstock.source.source import SourceOptions
+
+EARLIEST, LATEST = "earliest", "latest"
+
+_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is no name: use letters, digits, _ - and ., and begin with no . or -")
+    return text
+
+
+def _names(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+# One text, or a list of them.
+Texts = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+class TlsSection(Section):
+    """How a connection is encrypted."""
+
+    mode: Literal["disabled", "preferred", "required", "verify_ca", "verify_identity"] = "preferred"
+    ca: str | None = Field(default=None, description="a file with the certificate authorities to trust")
+    cert: str | None = Field(default=None, description="a file with our certificate")
+    key: str | None = Field(default=None, description="a file with our key")
+
+    def tls(self) -> Tls:
+        """Return what connections take. Raises OptionInvalid."""
+        assert self.mode in SSL_MODES, "the modes of the model and of this section are the same"
+        return Tls(self.mode, self.ca, self.cert, self.key)
+
+
+class SourceSection(Section):
+    """Whence changes come: a server, a daemon's instance, or files; and which tables of it."""
+
+    # A URL may hold a password, so no representation shows it.
+    url: str | None = Field(
+        default=None,
+        description="mysql://user@host:3306, mariadb://..., or a daemon's penstock://host:7070/instance",
+        repr=False,
+    )
+    path: Texts = Field(
+        default=(), description="binlog files, folders, glob patterns, or the folder of a kept log"
+    )
+    name: Name | None = Field(
+        default=None,
+        description="what rows of it carry as their instance; else host:port, or the instance's own name",
+    )
+    user: str | None = None
+    password: SecretText | None = None
+    password_file: Path | None = None
+    password_env: str | None = None
+    token: SecretText | None = Field(default=None, description="for a daemon; else PENSTOCK_TOKEN")
+    token_file: Path | None = None
+    token_env: str | None = None
+    server_id: int | None = Field(default=None, ge=1, lt=1 << 32, description="our id as a replica")
+    tls: TlsSection | None = None
+    tables: TablePatternTexts = Field(default=(), description="patterns: shop.orders, shop.*, /regex/")
+    exclude: TablePatternTexts = Field(default=(), description="patterns of tables to leave out")
+    start: str | None = Field(
+        default=None,
+        description="where changes begin: earliest, latest, a position, a GTID set or a time; else where the"
+        " full load begins, and without one latest of a server and earliest of files",
+    )
+    server: str | None = Field(
+        default=None,
+        description="the server itself, mysql://..., where url is a daemon or path names files: full loads"
+        " and comparisons read from it",
+        repr=False,
+    )
+    schemas: Path | None = Field(
+        default=None, description="a .sql or .json file of definitions, where logs do not name columns"
+    )
+    fail_on_data_loss: bool = Field(
+        default=True, description="stop where the log was purged; false goes on behind it"
+    )
+
+    @field_validator("start")
+    @classmethod
+    def _a_place(cls, start: str | None) -> str | None:
+        if start is not None and start.strip().lower() not in (EARLIEST, LATEST):
+            in_our_words(partial(parse_bound, start))
+        return start
+
+    def over(self, defaults: "SourceSection") -> Self:
+        """Return this section, with what another one sets where this one is silent."""
+        mine = {name: getattr(self, name) for name in self.model_fields_set}
+        theirs = {name: getattr(defaults, name) for name in defaults.model_fields_set}
+        return self.model_construct(**theirs | mine)
+
+    def options(self) -> SourceOptions:
+        """Return what opens the source. Raises ValueError, without any secret."""
+        if (self.url is None) == (not self.path):
+            raise ValueError("write url or path, one of them")
+        if self.url is not None and not (is_server_url(self.url) or is_daemon_url(self.url)):
+            raise ValueError("url: write mysql://user@host:3306 or penstock://host:7070/instance")
+        daemon = self.url is not None and is_daemon_url(self.url)
+        # Of a daemon or files, user and password are those of the server beside them.
+        account = self.url is not None and not daemon
+        given: dict[str, Any] = {
+            "instance": self.name,
+            "user": self.user if account else None,
+            "password": self._password() if account else None,
+            "server_id": self.server_id if account else None,
+            "tls": self.tls.tls() if self.tls is not None else None,
+            "token": one_secret(self.token, self.token_file, self.token_env, "token"),
+        }
+        location: Any = list(self.path) if self.url is None else self.url
+        return in_our_words(lambda: SourceOptions.parse(location, **given))
+
+    def server_address(self) -> ServerAddress | None:
+        """Return the server whose tables can be read. Raises ValueError, without any secret."""
+        if self.url is not None and is_server_url(self.url):
+            if self.server is not None:
+                raise ValueError("server is for a daemon or files: url is the server already")
+            return self.options().address
+        if self.server is None:
+            return None
+        url, password = self.server, self._password()
+        return in_our_words(
+            lambda: ServerAddress.parse(url, user=self.user, password=password, server_id=self.server_id)
+        )
+
+    def start_bound(self) -> Bound | str | None:
+        """Return where changes begin: a bound, EARLIEST, LATEST, or None where nothing was said."""
+        if self.start is None:
+            return None
+        text = self.start.strip()
+        return text.lower() if text.lower() in (EARLIEST, LATEST) else parse_bound(text)
+
+    def _password(self) -> Secret | None:
+        return one_secret(self.password, self.password_file, self.password_env, "password")
+
+
+def _load_mode(value: Any) -> Any:
+    return {"mode": value} if isinstance(value, str) else value
+
+
+class LoadSettings(Section):
+    """What is read from the tables themselves, before their changes."""
+
+    mode: Literal["full", "consistent", "none"] = Field(
+        default="full",
+        description="full: every table, in chunks; consistent: tables without a key as of one known"
+        " position; none: changes alone",
+    )
+    chunk_rows: int = Field(default=200_000, ge=1, description="about how many rows a chunk has")
+    parallel: int | None = Field(
+        default=None, ge=1, description="connections at once to one server; else one for each task"
+    )
+    rate: int | None = Field(default=None, ge=1, description="rows per second at most, of all tasks together")
+    where: dict[str, str] = Field(
+        default_factory=dict, description="of tables by pattern, which rows are loaded, in the server's SQL"
+    )
+
+    @field_validator("where")
+    @classmethod
+    def _one_table_pattern_each(cls, where: dict[str, str]) -> dict[str, str]:
+        for pattern, condition in where.items():
+            if len(in_our_words(partial(TablePatterns, pattern)).include) != 1:
+                raise ValueError(f"{pattern!r} is more than one table pattern")
+            if not condition.strip():
+                raise ValueError(f"{pattern}: write a condition, such as created > '2026-01-01'")
+        return where
+
+    def where_of(self, database: str, table: str) -> str | None:
+        """Return the condition of the first pattern that a table fits."""
+        for pattern, condition in self.where.items():
+            if TablePatterns(pattern).matches(database, table):
+                return condition
+        return None
+
+
+class BatchSettings(Section):
+    """How much one batch takes, and into how many parts it is cut."""
+
+    bytes: Bytes = Field(
+        default=512 * MIB, ge=4096, description="about how many bytes of log, over all sources"
+    )
+    rows: int | None = Field(default=None, ge=1, description="about how many rows")
+    interval: Seconds = Field(default=1.0, description="at least so long from one batch's start to the next")
+    parts: int | None = Field(
+        default=None, ge=1, description="writers at once; else as many as Spark has cores"
+    )
+    range_bytes: Bytes = Field(
+        default=RANGE_BYTES_DEFAULT, ge=4096, description="how many bytes of log one task takes"
+    )
+
+
+class ErrorSettings(Section):
+    """What follows an error."""
+
+    table: Literal["stop", "skip_table"] = Field(
+        default="stop", description="an error of one table: the pipeline stops, or goes on without it"
+    )
+    rows: Literal["stop", "skip", "dead_letter"] = Field(
+        default="stop",
+        description="rows that a step cannot work on: the pipeline stops, counts them and goes on, or puts"
+        " them into the dead letter; a step may say otherwise",
+    )
+    retry_for: Seconds = Field(
+        default=600.0, description="how long a target or source that does not answer is tried again"
+    )
+
+
+class LoopSettings(Section):
+    """By what changes are known that a pipeline itself wrote into the source, and that go no further."""
+
+    server_ids: tuple[int, ...] = Field(
+        default=(), description="ids of servers whose changes are not taken: of a server that copies back"
+    )
+    gtid_tags: Texts = Field(
+        default=(), description="tags of GTIDs whose transactions are not taken (MySQL 8.3)"
+    )
+    mark_table: str | None = Field(
+        default=None, description="database.table: transactions that write it are a pipeline's own"
+    )
+
+
+class PipelineSection(Section):
+    """The whole of a pipeline's file, but for what a step or a sink may be told."""
+
+    name: Name | None = Field(default=None, description="its name in the state; else the file's")
+    state: str | None = Field(
+        default=None,
+        description="where progress is kept: sqlite:///path/file.db, or zookeeper://host:2181/path; else"
+        " penstock-pipelines.db beside the file",
+        repr=False,
+    )
+    source: SourceSection | None = Field(
+        default=None, description="whence changes come; with `sources`, what they have in common"
+    )
+    sources: tuple[SourceSection, ...] = Field(default=(), description="several, merged into one pipeline")
+    load: Annotated[LoadSettings, BeforeValidator(_load_mode)] = Field(default_factory=LoadSettings)
+    steps: Any = ()
+    sink: Any = None
+    batch: BatchSettings = Field(default_factory=BatchSettings)
+    schema_changes: Evolution = Field(
+        default=Evolution.EVOLVE,
+        description="when columns change: the target's are added, dropped, renamed and widened alike; only"
+        " added; left alone; or the table stops",
+    )
+    apply: Literal["parallel", "serial"] = Field(
+        default="parallel",
+        description="parallel: rows with no key in common are written side by side; serial: transactions"
+        " whole, one after the other",
+    )
+    errors: ErrorSettings = Field(default_factory=ErrorSettings)
+    dead_letter: str | None = Field(
+        default=None,
+        description="a folder, or a URL as s3://bucket/folder; else NAME.dead-letter beside the file",
+        repr=False,
+    )
+    loops: LoopSettings = Field(default_factory=LoopSettings)
+    spark: dict[str, str] = Field(
+        default_factory=dict, description="settings of the Spark session that `penstock run` makes"
+    )
+
+    @field_validator("state")
+    @classmethod
+    def _a_store(cls, url: str | None) -> str | None:
+        # A file has no host: sqlite:///path, or sqlite:path for a relative one.
+        if url is not None and not re.fullmatch(
+            r"sqlite:(//(?=/)|(?!//)).*[^/]|(memory|zookeeper)://[^/].*", url
+        ):
+            raise ValueError("write sqlite:///path/file.db or zookeeper://host:2181,host:2181/path")
+        return url
+
+    @model_validator(mode="after")
+    def _with_sources(self) -> Self:
+        if self.source is None and not self.sources:
+            raise ValueError("source is missing: write url or path below it")
+        return self
+
+    def all_sources(self) -> list[SourceSection]:
+        """Return every source, each with what all have in common."""
+        if not self.sources:
+            assert self.source is not None, "one of both is given"
+            return [self.source]
+        return [one.over(self.source) if self.source is not None else one for one in self.sources]

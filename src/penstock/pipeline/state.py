@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pipeline must not forget, in the coordination store: where it stands, what it has begun, who runs.
+
+    /pipelines/NAME/lease      who runs it now; ends with the runner's session
+                   /standing   `Standing`: the batches that are done, and up to where
+                   /batch      `BatchRecord`: the batch that was begun last
+                   /tables     the definitions that targets were prepared for
+                   /loads      the chunks that full loads and resnapshots were cut into
+                   /requests   resnapshots that were asked for, and what became of them
+                   /pause      stands while the pipeline is not to run
+                   /progress   what the runner shows of itself
+
+A batch is written down before it runs. Once the sink has committed it, one write of the standing makes it
+done: so a runner that dies at any moment leaves either a batch to be run again, or one that is done.
+
+A resnapshot is asked for with `request_resnapshot`, by anybody, whether the pipeline runs or not. The
+runner takes it up before its next batch: it cuts the table into chunks, mixes them into the batches that
+follow as `ChunkWork` with the request's number, and notes in the request when the last of them is done.
+"""
+
+import json
+import os
+import socket
+import time
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from penstock.coordinate.lease import Holder, Lease
+from penstock.coordinate.store import (
+    ABSENT,
+    CoordinationStore,
+    Session,
+    decoded_name,
+    open_store,
+    path_of,
+)
+from penstock.errors import LeaseLost, OptionInvalid, VersionConflict
+from penstock.limits import COORDINATION_RECORD_BYTES_MAX
+from penstock.model import TableName
+from penstock.pipeline.record import BatchRecord
+
+_TOP = "pipelines"
+# Room for what a store adds to a record.
+_PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
+# How long a runner that is gone keeps others out.
+_LEASE_SECONDS = 10.0
+
+
+def table_key(source: str, table: TableName) -> str:
+    """Return how a table of a source is named in the state: `source/database.table`."""
+    return f"{source}/{table}"
+
+
+def split_key(key: str) -> tuple[str, TableName]:
+    """Return the source and the table of a key. Sources' names have no slash."""
+    source, _, table = key.partition("/")
+    return source, TableName.parse(table)
+
+
+@dataclass(frozen=True)
+class TableLoad:
+    """How far a full load or a resnapshot of one table has come, in chunks. `rows` were estimated before.
+
+    `pages` names where its chunks are kept. `where` and `remove` are those of the request, `request` its
+    number or "". `floor` is the commit version before which changes of the table are in the load already, and
+    no row that was read is of a change from `read_to` on.
+    """
+
+    chunks: int
+    done: int = 0
+    rows: int = 0
+    pages: str = ""
+    where: str | None = None
+    remove: bool = False
+    request: str = ""
+    floor: int = 0
+    read_to: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every chunk is done."""
+        return self.done >= self.chunks
+
+
+def _place(offset: Mapping[str, Any]) -> tuple[Any, ...]:
+    return offset.get("epoch", 0), offset["file"], offset["offset"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is done: every batch up to `number`, and every change before `offsets`, by source.
+
+    `generation` is another one after a reset. `token` fences the runner. `loads` are the tables that are or
+    were loaded, by key; `stopped` those that the pipeline goes on without, and why. `planned` tells that
+    every table of the full load is in `loads`. `skips` are stretches of a source's log that are passed over,
+    ascending: the offsets of their begin and end.
+    """
+
+    generation: str
+    number: int = 0
+    offsets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    loads: Mapping[str, TableLoad] = field(default_factory=dict)
+    stopped: Mapping[str, str] = field(default_factory=dict)
+    planned: bool = False
+    token: int = 0
+    skips: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls) -> Self:
+        """Return where a pipeline begins."""
+        return cls(uuid.uuid4().hex[:12])
+
+    @property
+    def loading(self) -> bool:
+        """Whether a table is not loaded to its end, of those that the pipeline goes on with."""
+        return not self.planned or any(
+            not load.finished for key, load in self.loads.items() if key not in self.stopped
+        )
+
+    @property
+    def stands(self) -> dict[str, Mapping[str, Any]]:
+        """The offsets, each behind a stretch that is passed over where it stands in front of one."""
+        found = dict(self.offsets)
+        for source, skips in self.skips.items():
+            for begin, end in skips:
+                if source in found and _place(begin) == _place(found[source]):
+                    found[source] = end
+        return found
+
+    def after(self, record: BatchRecord) -> Self:
+        """Return what is done once a batch is."""
+        loads = dict(self.loads)
+        for key, done in record.loads.items():
+            loads[key] = replace(loads[key], done=done)
+        return replace(self, number=record.number, offsets={**self.offsets, **record.end}, loads=loads)
+
+    def having_read(self, key: str, version: int) -> Self:
+        """Return what is done, with the log of a table's source having ended at `version` after its read."""
+        load = self.loads[key]
+        noted = replace(load, read_to=max(load.read_to, version))
+        return replace(self, loads={**self.loads, key: noted})
+
+    def encode(self) -> bytes:
+        """Return the record's value."""
+        return zlib.compress(json.dumps(asdict(self)).encode(), 1)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """Read what `encode` wrote."""
+        found = json.loads(zlib.decompress(value))
+        found["loads"] = {key: TableLoad(**load) for key, load in found["loads"].items()}
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class Resnapshot:
+    """A wish to read a table, or some of its rows, again. `state` is asked, running, done or failed.
+
+    `where` is a condition in the server's SQL, None for all rows. With `remove` the rows of the range that
+    the target has and the source has not are deleted from it. Times are microseconds UTC since 1970.
+    """
+
+    number: str
+    source: str
+    table: TableName
+    where: str | None = None
+    remove: bool = True
+    state: str = "asked"
+    what: str = ""
+    asked_us: int = 0
+    ended_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the record's value."""
+        return json.dumps(asdict(self) | {"table": [self.table.database, self.table.table]}).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """Read what `encode` wrote."""
+        found = json.loads(value)
+        return cls(**{**found, "table": TableName(*found["table"])})
+
+
+class PipelineState:
+    """The state of one pipeline. One that runs it holds the lease; others read, ask and pause.
+
+    Every method raises CoordinationLost where the store does not answer, and what the runner writes LeaseLost
+    where somebody else has taken over.
+    """
+
+    def __init__(self, store: CoordinationStore, name: str) -> None:
+        self.store = store
+        self.name = name
+        self._path = path_of(_TOP, name)
+        self._version = ABSENT
+        self._batch_version: int | None = ABSENT
+        self._session: Session | None = None
+        self._lease: Lease | None = None
+        # Whether it is known that somebody else has taken over.
+        self.lost = False
+
+    @classmethod
+    def open(cls, url: str, name: str) -> Self:
+        """Open the store that a URL names. Raises OptionInvalid, CoordinationLost."""
+        return cls(open_store(url), name)
+
+    @classmethod
+    def names(cls, store: CoordinationStore) -> list[str]:
+        """Return the pipelines that a store knows, sorted."""
+        return sorted(decoded_name(name) for name in store.list(path_of(_TOP)))
+
+    def close(self) -> None:
+        """Give the lease back and let go of the store."""
+        if self._lease is not None and not self._lease.lost:
+            self._lease.release()
+        if self._session is not None:
+            self._session.close()
+        self._lease = self._session = None
+        self.store.close()
+
+    # --- Who runs it ------------------------------------------------------------------------
+
+    def take(self) -> Standing:
+        """Take the lease, and return what is done. Raises LeaseLost where another runs the pipeline."""
+        self._session = self.store.session(_LEASE_SECONDS)
+        holder = f"{socket.gethostname()}:{os.getpid()}"
+        self._lease = Lease.acquire(self.store, self._session, self._at("lease"), holder)
+        if self._lease is None:
+            other = self.runner()
+            raise LeaseLost(
+                f"the pipeline {self.name} is run by {other.name if other else 'another process'}",
+                hint=f"penstock pipelines show {self.name}; a runner that died lets go after"
+                f" {_LEASE_SECONDS:.0f} seconds",
+            )
+        record = self.store.get(self._at("standing"))
+        standing = Standing.new() if record is None else Standing.decode(record.value)
+        self._version = ABSENT if record is None else record.version
+        batch = self.store.get(self._at("batch"))
+        self._batch_version = ABSENT if batch is None else batch.version
+        # Whoever held it before can write no more once this stands.
+        return self.write(replace(standing, token=self._lease.token))
+
+    def runner(self) -> Holder | None:
+        """Return who runs the pipeline now, None where nobody does."""
+        return Holder.of(self.store.get(self._at("lease")))
+
+    # --- What is done -----------------------------------------------------------------------
+
+    def standing(self) -> Standing | None:
+        """Return what is done, as anybody may read it; None of a pipeline that never ran."""
+        record = self.store.get(self._at("standing"))
+        return None if record is None else Standing.decode(record.value)
+
+    def write(self, standing: Standing) -> Standing:
+        """Write what is done, as the runner. Raises LeaseLost."""
+        if self._lease is None or self._lease.lost:
+            raise self._no_longer_held()
+        try:
+            self._version = self.store.put(self._at("standing"), standing.encode(), self._version)
+        except VersionConflict as problem:
+            raise self._taken_over() from problem
+        return standing
+
+    def confirm(self) -> None:
+        """Look, as the runner, whether the pipeline is still its own. Raises LeaseLost.
+
+        Whoever takes over writes the standing before anything else; so up to the moment of this read nobody
+        had. A runner that stands still right behind it, until its lease has run out, does once what it was
+        about to do: a sink that keeps the batch's number then finds it there, others get rows of one batch
+        again, maybe behind those of the next.
+        """
+        record = self.store.get(self._at("standing"))
+        if self._lease is None or self._lease.lost:
+            raise self._no_longer_held()
+        if record is None or record.version != self._version:
+            raise self._taken_over()
+
+    def _no_longer_held(self) -> LeaseLost:
+        self.lost = True
+        return LeaseLost(f"the pipeline {self.name} is no longer held by this process")
+
+    def _taken_over(self) -> LeaseLost:
+        self.lost = True
+        return LeaseLost(f"another process has taken the pipeline {self.name} over, or it was reset")
+
+    def begin(self, record: BatchRecord) -> None:
+        """Write a batch down before it runs. Raises LeaseLost."""
+        try:
+            self._batch_version = self.put_large("batch", record.to_json(), self._batch_version)
+        except VersionConflict as problem:
+            raise self._taken_over() from problem
+
+    def begun(self, standing: Standing) -> BatchRecord | None:
+        """Return the batch that was begun and is not done, None where there is none."""
+        value = self.get_large("batch")
+        if value is None:
+            return None
+        record = BatchRecord.from_json(value)
+        return record if record.number == standing.number + 1 else None
+
+    def skip(self, source: str, begin: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+        """Have a stretch of a source's log passed over. Takes the lease: raises LeaseLost where it runs.
+
+        A batch that was begun and may hold the stretch is given up, under its number.
+        """
+        standing = self.take()
+        begun = self.begun(standing)
+        number = standing.number if begun is None else begun.number
+        known = [*standing.skips.get(source, ()), [dict(begin), dict(end)]]
+        self.write(replace(standing, number=number, skips={**standing.skips, source: known}))
+
+    # --- Values of any size -----------------------------------------------------------------
+
+    def put_large(self, name: str, value: Any, version: int | None = None) -> int:
+        """Write a JSON value of any size, whole or not at all: pages first, then what names them.
+
+        Returns its version; raises VersionConflict where `version` is given and is not the one there.
+        """
+        data = zlib.compress(json.dumps(value).encode(), 1)
+        path = self._at(name)
+        before = self.store.get(path)
+        pages = [data[at : at + _PAGE_BYTES] for at in range(0, len(data), _PAGE_BYTES)]
+        if len(pages) == 1:
+            written = self.store.put(path, b"\0" + pages[0], version)
+        else:
+            tag = uuid.uuid4().hex[:12]
+            for number, page in enumerate(pages):
+                self.store.put(path + path_of(tag, str(number)), page)
+            written = self.store.put(path, json.dumps({"tag": tag, "pages": len(pages)}).encode(), version)
+        if before is not None and not before.value.startswith(b"\0"):
+            self._drop_pages(path, before.value)
+        return written
+
+    def get_large(self, name: str) -> Any:
+        """Return what `put_large` wrote, None where nothing was."""
+        path = self._at(name)
+        record = self.store.get(path)
+        if record is None:
+            return None
+        if record.value.startswith(b"\0"):
+            return json.loads(zlib.decompress(record.value[1:]))
+        head = json.loads(record.value)
+        data = b""
+        for number in range(head["pages"]):
+            page = self.store.get(path + path_of(head["tag"], str(number)))
+            if page is None:
+                raise VersionConflict(f"{path} was written anew while it was read")
+            data += page.value
+        return json.loads(zlib.decompress(data))
+
+    def drop_large(self, name: str) -> None:
+        """Delete what `put_large` wrote."""
+        path = self._at(name)
+        record = self.store.get(path)
+        if record is not None:
+            self.store.delete(path)
+            if not record.value.startswith(b"\0"):
+                self._drop_pages(path, record.value)
+
+    def _drop_pages(self, path: str, head: bytes) -> None:
+        found = json.loads(head)
+        for number in range(found["pages"]):
+            self.store.delete(path + path_of(found["tag"], str(number)))
+
+    # --- Resnapshots ------------------------------------------------------------------------
+
+    def request_resnapshot(
+        self,
+        source: str,
+        table: TableName,
+        where: str | None = None,
+        *,
+        remove: bool = True,
+        number: str | None = None,
+    ) -> str:
+        """Ask the pipeline to read a table of a source again; return the request's number.
+
+        Rows of the source come as they are then; with `remove` the target's rows that the source has not go.
+        `where` restricts both, and is a condition on the source's columns in the server's SQL. Who gives a
+        `number` asks once, however often it is called. Raises OptionInvalid where the pipeline never ran.
+        """
+        if self.standing() is None:
+            raise OptionInvalid(
+                f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
+            )
+        asked = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
+        wish = Resnapshot(asked, source, table, where, remove, asked_us=time.time_ns() // 1000)
+        try:
+            self.store.put(self._at("requests", asked), wish.encode(), ABSENT)
+        except VersionConflict:
+            if number is None:
+                raise
+        return asked
+
+    def requests(self) -> list[Resnapshot]:
+        """Return every request there is, the oldest first."""
+        found = []
+        for name in self.store.list(self._at("requests")):
+            record = self.store.get(self._at("requests", decoded_name(name)))
+            if record is not None:
+                found.append(Resnapshot.decode(record.value))
+        return found
+
+    def request(self, number: str) -> Resnapshot | None:
+        """Return one request, None where there is none of this number."""
+        record = self.store.get(self._at("requests", number))
+        return None if record is None else Resnapshot.decode(record.value)
+
+    def note_request(self, wish: Resnapshot, state: str, what: str = "") -> None:
+        """Note what became of a request: running, done or failed, and why."""
+        ended = time.time_ns() // 1000 if state in ("done", "failed") else 0
+        noted = replace(wish, state=state, what=what, ended_us=ended)
+        self.store.put(self._at("requests", wish.number), noted.encode())
+
+    # --- Pause, progress, reset -------------------------------------------------------------
+
+    def pause(self, why: str = "") -> None:
+        """Keep the pipeline from running; one that runs stops after its batch."""
+        value = {"why": why, "since_us": time.time_ns() // 1000}
+        self.store.put(self._at("pause"), json.dumps(value).encode())
+
+    def resume(self) -> None:
+        """Let the pipeline run."""
+        self.store.delete(self._at("pause"))
+
+    @property
+    def paused(self) -> bool:
+        """Whether the pipeline is not to run."""
+        return self.store.get(self._at("pause")) is not None
+
+    def show(self, progress: Mapping[str, Any]) -> None:
+        """Write what the runner shows of itself, plain JSON values."""
+        self.store.put(self._at("progress"), zlib.compress(json.dumps(dict(progress)).encode(), 1))
+
+    def shown(self) -> dict[str, Any]:
+        """Return what a runner showed last, {} where none did."""
+        record = self.store.get(self._at("progress"))
+        return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
+
+    def reset(self) -> None:
+        """Forget everything: the next run begins anew, under another generation.
+
+        Raises LeaseLost while the pipeline runs.
+        """
+        if (runner := self.runner()) is not None:
+            raise LeaseLost(
+                f"the pipeline {self.name} is run by {runner.name}",
+                hint=f"penstock pipelines pause {self.name}, and wait until it has stopped",
+            )
+        self._delete_below(self._path)
+
+    def _delete_below(self, path: str) -> None:
+        for name in self.store.list(path):
+            self._delete_below(f"{path}/{name}")
+        self.store.delete(path)
+
+    def _at(self, *names: str) -> str:
+        return self._path + path_of(*names)

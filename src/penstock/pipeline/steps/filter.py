@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`filter`: only the rows for which an SQL condition is true.
+
+- filter: {tables: shop.orders, where: "status <> 'draft' AND total > 0"}
+
+An update of which only one image passes becomes a delete or an insert, so that a target that keeps state is
+right. Text compares letter for letter, whatever the column's collation; null is neither true nor false.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from penstock.changes import Changes, Target
+from penstock.pipeline.expressions import Condition, rows_schema
+from penstock.pipeline.pairs import passing, tried
+from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step_section import OnError, StepSection
+from penstock.pipeline.told_values import refuse_absent
+from penstock.settings_values import in_our_words
+
+VERB = "filter"
+
+
+class Settings(StepSection):
+    """Which rows pass."""
+
+    PLAIN: ClassVar[str] = "where"
+
+    where: str = Field(
+        description="a condition in Spark's SQL, over the row's columns, _commit_timestamp and _metadata.*"
+    )
+    on_error: OnError = Field(default=None, description="what follows rows that it cannot be worked out for")
+
+    @field_validator("where")
+    @classmethod
+    def _read(cls, text: str) -> str:
+        in_our_words(lambda: Condition(text, VERB))
+        return text
+
+
+def make(settings: Settings) -> Step:
+    """Make the step."""
+    return FilterStep(settings)
+
+
+class FilterStep(Step):
+    """Lets rows pass."""
+
+    verb = VERB
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._condition = Condition(settings.where, VERB)
+
+    def target(self, target: Target) -> Target | None:
+        if self.settings.concerns(target):
+            self._condition.reads(rows_schema(target), target.mariadb)
+        return target
+
+    def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
+        if not self.settings.concerns(changes.target):
+            return [changes]
+        return tried(changes, self._passing, self.settings.on_error, VERB)
+
+    def _passing(self, changes: Changes) -> Changes:
+        rows, mariadb = changes.rows, changes.target.mariadb
+        refuse_absent(rows, self._condition.reads(rows.schema, mariadb), VERB)
+        return passing(changes, self._condition.passes(rows, mariadb))

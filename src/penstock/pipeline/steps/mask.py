@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mask`: values that nobody behind the pipeline is to see.
+
+- mask: {columns: {email: hash, phone: {last: 4}, note: redact}, key_env: MASK_KEY}
+
+`hash` is HMAC-SHA256 of the value as text, in hexadecimal: equal values stay equal in every table, and nobody
+without the key can try values out. Without a key it is plain SHA-256. `redact` puts stars in place of text
+and null in place of all else; `null` puts null; `first` and `last` leave so many characters.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pyarrow
+import pyarrow.compute as compute
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from penstock.changes import Changes, Target
+from penstock.errors import OptionInvalid
+from penstock.model import Column
+from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step_section import StepSection, column_named
+from penstock.pipeline.told_values import exact_texts, renamed
+from penstock.settings_values import SecretText, Section, one_secret
+
+VERB = "mask"
+
+_TEXT = re.compile(r"(?:national )?(?:var)?char|(?:tiny|medium|long)?text", re.IGNORECASE)
+_LENGTH = re.compile(r"\((\d+)\)")
+_STARS = "***"
+
+
+def _by_name(value: Any) -> Any:
+    if isinstance(value, str) or value is None:
+        return {"how": value or "null"}
+    return value
+
+
+class MaskSection(Section):
+    """What becomes of one column's values."""
+
+    how: Literal["hash", "redact", "null", "part"] = "part"
+    first: int = Field(default=0, ge=0, description="so many characters stay in front")
+    last: int = Field(default=0, ge=0, description="so many characters stay behind")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "MaskSection":
+        if self.how == "part" and not (self.first or self.last):
+            raise ValueError("write hash, redact, null, or how many characters stay: {last: 4}")
+        if self.how != "part" and (self.first or self.last):
+            raise ValueError(f"first and last do not go with {self.how}")
+        return self
+
+
+class Settings(StepSection):
+    """Which columns are masked, and how."""
+
+    columns: dict[str, Annotated[MaskSection, BeforeValidator(_by_name)]] = Field(
+        min_length=1, description="column to hash, redact, null, or {first: n, last: n}"
+    )
+    if_present: bool = Field(
+        default=False, description="whether a table may lack some of the columns; else it stops"
+    )
+    key: SecretText | None = Field(default=None, description="the key of the hashes")
+    key_file: Path | None = None
+    key_env: str | None = Field(default=None, validate_default=True)
+
+    @field_validator("key_env")
+    @classmethod
+    def _one_key(cls, variable: str | None, others: Any) -> str | None:
+        one_secret(others.data.get("key"), others.data.get("key_file"), variable, "key")
+        return variable
+
+
+def make(settings: Settings) -> Step:
+    """Make the step."""
+    return MaskStep(settings)
+
+
+class MaskStep(Step):
+    """Masks values, also where they stand as texts that their type cannot hold."""
+
+    verb = VERB
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        # Taken now, so that a process elsewhere needs neither file nor variable.
+        self._key = one_secret(settings.key, settings.key_file, settings.key_env, "key")
+
+    def target(self, target: Target) -> Target | None:
+        if not self.settings.concerns(target):
+            return target
+        masks = self._masks(target)
+        for name, mask in masks.items():
+            self._refuse_misfit(target, name, mask)
+        unhashed = {name for name, mask in masks.items() if mask.how != "hash"}
+        return replace(
+            target,
+            columns=tuple(
+                _masked(one, masks[one.name]) if one.name in masks else one for one in target.columns
+            ),
+            # Values that are starred or gone are no longer unique.
+            unique_keys=tuple(key for key in target.unique_keys if not unhashed & set(key)),
+        )
+
+    def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
+        made = self.target(changes.target)
+        assert made is not None, "rows of every table pass"
+        if made is changes.target:
+            return [changes]
+        rows, schema = changes.rows, made.arrow()
+        masks = self._masks(changes.target)
+        for name, mask in masks.items():
+            index = rows.schema.get_field_index(name)
+            values = self._values(changes.rows, name, mask, made.column(name))
+            rows = rows.set_column(index, schema.field(name), values.cast(schema.field(name).type))
+        # What no type can hold stands in full beside the rows, and would give the value away.
+        told = {name: name for name in changes.target.column_names if name not in masks}
+        return [replace(changes, target=made, rows=_told(rows, masks, told))]
+
+    def _masks(self, target: Target) -> dict[str, MaskSection]:
+        known = target.column_names
+        spelt = {name.casefold() for name in known}
+        return {
+            column_named(name, known, VERB, target.name): mask
+            for name, mask in self.settings.columns.items()
+            if not self.settings.if_present or name.casefold() in spelt
+        }
+
+    def _refuse_misfit(self, target: Target, name: str, mask: MaskSection) -> None:
+        if mask.how != "hash" and name in target.primary_key:
+            raise OptionInvalid(
+                f"mask: {name!r} is of the primary key of {target.name}: its rows would fall together",
+                hint=f"Write {name}: hash, which keeps equal values equal and others apart",
+            )
+        if mask.how == "part" and not _TEXT.match(target.column(name).type_text):
+            raise OptionInvalid(
+                f"mask: {name!r} of {target.name} is {target.column(name).type_text}, no text",
+                hint=f"Write {name}: hash, redact or null",
+            )
+
+    def _values(self, rows: pyarrow.RecordBatch, name: str, mask: MaskSection, made: Column) -> pyarrow.Array:
+        values = rows.column(name)
+        if mask.how == "hash":
+            return self._hashed(_texts(rows, name))
+        if mask.how == "null" or not _TEXT.match(made.type_text):
+            return pyarrow.nulls(len(values), values.type)
+        if mask.how == "redact":
+            length = _LENGTH.search(made.type_text)
+            stars = pyarrow.scalar(_STARS[: int(length.group(1))] if length else _STARS)
+            present = compute.or_(values.is_valid(), _texts(rows, name).is_valid())
+            return compute.if_else(present, stars, pyarrow.scalar(None, pyarrow.string()))
+        return _starred(values, mask.first, mask.last)
+
+    def _hashed(self, texts: pyarrow.Array) -> pyarrow.Array:
+        """Return the hash of each text. Each distinct one is hashed once."""
+        encoded = texts.dictionary_encode()
+        digest = self._digest()
+        hashes = [digest(one).hex() for one in encoded.dictionary.cast(pyarrow.binary()).to_pylist()]
+        return pyarrow.array(hashes, pyarrow.string()).take(encoded.indices)
+
+    def _digest(self) -> Callable[[bytes], bytes]:
+        if self._key is None:
+            return lambda text: hashlib.sha256(text).digest()
+        key = self._key.reveal().encode()
+        return lambda text: hmac.digest(key, text, "sha256")
+
+
+def _masked(column: Column, mask: MaskSection) -> Column:
+    """Return what a masked column is declared as."""
+    if mask.how == "hash":
+        return Column(column.name, "char(64)", "ascii", column.nullable)
+    starred = mask.how in ("redact", "part") and _TEXT.match(column.type_text)
+    return column if starred else replace(column, nullable=True)
+
+
+def _texts(rows: pyarrow.RecordBatch, name: str) -> pyarrow.Array:
+    """Return a column as text, or as bytes where it is bytes; what its type cannot hold as its exact text."""
+    values = rows.column(name)
+    kind = values.type
+    if pyarrow.types.is_nested(kind):
+        # Lists have no text of their own; vectors are few.
+        values = pyarrow.array(
+            [None if one is None else repr(one) for one in values.to_pylist()], pyarrow.string()
+        )
+    elif pyarrow.types.is_duration(kind):
+        values = values.cast(pyarrow.int64()).cast(pyarrow.string())
+    elif pyarrow.types.is_binary(kind):
+        exact = exact_texts(rows, name)
+        return values if exact is None else compute.coalesce(values, exact.cast(pyarrow.binary()))
+    elif not pyarrow.types.is_string(kind):
+        values = values.cast(pyarrow.string())
+    exact = exact_texts(rows, name)
+    return values if exact is None else compute.coalesce(values, exact)
+
+
+def _starred(values: pyarrow.Array, first: int, last: int) -> pyarrow.Array:
+    """Return texts with stars between the first and last characters; all stars where no more are there."""
+    length = compute.utf8_length(values)
+    hidden = compute.subtract(length, first + last)
+    short = compute.less_equal(hidden, 0)
+    front = compute.utf8_slice_codeunits(values, 0, first)
+    back = (
+        compute.utf8_slice_codeunits(values, -last)
+        if last
+        else pyarrow.repeat(pyarrow.scalar(""), len(values))
+    )
+    middle = compute.binary_repeat("*", compute.max_element_wise(hidden, 0, skip_nulls=False))
+    whole = compute.binary_join_element_wise(front, middle, back, "")
+    return compute.if_else(short, compute.binary_repeat("*", length), whole)
+
+
+def _told(
+    rows: pyarrow.RecordBatch, masks: dict[str, MaskSection], names: dict[str, str]
+) -> pyarrow.RecordBatch:
+    """Return rows whose `_metadata` holds no exact text of a masked column, and tells all else as before."""
+    exact_of_masked = any(exact_texts(rows, name) is not None for name in masks)
+    return renamed(rows, names, keep_absent=True) if exact_of_masked else rows

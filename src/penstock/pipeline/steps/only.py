@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`only`: only some kinds of change.
+
+- only: [insert, update]
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import numpy
+from pydantic import Field, field_validator
+
+from penstock.changes import Changes, Origin, Target
+from penstock.pipeline.pairs import KINDS, kinds_of
+from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step_section import StepSection
+
+_IMAGES = {
+    "insert": ("insert",),
+    "update": ("update_preimage", "update_postimage"),
+    "delete": ("delete",),
+}
+
+
+class Settings(StepSection):
+    """Which kinds pass."""
+
+    PLAIN: ClassVar[str] = "kinds"
+
+    kinds: tuple[Literal["insert", "update", "delete"], ...] = Field(
+        min_length=1, description="some of insert, update, delete"
+    )
+    load: bool = Field(default=True, description="whether rows of a full load pass, which are no changes")
+
+    @field_validator("kinds", mode="before")
+    @classmethod
+    def _listed(cls, kinds: Any) -> Any:
+        return [kinds] if isinstance(kinds, str) else kinds
+
+
+def make(settings: Settings) -> Step:
+    """Make the step."""
+    return OnlyStep(settings)
+
+
+class OnlyStep(Step):
+    """Lets kinds of change pass."""
+
+    verb = "only"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        wanted = {image for kind in settings.kinds for image in _IMAGES[kind]}
+        self._wanted = numpy.array([kind in wanted for kind in KINDS])
+
+    def target(self, target: Target) -> Target | None:
+        if not self.settings.concerns(target) or self._wanted.all():
+            return target
+        # Rows that stay as they were keep values which the source may give to others by now.
+        return replace(target, unique_keys=())
+
+    def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
+        if not self.settings.concerns(changes.target):
+            return [changes]
+        made = self.target(changes.target)
+        assert made is not None, "rows of every table pass"
+        changes = replace(changes, target=made)
+        if changes.origin is Origin.LOAD:
+            return [changes] if self.settings.load else []
+        passes = self._wanted[kinds_of(changes.rows)]
+        return [changes.with_rows(changes.rows.filter(passes))]
+
+    def empties(self, target: Target) -> bool:
+        return not self.settings.concerns(target) or "delete" in self.settings.kinds

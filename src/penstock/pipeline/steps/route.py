@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`route`: other names of tables, and many tables into one.
+
+- route: {tables: "shop_*.orders_*", to: shop.orders, shard_column: _shard, shard_value: "{1}/{2}"}
+
+In braces stand `{database}` and `{table}`, `{1}`, `{2}`... for what the stars or groups of the pattern were,
+`{instance}`, and columns of the row; `:lower` and `:upper` behind a name change its case. Where a table's
+name comes from its rows, an update that moves a row from one to another is a delete there and an insert here.
+"""
+
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow
+import pyarrow.compute as compute
+from pydantic import Field, field_validator, model_validator
+
+from penstock.changes import SYSTEM_COLUMNS, Changes, Target
+from penstock.errors import OptionInvalid, StepFailed
+from penstock.model import Column, TableName, TablePatterns
+from penstock.pipeline.expressions import type_known
+from penstock.pipeline.pairs import passing, position_of
+from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step_section import OnError, StepSection, column_named
+from penstock.pipeline.told_values import refuse_absent
+
+VERB = "route"
+
+_CASES: Mapping[str, Callable[[str], str]] = {"": str, "lower": str.lower, "upper": str.upper}
+_ARROW_CASES = {"lower": compute.utf8_lower, "upper": compute.utf8_upper}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Text, or a name in braces with the case it is turned into."""
+
+    text: str
+    is_name: bool = False
+    case: str = ""
+
+
+def _pieces(template: str) -> list[_Piece]:
+    found = []
+    for text, name, case, conversion in string.Formatter().parse(template):
+        if text:
+            found.append(_Piece(text))
+        if name is not None:
+            if not name or conversion or (case or "") not in _CASES:
+                raise ValueError(
+                    "in braces stands a name, and :lower or :upper where it is wanted: {table:lower}"
+                )
+            found.append(_Piece(name, True, case or ""))
+    return found
+
+
+def _halves(template: str) -> tuple[str, str]:
+    """Return the templates of database and table, cut at the first dot outside braces."""
+    match = re.fullmatch(r"((?:[^{}.]|\{[^{}]*\})+)\.((?:[^{}]|\{[^{}]*\})+)", template)
+    if match is None:
+        raise ValueError("write database.table, as shop.orders or {database}_copy.{table}")
+    return match[1], match[2]
+
+
+class Settings(StepSection):
+    """Where rows go."""
+
+    to: str = Field(description="database.table, each a template")
+    shard_column: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a column that is added, to tell rows of many tables apart; it becomes part of every key",
+    )
+    shard_value: str = Field(
+        default="{instance}.{database}.{table}", description="what stands in the shard column: a template"
+    )
+    shard_type: str = Field(default="varchar(191)", description="the shard column's SQL type")
+    on_error: OnError = Field(default=None, description="what follows rows whose value of a template is null")
+
+    @field_validator("to")
+    @classmethod
+    def _two_names(cls, to: str) -> str:
+        for half in _halves(to):
+            _pieces(half)
+        return to
+
+    @field_validator("shard_value")
+    @classmethod
+    def _a_template(cls, value: str) -> str:
+        _pieces(value)
+        return value
+
+    @model_validator(mode="after")
+    def _known_type(self) -> "Settings":
+        if self.shard_column is not None and self.shard_column in SYSTEM_COLUMNS:
+            raise ValueError(f"shard_column: {self.shard_column} is taken")
+        return self
+
+
+def make(settings: Settings) -> Step:
+    """Make the step."""
+    return RouteStep(settings)
+
+
+class RouteStep(Step):
+    """Gives rows the names of other tables."""
+
+    verb = VERB
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._database, self._table = (_pieces(half) for half in _halves(settings.to))
+        self._value = _pieces(settings.shard_value)
+        self._patterns = [(TablePatterns([text]), _grouping(text)) for text in settings.tables]
+
+    def target(self, target: Target) -> Target | None:
+        if not self.settings.concerns(target):
+            return target
+        known = self._known(target.name)
+        name = TableName(self._told(self._database, known), self._told(self._table, known))
+        self._row_names(target, known, [*self._database, *self._table])
+        return self._with_shard(replace(target, name=name))
+
+    def named_by_rows(self, target: Target) -> bool:
+        return self.settings.concerns(target) and bool(self._open(self._known(target.name)))
+
+    def empties(self, target: Target) -> bool:
+        return not self.settings.concerns(target) or self._one_to_one()
+
+    def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
+        made = self.target(changes.target)
+        assert made is not None, "rows of every table pass"
+        if not self.settings.concerns(changes.target):
+            yield changes
+            return
+        changes, rejected = self._without_null(changes)
+        if rejected is not None:
+            yield rejected
+        rows = self._rows(changes, made)
+        known = self._known(changes.target.name)
+        if not self._open(known):
+            yield replace(changes, target=made, rows=rows)
+            return
+        # Columns that were added stand behind those that the templates name.
+        names = compute.binary_join_element_wise(
+            self._texts(self._database, changes, known), self._texts(self._table, changes, known), "\0"
+        )
+        for name in names.unique().to_pylist():
+            mask = compute.equal(names, name).to_numpy(zero_copy_only=False)
+            whole = replace(made, name=TableName(*name.split("\0")))
+            yield passing(replace(changes, target=whole, rows=rows), mask)
+
+    # --- Names ------------------------------------------------------------------------------
+
+    def _known(self, name: TableName) -> dict[str, str]:
+        """Return what a table's own name gives."""
+        known = {"database": name.database, "table": name.table}
+        for patterns, grouping in self._patterns:
+            if patterns.matches(name.database, name.table):
+                found = grouping.fullmatch(f"{name.database}.{name.table}")
+                groups = found.groups() if found is not None else ()
+                known |= {str(number): text or "" for number, text in enumerate(groups, 1)}
+                break
+        return known
+
+    def _told(self, pieces: Iterable[_Piece], known: Mapping[str, str]) -> str:
+        """Return a name as far as it is known; what rows give stays in braces."""
+        return "".join(
+            _CASES[one.case](known[one.text])
+            if one.is_name and one.text in known
+            else (f"{{{one.text}}}" if one.is_name else one.text)
+            for one in pieces
+        )
+
+    def _open(self, known: Mapping[str, str]) -> list[_Piece]:
+        return [one for one in (*self._database, *self._table) if one.is_name and one.text not in known]
+
+    def _row_names(self, target: Target, known: Mapping[str, str], pieces: Iterable[_Piece]) -> list[str]:
+        """Return the columns that pieces name. Raises OptionInvalid where there is none by a name."""
+        found = []
+        for one in pieces:
+            if not one.is_name or one.text in known or one.text == "instance":
+                continue
+            if one.text.isdecimal():
+                raise OptionInvalid(
+                    f"route: the pattern of {target.name} has no {{{one.text}}}",
+                    hint="{1} is what the first star or group of the pattern in tables was",
+                )
+            found.append(column_named(one.text, target.column_names, VERB, target.name))
+        return found
+
+    def _texts(self, pieces: list[_Piece], changes: Changes, known: Mapping[str, str]) -> pyarrow.Array:
+        """Return a template's text for each row; null where one of its values is."""
+        parts = []
+        for one in pieces:
+            if not one.is_name or one.text in known:
+                text = _CASES[one.case](known[one.text]) if one.is_name else one.text
+                parts.append(pyarrow.repeat(pyarrow.scalar(text), len(changes)))
+                continue
+            values = self._column(one.text, changes)
+            parts.append(_ARROW_CASES[one.case](values) if one.case else values)
+        return compute.binary_join_element_wise(*parts, "") if len(parts) > 1 else parts[0]
+
+    def _column(self, name: str, changes: Changes) -> pyarrow.Array:
+        if name == "instance":
+            return compute.struct_field(changes.rows.column("_metadata"), "instance")
+        column = column_named(name, changes.target.column_names, VERB, changes.target.name)
+        return changes.rows.column(column).cast(pyarrow.string())
+
+    # --- Rows -------------------------------------------------------------------------------
+
+    def _without_null(self, changes: Changes) -> tuple[Changes, Rejected | None]:
+        """Return the rows whose templates all have a value, and apart those that have not."""
+        known = self._known(changes.target.name)
+        pieces = [*self._database, *self._table, *(self._value if self.settings.shard_column else ())]
+        columns = self._row_names(changes.target, known, pieces)
+        refuse_absent(changes.rows, columns, VERB)
+        lacking = [name for name in columns if changes.rows.column(name).null_count]
+        if not lacking:
+            return changes, None
+        problem = StepFailed(
+            f"route: {', '.join(lacking)} is null in a row, so that it has no table to go to",
+            hint="Put a filter before, or give the column a value by a map step",
+        )
+        mask = changes.rows.column(lacking[0]).is_valid()
+        for name in lacking[1:]:
+            mask = compute.and_(mask, changes.rows.column(name).is_valid())
+        whole = mask.to_numpy(zero_copy_only=False)
+        apart = passing(changes, ~whole)
+        problem.position = position_of(apart)
+        if self.settings.on_error in (None, "stop"):
+            raise problem
+        kept = self.settings.on_error == "dead_letter"
+        return passing(changes, whole), Rejected(apart, VERB, problem, kept=kept)
+
+    def _rows(self, changes: Changes, made: Target) -> pyarrow.RecordBatch:
+        if self.settings.shard_column is None:
+            return changes.rows
+        values = self._texts(self._value, changes, self._known(changes.target.name))
+        try:
+            values = values.cast(made.arrow().field(self.settings.shard_column).type)
+        except pyarrow.ArrowException as problem:
+            raise OptionInvalid(
+                f"route: {self.settings.shard_value} is no {self.settings.shard_type}: {problem}",
+                hint="Choose another shard_type",
+            ) from problem
+        return changes.rows.add_column(len(changes.target.columns), self.settings.shard_column, values)
+
+    # --- Keys -------------------------------------------------------------------------------
+
+    def _one_to_one(self) -> bool:
+        """Whether no two tables can become one."""
+        names = {one.text for one in (*self._database, *self._table) if one.is_name}
+        if not names <= {"database", "table"} and not all(name.isdecimal() for name in names):
+            return False
+        whole = TablePatterns(list(self.settings.tables), list(self.settings.exclude))
+        if whole.single() is not None or {"database", "table"} <= names:
+            return True
+        groups = self._patterns[0][1].groups if len(self._patterns) == 1 else 0
+        return groups == 1 and "1" in names
+
+    def _with_shard(self, target: Target) -> Target:
+        column = self.settings.shard_column
+        if column is None:
+            # Values that are unique in each of many tables need not be in one of all their rows.
+            return target if self._one_to_one() else replace(target, unique_keys=())
+        if any(one.casefold() == column.casefold() for one in target.column_names):
+            raise OptionInvalid(
+                f"route: {target.name} has a column {column!r} already", hint="Choose another shard_column"
+            )
+        kind = type_known(self.settings.shard_type, target.mariadb)
+        added = Column(column, kind.type_text, kind.charset, False)
+        return replace(
+            target,
+            columns=(*target.columns, added),
+            primary_key=(*target.primary_key, column) if target.primary_key else (),
+            unique_keys=tuple((*key, column) for key in target.unique_keys),
+        )
+
+
+def _grouping(pattern: str) -> re.Pattern[str]:
+    """Return a pattern of tables as an expression over `database.table`, each star a group."""
+    if len(pattern) > 2 and pattern[0] == pattern[-1] == "/":
+        return re.compile(pattern[1:-1])
+    text, fenced = "", False
+    for character in pattern:
+        if character == "`":
+            fenced = not fenced
+        else:
+            text += "(.*)" if character == "*" and not fenced else re.escape(character)
+    return re.compile(text, re.DOTALL)

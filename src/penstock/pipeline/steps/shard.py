@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`shard`: only some shards of the rows, as subscriptions count them: several pipelines share a table.
+
+- shard: {of: 4, keep: [0, 1]}
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy
+import pyarrow
+from pydantic import Field, ValidationInfo, field_validator
+
+from penstock._native import shard_slots
+from penstock.changes import Changes, Target
+from penstock.errors import OptionInvalid
+from penstock.pipeline.pairs import passing
+from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step_section import StepSection, column_named
+from penstock.pipeline.told_values import refuse_absent
+
+VERB = "shard"
+
+
+class Settings(StepSection):
+    """Into how many shards rows are cut, and which of them pass."""
+
+    of: int = Field(ge=1, le=32_767, description="how many shards there are")
+    keep: tuple[int, ...] = Field(min_length=1, description="the ones that pass, counted from 0")
+    columns: tuple[str, ...] = Field(
+        default=(), description="the columns that choose a row's shard; else the primary key"
+    )
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _listed(cls, keep: Any) -> Any:
+        return [keep] if isinstance(keep, int) else keep
+
+    @field_validator("keep")
+    @classmethod
+    def _in_range(cls, keep: tuple[int, ...], others: ValidationInfo) -> tuple[int, ...]:
+        shards = others.data.get("of")
+        if shards is not None and not all(0 <= one < shards for one in keep):
+            raise ValueError(f"of {shards} shards there are 0 to {shards - 1}")
+        return keep
+
+
+def make(settings: Settings) -> Step:
+    """Make the step."""
+    return ShardStep(settings)
+
+
+class ShardStep(Step):
+    """Lets rows of some shards pass. A row that changes its shard leaves the one and enters the other."""
+
+    verb = VERB
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._wanted = numpy.array([shard in settings.keep for shard in range(settings.of)])
+
+    def target(self, target: Target) -> Target | None:
+        if self.settings.concerns(target):
+            self._columns(target)
+        return target
+
+    def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
+        if not self.settings.concerns(changes.target):
+            return [changes]
+        columns = self._columns(changes.target)
+        refuse_absent(changes.rows, columns, VERB)
+        slots = pyarrow.array(shard_slots(changes.rows, columns)).to_numpy()
+        return [passing(changes, self._wanted[slots % self.settings.of])]
+
+    def empties(self, target: Target) -> bool:
+        return True
+
+    def _columns(self, target: Target) -> list[str]:
+        chosen = self.settings.columns or target.primary_key
+        if not chosen:
+            raise OptionInvalid(
+                f"shard: {target.name} has no primary key", hint="Name the columns that choose a row's shard"
+            )
+        return [column_named(name, target.column_names, VERB, target.name) for name in chosen]

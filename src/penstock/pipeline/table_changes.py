@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What statements in a log mean for a pipeline's tables: emptied, gone, come, or to be read again.
+
+A log shows rows that change, not those that a definition changes: a column added with a default, a column
+converted, a table that takes another's name. Such a table is read again from its source.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.capture.ddl.effects import (
+    AddColumn,
+    AlterTable,
+    ChangeColumn,
+    CreateLike,
+    CreateTable,
+    DropDatabase,
+    DropTable,
+    Effect,
+    RenameColumn,
+    RenameTable,
+    SetKey,
+    Step,
+    Unread,
+)
+from penstock.capture.ddl.statement import effects_of
+from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of
+from penstock.capture.table_definition import Contradiction, TableDefinition, altered
+from penstock.model import Column, TableName, TableSchema
+from penstock.pipeline.ghosts import table_of_ghost
+from penstock.source.reading import LoggedStatement
+
+# What gives rows that are there a value that their log does not show.
+_VALUED = {"GENERATED", "AS", "AUTO_INCREMENT", "SERIAL", "DEFAULT", "NOT", "ON"}
+_PARTITION_VERBS = {"TRUNCATE", "DROP", "EXCHANGE", "DISCARD", "IMPORT"}
+_WIDTH = re.compile(r"^(tinyint|smallint|mediumint|int|bigint)\(\d+\)")
+_LENGTH = re.compile(r"(varchar|char|varbinary)\((\d+)\)")
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)(.*)")
+_MEMBERS = re.compile(r"(enum|set)\((.*)\)")
+_INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
+_TEXTS = ("tinytext", "text", "mediumtext", "longtext")
+_BLOBS = ("tinyblob", "blob", "mediumblob", "longblob")
+
+
+@dataclass
+class Consequences:
+    """What follows from one statement, in tables of the source.
+
+    `emptied` lose their rows. `gone` are no longer there, `come` are there anew, `made` of them for certain
+    as they were not there before. `altered` have other columns
+    or keys; the rows of those in `reread` have values that the log does not show, and those of `replaced`
+    are others altogether. `swapped` took the place of their ghost's copy.
+    """
+
+    emptied: set[TableName] = field(default_factory=set)
+    gone: set[TableName] = field(default_factory=set)
+    gone_databases: set[str] = field(default_factory=set)
+    come: set[TableName] = field(default_factory=set)
+    made: set[TableName] = field(default_factory=set)
+    altered: set[TableName] = field(default_factory=set)
+    reread: set[TableName] = field(default_factory=set)
+    replaced: set[TableName] = field(default_factory=set)
+    swapped: set[TableName] = field(default_factory=set)
+
+
+def consequences_of(
+    statement: LoggedStatement, spelling: ServerSpelling, columns: Mapping[TableName, Sequence[Column]]
+) -> Consequences:
+    """Return what follows from a statement; `columns` are those that tables had before it, where known."""
+    found = Consequences()
+    effects = effects_of(statement.text, statement.database, spelling)
+    words = _words(statement.text, spelling)
+    for effect in effects:
+        _take(found, effect, words, columns)
+    dropped = found.gone | {effect.name for effect in effects if isinstance(effect, DropTable)}
+    if words[:1] == ["TRUNCATE"]:
+        found.emptied |= set(statement.emptied) - dropped
+    if words[:1] == ["ALTER"] and _touches_partitions(words):
+        # What is in a partition goes or comes without its rows in the log.
+        found.replaced |= statement.tables
+    return found
+
+
+def _take(
+    found: Consequences, effect: Effect, words: list[str], columns: Mapping[TableName, Sequence[Column]]
+) -> None:
+    match effect:
+        case CreateTable(name=name) | CreateLike(name=name):
+            found.come.add(name)
+            if not effect.keep:
+                found.made.add(name)
+        case DropTable(name):
+            found.gone.add(name)
+        case DropDatabase(database):
+            found.gone_databases.add(database)
+        case AlterTable(name, steps):
+            found.altered.add(name)
+            if alters_values(steps, words, columns.get(name)):
+                found.reread.add(name)
+        case RenameTable(name, to):
+            found.gone.add(name)
+            found.gone.discard(to)
+            ghost_of = table_of_ghost(name)
+            if ghost_of == to:
+                found.swapped.add(to)
+            else:
+                found.replaced.add(to)
+        case Unread(tables):
+            found.altered |= tables or frozenset()
+            found.reread |= tables or frozenset()
+
+
+def columns_after(
+    name: TableName, columns: Sequence[Column] | None, text: str, database: str, spelling: ServerSpelling
+) -> tuple[Column, ...] | None:
+    """Return a table's columns after a statement, None where that cannot be told."""
+    if columns is None:
+        return None
+    definition = TableDefinition(TableSchema(name.database, name.table, tuple(columns)), "utf8mb4")
+    for effect in effects_of(text, database, spelling):
+        if isinstance(effect, AlterTable) and effect.name == name:
+            try:
+                steps = [step for step in effect.steps if not isinstance(step, SetKey)]
+                definition = altered(definition, steps, "utf8mb4")
+            except Contradiction:
+                return None
+        elif isinstance(effect, Unread):
+            return None
+    return definition.schema.columns
+
+
+def alters_values(steps: Sequence[Step], words: list[str], before: Sequence[Column] | None) -> bool:
+    """Tell whether an ALTER TABLE gives rows that are there values other than null, or other ones."""
+    known = {column.name.lower(): column for column in before or ()}
+    for step in steps:
+        match step:
+            case AddColumn(column, _):
+                if column.key or not column.nullable or _VALUED & set(_without_null(words)):
+                    return True
+            case ChangeColumn(name, column, _):
+                old = known.get(name.lower())
+                if old is None or column.name.lower() != name.lower():
+                    return True
+                if not keeps_values(old.type_text, column.declared.text):
+                    return True
+            case RenameColumn() | SetKey():
+                return True
+    return False
+
+
+def keeps_values(old: str, new: str) -> bool:
+    """Tell whether every value of one type stays what it is in another."""
+    old, new = _plain(old), _plain(new)
+    if old == new:
+        return True
+    one, other = old.split(" ")[0], new.split(" ")[0]
+    unsigned = (" unsigned" in old, " unsigned" in new)
+    if one in _INTEGERS and other in _INTEGERS:
+        wider = _INTEGERS.index(other) > _INTEGERS.index(one)
+        return (unsigned[0] == unsigned[1] and wider) or (unsigned == (True, False) and wider)
+    for family in (_TEXTS, _BLOBS):
+        if one in family and other in family:
+            return family.index(other) >= family.index(one)
+    if (a := _LENGTH.fullmatch(old)) and (b := _LENGTH.fullmatch(new)):
+        return a[1] == b[1] and int(b[2]) >= int(a[2])
+    if _LENGTH.match(old) and old.startswith("varchar") and new in _TEXTS[1:]:
+        return True
+    if (a := _DECIMAL.fullmatch(old)) and (b := _DECIMAL.fullmatch(new)):
+        return a[2] == b[2] and int(b[1]) >= int(a[1]) and a[3] == b[3]
+    if (a := _MEMBERS.fullmatch(old)) and (b := _MEMBERS.fullmatch(new)):
+        return a[1] == b[1] and (b[2] == a[2] or b[2].startswith(a[2] + ","))
+    return False
+
+
+def _plain(text: str) -> str:
+    return _WIDTH.sub(r"\1", text.strip().lower())
+
+
+def _words(text: str, spelling: ServerSpelling) -> list[str]:
+    try:
+        return [
+            token.upper or ("" if token.kind is not Kind.MARK else token.text)
+            for token in tokens_of(text, spelling)
+        ]
+    except TextUnreadable:
+        return []
+
+
+def _without_null(words: list[str]) -> list[str]:
+    """Return the words without DEFAULT NULL and ON UPDATE clauses of charsets, which give no value."""
+    kept: list[str] = []
+    at = 0
+    while at < len(words):
+        if words[at] == "DEFAULT" and words[at + 1 : at + 2] == ["NULL"]:
+            at += 2
+            continue
+        kept.append(words[at])
+        at += 1
+    return kept
+
+
+def _touches_partitions(words: list[str]) -> bool:
+    return any(
+        one in _PARTITION_VERBS and other in ("PARTITION", "TABLESPACE")
+        for one, other in itertools.pairwise(words)
+    )

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows a target has that its sources have not: what goes when a table is read again."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy
+import pyarrow
+
+from penstock.changes import Changes, Target
+from penstock.errors import OptionInvalid, SchemaChanged
+from penstock.pipeline.load.chunks import Chunk, bound_values
+from penstock.pipeline.load.watermark import take_watermark
+from penstock.pipeline.settings import SinkSettings, StepSettings
+from penstock.pipeline.step import Rejected
+from penstock.pipeline.verify.hashed import hashes, is_among, joined
+from penstock.pipeline.verify.selection import keeps_keys
+from penstock.pipeline.verify.shares import ComparedTable, Share, expected_rows, target_rows
+from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, is_range
+from penstock.pipeline.verify.system_columns import as_changes
+from penstock.sinks.sink import HINT_GONE
+
+
+def removals(
+    sources: Sequence[SourceTable],
+    chunk: Chunk,
+    *,
+    target: Target,
+    steps: tuple[StepSettings, ...],
+    sink: SinkSettings,
+    epoch: int = 0,
+) -> Iterator[Changes]:
+    """Yield deletes of the rows of a chunk's range that the target has and that no source has.
+
+    The first of `sources` is whose table is read again, `target` what the steps make of it, and the others
+    are further tables whose rows come into it. Deletes are for the target as it is: they go through no step.
+    They carry the version of a place in the log that is taken here, so what is logged from then on comes
+    after them. Where ranges of the source's keys are none of the target's, all rows are looked at with the
+    first chunk of the table, and none with the others. Raises OptionInvalid of a sink that keeps no table.
+    """
+    table = ComparedTable(target, tuple(sources), steps, sink, target.column_names)
+    if not target.primary_key:
+        return
+    first = sources[0]
+    watermark = take_watermark(address_of(first.source), epoch=epoch)
+    if sink.make().reads_ranges and keeps_keys(table) and is_range(first.table, chunk):
+        ranges = [SourceChunk(first, chunk, watermark, *bound_values(first.table, chunk))]
+    elif chunk.number == 0:
+        # Each server's rows are those of a place in its own log.
+        places = {first.source.name: watermark}
+        for one in sources:
+            if one.source.name not in places:
+                places[one.source.name] = take_watermark(address_of(one.source))
+        ranges = [SourceChunk(one, Chunk(one.table.name), places[one.source.name]) for one in sources]
+    else:
+        return
+    share = Share(table, tuple(ranges))
+    kept = [
+        hashes(made.rows, target.primary_key)
+        for made in expected_rows(share, {})
+        if not isinstance(made, Rejected)
+    ]
+    ascending = numpy.unique(joined(kept))
+    for rows in _rows_there(share):
+        gone = rows.filter(pyarrow.array(~is_among(hashes(rows, target.primary_key), ascending)))
+        if gone.num_rows:
+            yield as_changes(target, gone, "delete", watermark.position, instance=first.source.name)
+
+
+def _rows_there(share: Share) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the target's rows. Raises OptionInvalid where its table is another one: to whoever reads tables
+    again, SchemaChanged tells of the source."""
+    try:
+        yield from target_rows(share)
+    except SchemaChanged as problem:
+        raise OptionInvalid(problem.message, position=problem.position, hint=HINT_GONE) from problem

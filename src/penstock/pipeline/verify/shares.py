@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One share of a comparison: a table of the target or a range of its keys, and the source's rows for it.
+
+Everything here pickles and runs where it is told to: in this process, or in a task of Spark.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock.changes import Changes, Target
+from penstock.pipeline.settings import SinkSettings, StepSettings
+from penstock.pipeline.step import Rejected, Step, through
+from penstock.pipeline.steps.soft_delete import Settings as SoftDelete
+from penstock.pipeline.verify.hashed import Gathered, Hashes, hashes, is_among
+from penstock.pipeline.verify.source_rows import Bound, SourceChunk, SourceTable
+from penstock.pipeline.verify.touched import Touched
+
+
+@dataclass(frozen=True)
+class ComparedTable:
+    """A table of the target, and every table of a source whose rows come into it.
+
+    `columns` are those that are compared, the key's among them.
+    """
+
+    target: Target
+    sources: tuple[SourceTable, ...]
+    steps: tuple[StepSettings, ...]
+    sink: SinkSettings
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is compared at once: all of a table and all chunks of its sources, or a range of its keys and the
+    one chunk with the rows of that range."""
+
+    table: ComparedTable
+    chunks: tuple[SourceChunk, ...]
+
+    @property
+    def bounds(self) -> tuple[Bound, Bound]:
+        """The bounds of the key as `Sink.read` takes them, None where there is none."""
+        return (self.chunks[0].low, self.chunks[0].high) if len(self.chunks) == 1 else (None, None)
+
+
+# The touched rows of each source table, by `SourceTable.key`.
+TouchedBySource = dict[tuple[str, str], Touched]
+
+
+@dataclass
+class Suspects:
+    """What comparing a share found: the hashes of keys that may differ, and how many rows were looked at."""
+
+    keys: Hashes
+    source_rows: int = 0
+    target_rows: int = 0
+    rejected: int = 0
+
+
+def suspects_of(share: Share, touched: TouchedBySource) -> Suspects:
+    """Return the keys of which the two sides of a share do not have the same rows."""
+    table = share.table
+    expected = Gathered(table.target.primary_key, table.columns)
+    rejected = 0
+    for made in expected_rows(share, touched, loaded=True):
+        if isinstance(made, Rejected):
+            rejected += len(made.changes)
+        else:
+            expected.add(made.rows)
+    found = Gathered(table.target.primary_key, table.columns)
+    for rows in target_rows(share):
+        found.add(rows)
+    differing = expected.done().differing(found.done())
+    return Suspects(differing, expected.count, found.count, rejected)
+
+
+def source_rows_of(
+    share: Share, touched: TouchedBySource, keys: Hashes, *, loaded: bool = False
+) -> list[Changes]:
+    """Return the rows of the source's side whose key has one of some hashes, which ascend: all of them, or
+    those that a full load takes."""
+    found: list[Changes] = []
+    for made in expected_rows(share, touched, loaded=loaded):
+        if not isinstance(made, Rejected):
+            found += [made.with_rows(rows) for rows in _among(made.rows, share.table, keys)]
+    return found
+
+
+def target_rows_of(share: Share, keys: Hashes) -> list[pyarrow.RecordBatch]:
+    """Return the rows that the target has whose key has one of some hashes, which ascend."""
+    return [kept for rows in target_rows(share) for kept in _among(rows, share.table, keys)]
+
+
+def expected_rows(
+    share: Share, touched: TouchedBySource, *, loaded: bool = False
+) -> Iterator[Changes | Rejected]:
+    """Yield the rows that the target has to have: the source's as they were, through the steps.
+
+    With `loaded` untouched rows are only those that a full load takes.
+    """
+    steps = [one.make() for one in share.table.steps]
+    try:
+        for chunk in share.chunks:
+            known = touched.get(chunk.table.key)
+            for changes in chunk.rows(loaded=loaded):
+                rows = changes if known is None else known.untouched(changes)
+                yield from _for_target(steps, rows, share.table.target)
+        # Touched rows come once for a table: all of them, or those of its one chunk here.
+        for chunk in {chunk.table.key: chunk for chunk in share.chunks}.values():
+            known = touched.get(chunk.table.key)
+            for changes in known.before() if known is not None else ():
+                held = changes.with_rows(chunk.held(changes.rows))
+                yield from _for_target(steps, held, share.table.target)
+    finally:
+        for step in steps:
+            step.close()
+
+
+def stepped(table: ComparedTable, changes: Changes) -> Iterator[Changes]:
+    """Yield what steps make of rows of a source for one table of the target."""
+    steps = [one.make() for one in table.steps]
+    try:
+        for made in _for_target(steps, changes, table.target):
+            if not isinstance(made, Rejected):
+                yield made
+    finally:
+        for step in steps:
+            step.close()
+
+
+def target_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows that the target has."""
+    sink = share.table.sink.make()
+    marks = [one.settings.column for one in share.table.steps if isinstance(one.settings, SoftDelete)]
+    marks = [name for name in marks if name in share.table.target.column_names]
+    try:
+        for rows in sink.read(share.table.target, *share.bounds):
+            for name in marks:
+                # What is marked as deleted is no row of the source any more.
+                rows = rows.filter(pc.not_equal(pc.cast(rows.column(name), pyarrow.int64()), 1))
+            yield rows
+    finally:
+        sink.close()
+
+
+def _for_target(steps: list[Step], changes: Changes, target: Target) -> Iterator[Changes | Rejected]:
+    for made in through(steps, changes):
+        if isinstance(made, Rejected) or made.target.name == target.name:
+            yield made
+
+
+def _among(rows: pyarrow.RecordBatch, table: ComparedTable, keys: Hashes) -> list[pyarrow.RecordBatch]:
+    hashed = hashes(rows, table.target.primary_key or table.columns)
+    kept = rows.filter(pyarrow.array(is_among(hashed, keys)))
+    return [kept] if kept.num_rows else []

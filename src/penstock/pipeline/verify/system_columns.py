@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that no log and no table has told become changes: they get the columns that every change carries."""
+
+import time
+from collections.abc import Sequence
+
+import numpy
+import pyarrow
+
+from penstock import _native
+from penstock.changes import SYSTEM_COLUMNS, Changes, Origin, Target
+from penstock.model import Position
+
+
+def as_changes(
+    target: Target, rows: pyarrow.RecordBatch, kind: str, position: Position, *, instance: str
+) -> Changes:
+    """Return rows of `target.arrow()` as changes of one kind, as if made just before a position.
+
+    Their version lies above those of all transactions before the position, and below all from there on.
+    """
+    count = rows.num_rows
+    fields = pyarrow.schema(_native.arrow_schema([], mariadb=target.mariadb))
+    now = pyarrow.scalar(time.time_ns() // 1000, fields.field("_commit_timestamp").type)
+    metadata = fields.field("_metadata").type
+    made = {
+        "instance": instance,
+        "database": target.name.database,
+        "table": target.name.table,
+        "file": position.file,
+        "offset": position.offset,
+        "server_id": 0,
+        "schema_version": 0,
+    }
+    columns = [
+        pyarrow.array(numpy.arange(count), one.type)
+        if one.name == "row"
+        else pyarrow.repeat(pyarrow.scalar(made.get(one.name), one.type), count)
+        for one in metadata
+    ]
+    system = {
+        "_change_type": pyarrow.repeat(pyarrow.scalar(kind, fields.field("_change_type").type), count),
+        "_commit_version": pyarrow.repeat(pyarrow.scalar(position.commit_version - 1), count),
+        "_commit_timestamp": pyarrow.repeat(now, count),
+        "_metadata": pyarrow.StructArray.from_arrays(columns, fields=list(metadata)),
+    }
+    own = [rows.column(name) for name in target.column_names]
+    schema = pyarrow.schema([*target.arrow(), *(fields.field(name) for name in SYSTEM_COLUMNS)])
+    batch = pyarrow.RecordBatch.from_arrays([*own, *(system[name] for name in SYSTEM_COLUMNS)], schema=schema)
+    return Changes(target, batch, target.name, Origin.LOG)
+
+
+def with_version(changes: Changes, version: int, kinds: Sequence[str] | None = None) -> Changes:
+    """Return changes at another commit version, and of other kinds where they are given."""
+    rows = changes.rows
+    values = {"_commit_version": pyarrow.repeat(pyarrow.scalar(version), rows.num_rows)}
+    if kinds is not None:
+        values["_change_type"] = pyarrow.array(kinds, rows.schema.field("_change_type").type)
+    for name, column in values.items():
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(index, rows.schema.field(index), column)
+    return Changes(changes.target, rows, changes.source, Origin.LOG)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log did to a table's rows behind a position: with it, rows read later are told as they were there.
+
+The first event of a key behind the position tells all of it: where it takes a row away, that image is the row
+as it was at the position; where it puts one there, the key had none. A key without an event is as it was. So
+the row may be read at any time, as long as the log is read up to a moment behind.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock.changes import TAKES, Changes, Origin
+from penstock.errors import LimitExceeded, ServerUnsupported
+from penstock.model import Column
+from penstock.pipeline.verify.hashed import NONE, Hashes, hashes, is_among
+
+# What may be held of rows as they were. A pipeline that far behind had better catch up first.
+HELD_BYTES_MAX = 1 << 30
+
+_HINT_IMAGES = "SET GLOBAL binlog_row_image = FULL on the server; the log before that cannot be undone"
+_HINT_CATCH_UP = "Let the pipeline catch up first: penstock run PIPELINE --until caught-up"
+
+
+class Touched:
+    """The keys of one source table that the log touched, and their rows before it did.
+
+    `key` are the columns of the table's primary key. Of a table without one only `events` counts. `columns`
+    are those that its rows have now: changes of another definition are refused by who reads the log.
+    """
+
+    def __init__(self, key: Sequence[str]) -> None:
+        self.key = tuple(key)
+        self.columns: tuple[Column, ...] | None = None
+        self.events = 0
+        self.keys: Hashes = NONE
+        self._before: list[Changes] = []
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """The memory of what is held."""
+        return self._bytes + self.keys.nbytes
+
+    def add(self, changes: Changes) -> None:
+        """Take changes that follow those taken before. Raises ServerUnsupported, LimitExceeded."""
+        rows = changes.rows
+        self.events += rows.num_rows
+        _refuse_partial(changes)
+        if not self.key or not rows.num_rows:
+            return
+        hashed = hashes(rows, self.key)
+        keys, firsts = numpy.unique(hashed, return_index=True)
+        new = ~is_among(keys, self.keys)
+        self.keys = numpy.union1d(self.keys, keys[new])
+        first = rows.take(pyarrow.array(numpy.sort(firsts[new])))
+        taken = first.filter(pc.is_in(first.column("_change_type"), value_set=pyarrow.array(TAKES)))
+        if taken.num_rows:
+            self._before.append(changes.with_rows(as_inserts(taken)))
+            self._bytes += taken.nbytes
+        if self._bytes > HELD_BYTES_MAX:
+            raise LimitExceeded(
+                f"the log changed more than {HELD_BYTES_MAX >> 20} MiB of rows of {changes.source}"
+                " behind the pipeline's position",
+                hint=_HINT_CATCH_UP,
+            )
+
+    def untouched(self, changes: Changes) -> Changes:
+        """Return those of rows that the log did not touch."""
+        if not len(self.keys) or not len(changes):
+            return changes
+        there = ~is_among(hashes(changes.rows, self.key), self.keys)
+        return changes if there.all() else changes.with_rows(changes.rows.filter(pyarrow.array(there)))
+
+    def before(self) -> Iterator[Changes]:
+        """Yield the touched rows as they were at the position, as rows of a load."""
+        for one in self._before:
+            yield Changes(one.target, one.rows, one.source, Origin.LOAD)
+
+
+def as_inserts(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Return images of rows as rows of a load: each an insert."""
+    index = rows.schema.get_field_index("_change_type")
+    field = rows.schema.field(index)
+    kinds = pyarrow.repeat(pyarrow.scalar("insert", field.type), rows.num_rows)
+    return rows.set_column(index, field, kinds)
+
+
+def _refuse_partial(changes: Changes) -> None:
+    absent = pc.struct_field(changes.rows.column("_metadata"), "absent")
+    if absent.null_count < len(absent):
+        raise ServerUnsupported(
+            f"the log has partial images of rows of {changes.source}, by which no earlier state can be told",
+            hint=_HINT_IMAGES,
+        )

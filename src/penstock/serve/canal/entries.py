@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entries of a piece as bytes: where each begins, how many fit, and where whole transactions end.
+
+The kernel has framed each entry already, so a run of entries is a run of bytes, and nothing here is done for
+each of them.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+
+from penstock.serve.pieces import Piece
+
+_NO_END = -1
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Entries of one piece: their bytes, how many changes they hold, and the entry behind them.
+
+    `end_offset` is where the last whole transaction among them ends, in the piece's file, None without one.
+    """
+
+    parts: tuple[memoryview, ...]
+    bytes: int
+    rows: int
+    next: int
+    end_offset: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """The entries of one batch. `offsets` has one more number than there are entries."""
+
+    offsets: NDArray[np.int64]
+    content: memoryview
+    rows_before: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+class Entries:
+    """The entries of a piece, numbered from 0 over all its batches."""
+
+    def __init__(self, batches: tuple[pyarrow.RecordBatch, ...]) -> None:
+        self._runs = [_run_of(batch) for batch in batches if batch.num_rows]
+        self._starts = [0, *accumulate(len(run.ends) for run in self._runs)]
+        self.count = self._starts[-1]
+
+    def take(self, first: int, limit: int, *, at_least_one: bool) -> Taken:
+        """Return entries from `first` on, so many as fit into `limit` bytes; one if none fits and one has to.
+
+        Those without bytes, which nobody is to see, are passed over.
+        """
+        parts: list[memoryview] = []
+        size = rows = 0
+        at, end = first, _NO_END
+        while at < self.count:
+            index = bisect_right(self._starts, at) - 1
+            run, row = self._runs[index], at - self._starts[index]
+            begin = int(run.offsets[row])
+            stop = int(np.searchsorted(run.offsets, begin + limit - size, side="right")) - 1
+            if stop <= row:
+                if parts or not at_least_one:
+                    break
+                stop = row + 1
+            until = int(run.offsets[stop])
+            if until > begin:
+                parts.append(run.content[begin:until])
+                size += until - begin
+            rows += int(run.rows_before[stop] - run.rows_before[row])
+            end = max(end, int(run.ends[stop - 1]) if run.ends[stop - 1] > _end_before(run, row) else _NO_END)
+            at = self._starts[index] + stop
+            if stop < len(run.ends):
+                break
+        return Taken(tuple(parts), size, rows, at, None if end == _NO_END else end)
+
+
+def entries_of(piece: Piece) -> Entries:
+    """Return a piece's entries, made once for all who get the piece."""
+    found = piece.derived.get("canal")
+    if found is None:
+        found = piece.derived["canal"] = Entries(piece.arrow())
+    assert isinstance(found, Entries), "nobody else keeps anything under this name"
+    return found
+
+
+def _end_before(run: _Run, row: int) -> int:
+    return int(run.ends[row - 1]) if row else _NO_END
+
+
+def _run_of(batch: pyarrow.RecordBatch) -> _Run:
+    value = batch.column("value")
+    _, offsets, content = value.buffers()
+    begins = np.frombuffer(offsets, np.int64)[value.offset : value.offset + len(value) + 1]
+    ends = batch.column("end_offset").fill_null(_NO_END).to_numpy(zero_copy_only=False)
+    rows = batch.column("rows").to_numpy(zero_copy_only=False)
+    return _Run(
+        begins,
+        memoryview(content) if content is not None else memoryview(b""),
+        np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]),
+        # Ends rise with the log, so the largest up to an entry is the last one.
+        np.maximum.accumulate(ends),
+    )

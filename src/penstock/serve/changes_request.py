@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a subscriber asks for: the body of `POST /v1/instances/{instance}/changes`."""
+
+import difflib
+import re
+import types
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.errors import OptionInvalid
+from penstock.limits import (
+    BATCH_ROWS_MAX,
+    CREDIT_BYTES_DEFAULT,
+    CREDIT_BYTES_MAX,
+    SHARDS_MAX,
+    WAIT_SECONDS_DEFAULT,
+    WAIT_SECONDS_MAX,
+)
+from penstock.model import Position
+from penstock.serve.subscription import Start
+
+Format = Literal["arrow", "debezium", "debezium_schema", "maxwell", "canal_flat"]
+ChangeKind = Literal["insert", "update", "update_preimage", "update_postimage", "delete"]
+
+# Open-ended repeats of a pattern that is tried backwards: at most the cube of a name's length.
+_REPEATS_MAX = 3
+
+_INT32_MAX = (1 << 31) - 1
+
+# Microseconds of the year 9999, which datetime can tell as well.
+_TIME_US_MAX = 253_402_300_799_999_999
+
+_HINT = "GET /v1/openapi.json describes the body"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StartPart(_Part):
+    """A place in the log: exactly one of position, gtid_set and time."""
+
+    position: str | None = Field(None, description="As position frames tell it: mysql-bin.000003:1542")
+    server_key: str | None = Field(
+        None, description="The position frame's server_key: says whose epoch it is, at any daemon"
+    )
+    gtid_set: str | None = Field(None, description="Every transaction that was consumed")
+    time: str | int | None = Field(None, description="ISO 8601, UTC where it names no zone; or microseconds")
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "StartPart":
+        if sum(one is not None for one in (self.position, self.gtid_set, self.time)) != 1:
+            raise ValueError("name exactly one of position, gtid_set and time")
+        if self.server_key is not None and self.position is None:
+            raise ValueError("server_key belongs to position")
+        return self
+
+    def start(self) -> Start:
+        """Return what it means. Raises OptionInvalid, PositionInvalid."""
+        if self.position is not None:
+            return Start(position=Position.parse(self.position), server_key=self.server_key)
+        if self.gtid_set is not None:
+            return Start(gtid_set=self.gtid_set)
+        assert self.time is not None, "one of them is given"
+        return Start(time_us=_time_us(self.time))
+
+
+class ShardsPart(_Part):
+    """Which shards of how many. A row's shard is its slot modulo the count."""
+
+    count: int = Field(ge=1, le=SHARDS_MAX)
+    of: list[int] = Field(min_length=1, description="The shards that are wanted, from 0")
+    columns: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Table pattern to the columns that are hashed; the primary key where none fits",
+    )
+
+
+class ChangesRequest(_Part):
+    """What a subscriber asks for."""
+
+    subscriber: str = Field(
+        "", max_length=256, description="Who asks, for GET /v1/subscribers: orders-cache/host-1"
+    )
+    tables: list[str] | None = Field(None, description="Patterns: shop.orders, shop.*, /regex/; all if none")
+    exclude: list[str] | None = None
+    changes: list[ChangeKind] | None = None
+    where: str | None = Field(None, max_length=16384, description="An SQL predicate over a row's columns")
+    columns: list[str] | None = Field(None, description="Columns to send, system columns among them")
+    format: Format = "arrow"
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    shards: ShardsPart | None = None
+    start: StartPart | Literal["earliest", "latest"] = "latest"
+    until: StartPart | Literal["earliest", "latest"] | None = None
+    batch_rows: int = Field(BATCH_ROWS_MAX, ge=1, le=_INT32_MAX, description="Rows of a batch, at most")
+    credit_bytes: int = Field(
+        CREDIT_BYTES_DEFAULT, ge=1, le=CREDIT_BYTES_MAX, description="The answer ends behind so many bytes"
+    )
+    wait_seconds: float = Field(
+        WAIT_SECONDS_DEFAULT, ge=0, le=WAIT_SECONDS_MAX, description="It ends when nothing comes for so long"
+    )
+
+    @classmethod
+    def parse(cls, body: bytes) -> "ChangesRequest":
+        """Read a request's body. Raises OptionInvalid, which tells every problem."""
+        try:
+            asked = cls.model_validate_json(body, strict=True)
+        except ValidationError as problem:
+            told = "; ".join(_told(problem))
+            raise OptionInvalid(f"the body of the request cannot be used: {told}", hint=_HINT) from problem
+        for pattern in (*(asked.tables or ()), *(asked.exclude or ()), *(asked.shards or _NO_SHARDS).columns):
+            _prove_quick(pattern)
+        return asked
+
+
+_NO_SHARDS = ShardsPart(count=1, of=[0])
+
+
+def _prove_quick(pattern: str) -> None:
+    """Raise OptionInvalid for a table pattern that may take very long to try: others share the daemon."""
+    if pattern.startswith("/"):
+        plain = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "x", pattern)
+        repeats = len(re.findall(r"[*+]|(?<!\()\?|\{\d*,\d*\}", plain))
+        choices = plain.count("(") if "|" in plain else 0
+        slow = max(repeats, choices) > _REPEATS_MAX or re.search(r"\)[*+{]", plain) is not None
+    else:
+        plain = re.sub(r"`(?:[^`]|``)+`", "x", pattern)
+        slow = any(part.count("*") > _REPEATS_MAX for part in plain.split("."))
+    if slow:
+        raise OptionInvalid(
+            f"table pattern {pattern} may take very long to try",
+            hint=f"Repeat and choose at most {_REPEATS_MAX} times in it, and repeat no group",
+        )
+
+
+def start_of(value: StartPart | str) -> Start:
+    """Return the start that a part, or one of the two words, means."""
+    if isinstance(value, StartPart):
+        return value.start()
+    return Start(edge="earliest" if value == "earliest" else "latest")
+
+
+def _time_us(value: str | int) -> int:
+    if isinstance(value, int):
+        if abs(value) > _TIME_US_MAX:
+            raise OptionInvalid(
+                f"time {str(value)[:64]} is none of these ages", hint="Write microseconds since 1970"
+            )
+        return value
+    try:
+        moment = datetime.fromisoformat(value.strip())
+    except ValueError as problem:
+        raise OptionInvalid(
+            f"{value!r} is no time", hint="Write 2026-11-21T08:00:00Z, or microseconds since 1970"
+        ) from problem
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _told(problem: ValidationError) -> Iterator[str]:
+    """Yield each problem once, in our words; an unknown name with the nearest known one."""
+    seen = set()
+    for error in problem.errors(include_url=False, include_input=False):
+        # Of a choice, pydantic names the branches too, which no reader of JSON knows.
+        place = [str(step) for step in error["loc"] if not _is_branch(str(step))]
+        if error["type"] == "extra_forbidden":
+            known = _names_at(place[:-1])
+            near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.6)
+            what = f"unknown; did you mean {near[0]}?" if near else f"unknown; known: {', '.join(known)}"
+        else:
+            what = str(error["msg"]).removeprefix("Value error, ")
+            what = what[:1].lower() + what[1:]
+        text = f"{'.'.join(place)}: {what}" if place else what
+        if text not in seen:
+            seen.add(text)
+            yield text
+
+
+def _is_branch(step: str) -> bool:
+    return "[" in step or step == StartPart.__name__
+
+
+def _names_at(place: list[str]) -> list[str]:
+    model: Any = ChangesRequest
+    for step in place:
+        found = model.model_fields.get(step)
+        model = _part_in(found.annotation) if found is not None else None
+        if model is None:
+            return []
+    return sorted(model.model_fields)
+
+
+def _part_in(annotation: Any) -> Any:
+    choices = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    return next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)

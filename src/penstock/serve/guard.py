@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands before every HTTP route: who is let in, how large a request may be, and how much is sent."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.errors import AuthenticationFailed, LimitExceeded, PenstockError, QuotaReached
+from penstock.limits import REQUEST_BODY_BYTES_MAX
+from penstock.serve.access import WHOLE, Access, Account
+from penstock.serve.connections import Tellings
+from penstock.serve.problems import problem_response
+from penstock.settings import Listening, is_loopback
+
+
+class Guard:
+    """Lets in whom `access` knows, and tells routes who it is; else who came by a name of this machine.
+
+    The latter, where nobody is asked who he is, keeps a page in somebody's browser from reaching a daemon on
+    loopback under a name of its own.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, listener: Listening, own_host: str) -> None:
+        self._app = app
+        self._access = access
+        self._listener = listener
+        self._own_host = own_host
+        self._tellings = Tellings()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        account = None
+        try:
+            account = self._account(headers)
+            _prove_size(headers)
+            account.prove_may_be_sent(time.monotonic())
+            with account.request():
+                scope.setdefault("state", {})["account"] = account
+                await self._app(scope, _bounded(receive), _paced(send, account))
+        except (AuthenticationFailed, LimitExceeded, QuotaReached) as refusal:
+            self._tell(refusal, scope)
+            retry_seconds = 1 if account is None else account.retry_seconds(time.monotonic())
+            await problem_response(refusal, retry_seconds)(scope, receive, send)
+
+    def _account(self, headers: dict[str, str]) -> Account:
+        if self._access.asks(self._listener):
+            given = headers.get("authorization", "")
+            account = self._access.of_authorization(given)
+            if account is not None:
+                return account
+            raise AuthenticationFailed(
+                "this daemon lets in only who says who it is" if not given else "the daemon knows nobody so",
+                hint="Send the header Authorization: Bearer TOKEN, with listen.token or an account's token"
+                " of penstock.yaml",
+            )
+        if is_loopback(self._own_host) and not comes_from_this_machine(headers):
+            raise AuthenticationFailed(
+                "without a token this daemon answers to 127.0.0.1 and localhost only",
+                hint="Use http://127.0.0.1:PORT, or set listen.token",
+            )
+        return WHOLE
+
+    def _tell(self, refusal: PenstockError, scope: Scope) -> None:
+        peer = (scope.get("client") or ("?",))[0]
+        error = type(refusal).__name__
+        self._tellings.tell("a request is refused", self._listener, peer, error=error, why=refusal.message)
+
+
+def _prove_size(headers: dict[str, str]) -> None:
+    told = headers.get("content-length", "0")
+    if not told.isdecimal() or int(told) > REQUEST_BODY_BYTES_MAX:
+        raise _too_large()
+
+
+def _too_large() -> LimitExceeded:
+    return LimitExceeded(f"a request has at most {REQUEST_BODY_BYTES_MAX} bytes")
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Return `receive` with a bound on what comes in all, for bodies that do not tell their length."""
+    size = 0
+
+    async def bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > REQUEST_BODY_BYTES_MAX:
+            raise _too_large()
+        return message
+
+    return bounded
+
+
+def _paced(send: Send, account: Account) -> Send:
+    """Return `send` at the pace of an account's quota."""
+    if account.quota.bytes_per_second is None:
+        return send
+
+    async def paced(message: Message) -> None:
+        await send(message)
+        wait = account.spend(len(message.get("body", b"")), time.monotonic())
+        if wait and message.get("more_body"):
+            await asyncio.sleep(wait)
+
+    return paced
+
+
+def comes_from_this_machine(headers: Mapping[str, str]) -> bool:
+    """Tell whether a request came by a name of this machine, and from no page of another one in a browser."""
+    _, _, page = headers.get("origin", "http://localhost").partition("://")
+    return names_this_machine(headers.get("host", "")) and names_this_machine(page)
+
+
+def names_this_machine(host_header: str) -> bool:
+    """Tell whether a Host header is localhost or an address of loopback."""
+    host = host_header.rpartition(":")[0] if ":" in host_header.rpartition("]")[2] else host_header
+    host = host.strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listeners: every port of the daemon, served in one event loop, and what is behind each.
+
+    http             the log's REST interface and changes      serve/protocols/http.py, changes.py
+    canal            TCP, for clients of Canal                 serve/protocols/canal.py
+    ptubes           HTTP, for clients of Ptubes               serve/protocols/ptubes.py
+    ptubes_monitor   HTTP, what its monitors ask               serve/protocols/ptubes_monitor.py
+
+All of them know the same accounts (`access`), show the same certificate, and share the bounds on connections.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Generator, Mapping
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from penstock.coordinate.store import CoordinationStore
+from penstock.errors import PenstockError, TransientError
+from penstock.limits import (
+    DRAIN_SECONDS_MAX,
+    GREETING_SECONDS_MAX,
+    HTTP_IDLE_SECONDS_MAX,
+    REQUEST_HEAD_BYTES_MAX,
+)
+from penstock.serve.access import Access
+from penstock.serve.canal_listener import CanalListener
+from penstock.serve.connections import Connections, bounded_http
+from penstock.serve.guard import Guard
+from penstock.serve.ports import Ports
+from penstock.serve.problems import as_http_problem, as_problem
+from penstock.serve.protocols import changes, http
+from penstock.serve.protocols.canal import CanalServer
+from penstock.serve.protocols.ptubes import ptubes_app
+from penstock.serve.protocols.ptubes_monitor import monitor_app
+from penstock.serve.served import Served
+from penstock.serve.wire.ptubes_heads import RequestHeads
+from penstock.settings import Listening, ListenSettings
+
+_log = structlog.get_logger(__name__)
+
+# A store that did not answer is asked again after so long.
+_STORE_RETRY_SECONDS = 2.0
+
+
+def make_app(served: Served, listeners: Mapping[str, str]) -> Starlette:
+    """Return the application of the HTTP port. `listeners` tells where each listener listens."""
+
+    async def where(request: Request) -> Response:
+        return JSONResponse({"listeners": dict(listeners)})
+
+    return Starlette(
+        routes=[
+            *http.routes(served),
+            *changes.routes(served),
+            Route("/v1/listeners", where, name="_listeners"),
+        ],
+        exception_handlers={PenstockError: as_problem, HTTPException: as_http_problem},
+    )
+
+
+class HttpListener(uvicorn.Server):
+    """One HTTP port, in an event loop that others share."""
+
+    def __init__(
+        self,
+        name: Listening,
+        app: ASGIApp,
+        settings: ListenSettings,
+        access: Access,
+        connections: Connections,
+        port: socket.socket,
+    ) -> None:
+        self._port = port
+        super().__init__(
+            uvicorn.Config(
+                # Clients of Ptubes know no status but 200, so their application guards itself.
+                app if name == "ptubes" else Guard(app, access, name, settings.places()[name][0]),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                http=bounded_http(connections, name, RequestHeads if name == "ptubes" else None),
+                ws="none",
+                server_header=False,
+                # Who a peer is its connection says; a header may say anything.
+                proxy_headers=False,
+                ssl_certfile=str(settings.tls.cert) if settings.tls else None,
+                ssl_keyfile=str(settings.tls.key) if settings.tls else None,
+                timeout_keep_alive=int(HTTP_IDLE_SECONDS_MAX),
+                timeout_graceful_shutdown=int(DRAIN_SECONDS_MAX),
+                h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
+            )
+        )
+
+    async def start(self) -> None:
+        """Answer requests from now on; for a listener that runs in the loop of another one."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup([self._port])
+
+    async def stop_serving(self) -> None:
+        """Take no more requests, let those under way finish, then end."""
+        if self.started:
+            await self.shutdown([self._port])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections: as uvicorn does, but for the time that a TLS handshake may take."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def make_protocol() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        self.servers = [
+            await loop.create_server(
+                make_protocol,
+                sock=one,
+                ssl=config.ssl,
+                ssl_handshake_timeout=GREETING_SECONDS_MAX if config.ssl else None,
+                backlog=config.backlog,
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals alone: the daemon has its own use for them."""
+        yield
+
+
+class Listener(HttpListener):
+    """Serves on every port until it is told to stop.
+
+    `serve_until_stopped` belongs to the main thread; `stop` to any, and to signals.
+    """
+
+    def __init__(
+        self,
+        settings: ListenSettings,
+        served: Served,
+        access: Access,
+        ports: Ports,
+        open_store: Callable[[], CoordinationStore] | None = None,
+    ) -> None:
+        """Take what is served, to whom, and where.
+
+        `open_store` opens what keeps the cursors of Canal's clients; nobody else waits for it.
+        """
+        self._served = served
+        self._ports = ports
+        self._connections = Connections()
+        self._settings = settings
+        self._access = access
+        self._open_store = open_store
+        self._store: CoordinationStore | None = None
+        self._others: list[HttpListener | CanalListener] = []
+        self._opening: asyncio.Task[None] | None = None
+        super().__init__(
+            "http",
+            make_app(served, ports.addresses()),
+            settings,
+            access,
+            self._connections,
+            ports.sockets["http"],
+        )
+
+    @property
+    def address(self) -> str:
+        """Where it listens for HTTP: host:port, with the port that the system chose."""
+        return self._ports.address("http")
+
+    def serve_until_stopped(self) -> None:
+        """Answer requests until `stop`."""
+        self.run(sockets=[self._ports.sockets["http"]])
+
+    def stop(self) -> None:
+        """Take no more requests, let those under way finish, then end."""
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on every port."""
+        await super().startup(sockets)
+        self._others = [self._http(name) for name in self._ports.sockets if name not in ("http", "canal")]
+        for one in self._others:
+            await one.start()
+        if "canal" in self._ports.sockets:
+            self._opening = asyncio.create_task(self._start_canal())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what waits for news, so that nobody has to wait for them; then every port, side by side."""
+        self._served.arrivals.close()
+        if self._opening is not None:
+            self._opening.cancel()
+        ending = [one.stop_serving() for one in self._others]
+        await asyncio.gather(super().shutdown(sockets), *ending)
+        self._ports.close()
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
+
+    async def _start_canal(self) -> None:
+        """Accept clients of Canal once the store of their cursors answers; until then they wait."""
+        assert self._open_store is not None, "the daemon names it where it listens for Canal"
+        while self._store is None:
+            try:
+                self._store = await asyncio.to_thread(self._open_store)
+            except TransientError as problem:
+                _log.warning("clients of Canal wait for the coordination store", why=str(problem))
+                await asyncio.sleep(_STORE_RETRY_SECONDS)
+            except PenstockError as problem:
+                _log.error("nobody serves clients of Canal", error=type(problem).__name__, why=str(problem))
+                return
+        server = CanalServer(self._served, self._access, self._store, self._settings)
+        # TLS, if there is any, is loaded by now.
+        canal = CanalListener(server.serve, self._connections, self.config.ssl, self._ports.sockets["canal"])
+        await canal.start()
+        self._others.append(canal)
+
+    def _http(self, name: Listening) -> HttpListener:
+        port = self._ports.sockets[name]
+        app = (
+            ptubes_app(self._served, self._access, self._settings.ptubes_zone_seconds)
+            if name == "ptubes"
+            else monitor_app(self._served)
+        )
+        return HttpListener(name, app, self._settings, self._access, self._connections, port)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the HTTP port answers, as OpenAPI 3.1 describes it: `GET /v1/openapi.json`."""
+
+import functools
+from importlib.metadata import version
+from typing import Any
+
+from penstock.serve.changes_request import ChangesRequest
+from penstock.serve.problems import PROBLEM_TYPE
+from penstock.serve.wire.change_frames import MEDIA_TYPE
+
+_JSON = "application/json"
+_BYTES = "application/octet-stream"
+_INSTANCE = "/v1/instances/{instance}"
+
+# Query parameters by name: JSON type and what they mean.
+_QUERY = {
+    "after": ("string", "Answer only once the log goes behind this position"),
+    "timeout": ("number", "Wait at most so many seconds"),
+    "time_us": ("integer", "Microseconds UTC since 1970"),
+    "gtid_set": ("string", "A GTID set, as @@gtid_executed shows it"),
+    "position": ("string", "A position: mysql-bin.000003:1542, with 2/ before it in epoch 2"),
+    "epoch": ("integer", "The epoch, 0 where it is not given"),
+    "file": ("string", "A binlog file of the server"),
+    "start": ("integer", "The first byte, an offset of the file"),
+    "stop": ("integer", "The byte behind the last one"),
+    "table": ("string", "One table: shop.orders"),
+    "reader": ("string", "Who holds the log"),
+    "seconds": ("integer", "How long the hold lasts"),
+}
+
+# Each call: method, path, what it does, query parameters (those that are needed end in !), what it answers.
+_CALLS: tuple[tuple[str, str, str, str, str], ...] = (
+    ("get", "/v1/status", "How every instance stands", "", _JSON),
+    ("get", "/v1/instances", "The instances and their states", "", _JSON),
+    ("get", "/v1/listeners", "Where each listener listens", "", _JSON),
+    ("get", "/v1/subscribers", "Who follows now, and how far each has got", "", _JSON),
+    ("get", "/v1/openapi.json", "This description", "", _JSON),
+    ("get", f"{_INSTANCE}/status", "How an instance stands", "", _JSON),
+    ("get", f"{_INSTANCE}/epochs", "Which server each epoch is of", "", _JSON),
+    ("get", f"{_INSTANCE}/extents", "Unbroken runs of bytes that the log holds", "", _JSON),
+    ("get", f"{_INSTANCE}/head", "The end of the last whole transaction", "after timeout", _JSON),
+    ("get", f"{_INSTANCE}/earliest", "Where the log begins", "", _JSON),
+    ("get", f"{_INSTANCE}/locate", "The place of one of these", "time_us gtid_set position", _JSON),
+    ("get", f"{_INSTANCE}/gtid_set", "Every GTID before a position", "position!", _JSON),
+    ("get", f"{_INSTANCE}/head_bytes", "A file's magic and format description", "epoch file!", _BYTES),
+    ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop", _BYTES),
+    ("get", f"{_INSTANCE}/schema", "Definitions in force at a position", "position! table", _JSON),
+    (
+        "post",
+        f"{_INSTANCE}/position",
+        "Hold the log from a position on",
+        "reader! position! seconds",
+        _JSON,
+    ),
+    (
+        "post",
+        f"{_INSTANCE}/changes",
+        "Follow the changes: frames of a header's length (u32, big-endian), the header in JSON, and as many"
+        " bytes as its `bytes` says. Kinds of header: batch (an Arrow IPC stream, or lines of JSON), position"
+        " (everything before it was sent), problem (an error on the way), end.",
+        "",
+        MEDIA_TYPE,
+    ),
+)
+
+
+@functools.cache
+def description() -> dict[str, Any]:
+    """Return the whole description, as plain JSON values."""
+    body = ChangesRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts: dict[str, Any] = body.pop("$defs", {})
+    paths: dict[str, Any] = {}
+    for method, path, summary, query, answer in _CALLS:
+        paths.setdefault(path, {})[method] = _call(path, summary, query.split(), answer)
+    paths[f"{_INSTANCE}/changes"]["post"]["requestBody"] = {
+        "required": True,
+        "content": {_JSON: {"schema": {"$ref": "#/components/schemas/ChangesRequest"}}},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": version("penstock"),
+            "description": "The kept binary logs of MySQL and MariaDB, and the changes in them.",
+        },
+        "security": [{"token": []}, {"password": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": {**parts, "ChangesRequest": body, "Problem": _PROBLEM},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "password": {"type": "http", "scheme": "basic"},
+            },
+        },
+    }
+
+
+def _call(path: str, summary: str, query: list[str], answer: str) -> dict[str, Any]:
+    parameters = [
+        {
+            "name": name.rstrip("!"),
+            "in": "query",
+            "required": name.endswith("!"),
+            "description": _QUERY[name.rstrip("!")][1],
+            "schema": {"type": _QUERY[name.rstrip("!")][0]},
+        }
+        for name in query
+    ]
+    if "{instance}" in path:
+        parameters.insert(
+            0, {"name": "instance", "in": "path", "required": True, "schema": {"type": "string"}}
+        )
+    schema = {"type": "object"} if answer == _JSON else {"type": "string", "format": "binary"}
+    problem = {"description": "A problem", "content": {PROBLEM_TYPE: {"schema": _PROBLEM_REFERENCE}}}
+    return {
+        "summary": summary,
+        "parameters": parameters,
+        "responses": {
+            "200": {"description": summary, "content": {answer: {"schema": schema}}},
+            "default": problem,
+        },
+    }
+
+
+_PROBLEM_REFERENCE = {"$ref": "#/components/schemas/Problem"}
+_PROBLEM = {
+    "type": "object",
+    "description": "RFC 9457; `type` is the class of the error, by which a client may choose what to do.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "position": {"type": ["string", "null"]},
+        "hint": {"type": ["string", "null"]},
+    },
+}

@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A WHERE condition over a row's columns, compiled once and evaluated on whole Arrow batches.
+
+    Predicate.compile("status = 'paid' AND price >= 19.99").passes(batch)
+
+Known are AND, OR, XOR, NOT, comparisons, <=>, BETWEEN, IN (...), LIKE, IS [NOT] NULL, TRUE and FALSE, LOWER
+and UPPER, and constants of every kind. NULL behaves as in MySQL: what is neither true nor false does not
+pass. Text compares letter for letter, whatever the column's collation. A time without a zone is UTC. A value
+that its Arrow type cannot hold, such as a zero date, is NULL.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy
+import pyarrow
+import pyarrow.compute as compute
+
+from penstock.errors import OptionInvalid
+
+# A node of sqlglot's tree: which class that is depends on its version.
+Part = Any
+
+_HINT = (
+    "Known are AND, OR, NOT, =, <>, <, <=, >, >=, <=>, BETWEEN, IN (...), LIKE, IS NULL, LOWER and UPPER over"
+    " columns and constants"
+)
+_METADATA = "_metadata"
+_DIGITS_MAX = 76
+_TIME = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
+
+_Constant = bool | int | float | Decimal | str | bytes | date | datetime | None
+_Condition = Callable[[pyarrow.RecordBatch], Any]
+
+_OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
+    "EQ": (compute.equal, "="),
+    "NEQ": (compute.not_equal, "<>"),
+    "LT": (compute.less, "<"),
+    "LTE": (compute.less_equal, "<="),
+    "GT": (compute.greater, ">"),
+    "GTE": (compute.greater_equal, ">="),
+}
+_TURNED = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the row, perhaps a field of `_metadata`, perhaps in lower or upper case."""
+
+    name: str
+    field: str | None = None
+    change: Callable[..., Any] | None = None
+
+    def of(self, batch: pyarrow.RecordBatch) -> pyarrow.Array:
+        """Return its values. Raises OptionInvalid where the table has no such column."""
+        names = batch.schema.names
+        found = self.name if self.name in names else None
+        if found is None:
+            # MySQL's names of columns know no case.
+            wanted = self.name.casefold()
+            found = next((name for name in names if name.casefold() == wanted), None)
+        if found is None:
+            raise OptionInvalid(
+                f"where: there is no column {self.name!r}",
+                hint=f"The columns are {', '.join(one for one in names if not one.startswith('_'))}",
+            )
+        values = batch.column(found)
+        if self.field is not None:
+            values = compute.struct_field(values, self.field)
+        return values if self.change is None else self.change(values)
+
+    def __str__(self) -> str:
+        return self.name if self.field is None else f"{self.name}.{self.field}"
+
+
+class Predicate:
+    """A compiled condition. `columns` are the names that it reads, as they were written."""
+
+    def __init__(self, text: str, condition: _Condition, columns: frozenset[str]) -> None:
+        self.text = text
+        self.columns = columns
+        self._condition = condition
+
+    @classmethod
+    def compile(cls, text: str) -> "Predicate":
+        """Read a condition. Raises OptionInvalid, which names the part that is not understood."""
+        compiler = _Compiler()
+        try:
+            condition = compiler.condition(_parsed(text))
+        except RecursionError as problem:
+            raise OptionInvalid("where: the condition is nested too deep", hint=_HINT) from problem
+        return cls(text, condition, frozenset(compiler.columns))
+
+    def passes(self, batch: pyarrow.RecordBatch) -> numpy.ndarray:
+        """Return for each row whether it passes, as booleans.
+
+        Raises OptionInvalid where a column is not there, or its type cannot be compared so.
+        """
+        try:
+            found = self._condition(batch)
+        except pyarrow.ArrowException as problem:
+            raise OptionInvalid(f"where: {problem}", hint=_HINT) from problem
+        if isinstance(found, pyarrow.Scalar):
+            return numpy.full(batch.num_rows, found.as_py() is True)
+        mask: numpy.ndarray = compute.fill_null(found, False).to_numpy(zero_copy_only=False)
+        return mask
+
+    def __repr__(self) -> str:
+        return f"Predicate({self.text!r})"
+
+
+def _parsed(text: str) -> Part:
+    # Its import costs more than decoding a small file, and few subscribers need it.
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    try:
+        found = sqlglot.parse(text, read="mysql")
+    except SqlglotError as problem:
+        raise OptionInvalid(f"where: {text!r} is no condition: {_plain(problem)}", hint=_HINT) from problem
+    if len(found) != 1 or found[0] is None:
+        raise OptionInvalid(f"where: {text!r} is not one condition", hint=_HINT)
+    return found[0]
+
+
+def _plain(problem: Exception) -> str:
+    """Return an error's first line without the marks for a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(problem)).splitlines()[0]
+
+
+def _refuse(part: Part) -> NoReturn:
+    raise OptionInvalid(f"where: {part.sql(dialect='mysql')!r} is not understood", hint=_HINT)
+
+
+class _Compiler:
+    """Turns a parsed condition into what evaluates it, and notes the columns on the way."""
+
+    def __init__(self) -> None:
+        self.columns: set[str] = set()
+
+    def condition(self, part: Part) -> _Condition:
+        """Return what tells for each row whether a part is true, false or null."""
+        kind = type(part).__name__
+        match kind:
+            case "Paren":
+                return self.condition(part.this)
+            case "And" | "Or" | "Xor":
+                left, right = self.condition(part.this), self.condition(part.expression)
+                join = {"And": compute.and_kleene, "Or": compute.or_kleene, "Xor": compute.xor}[kind]
+                return lambda batch: join(left(batch), right(batch))
+            case "Not":
+                inner = self.condition(part.this)
+                return lambda batch: compute.invert(inner(batch))
+            case "Boolean" | "Null":
+                constant = pyarrow.scalar(self._constant(part), pyarrow.bool_())
+                return lambda batch: constant
+            case "NullSafeEQ":
+                return self._null_safe(part)
+            case "Is":
+                return self._is(part)
+            case "Between":
+                return self._between(part)
+            case "In":
+                return self._in(part)
+            case "Like":
+                return self._like(part, "\\")
+            case "Escape" if type(part.this).__name__ == "Like":
+                return self._like(part.this, str(self._constant(part.expression)))
+            case "Column" | "Dot":
+                column = self._column(part)
+                return lambda batch: _compared("NEQ", column, column.of(batch), 0)
+        if kind in _OPERATORS:
+            return self._comparison(kind, part)
+        _refuse(part)
+
+    def _comparison(self, kind: str, part: Part) -> _Condition:
+        left, right = self._operand(part.this), self._operand(part.expression)
+        if isinstance(left, _Column):
+            if isinstance(right, _Column):
+                return partial(_compared_columns, kind, left, right)
+            return partial(_compared_constant, kind, left, right)
+        if isinstance(right, _Column):
+            return partial(_compared_constant, _TURNED[kind], right, left)
+        _refuse(part)
+
+    def _null_safe(self, part: Part) -> _Condition:
+        equal = self._comparison("EQ", part)
+        nulls = [self._null_of(one) for one in (part.this, part.expression)]
+
+        def condition(batch: pyarrow.RecordBatch) -> Any:
+            both = compute.and_(*(null(batch) for null in nulls))
+            return compute.or_(both, compute.fill_null(equal(batch), False))
+
+        return condition
+
+    def _null_of(self, part: Part) -> _Condition:
+        operand = self._operand(part)
+        if isinstance(operand, _Column):
+            return lambda batch: compute.is_null(operand.of(batch))
+        return lambda batch: pyarrow.scalar(operand is None)
+
+    def _is(self, part: Part) -> _Condition:
+        wanted = self._constant(part.expression)
+        if wanted is None:
+            return self._null_of(part.this)
+        if not isinstance(wanted, bool):
+            _refuse(part)
+        inner = self.condition(part.this)
+        return lambda batch: compute.equal(compute.fill_null(inner(batch), not wanted), wanted)
+
+    def _between(self, part: Part) -> _Condition:
+        column = self._column(part.this)
+        low, high = self._constant(part.args["low"]), self._constant(part.args["high"])
+        return lambda batch: compute.and_kleene(
+            _compared("GTE", column, column.of(batch), low), _compared("LTE", column, column.of(batch), high)
+        )
+
+    def _in(self, part: Part) -> _Condition:
+        if not part.expressions:
+            _refuse(part)
+        column = self._column(part.this)
+        constants = [self._constant(one) for one in part.expressions]
+        has_null = None in constants
+        known = [one for one in constants if one is not None]
+
+        def condition(batch: pyarrow.RecordBatch) -> Any:
+            values = column.of(batch)
+            found = _among(column, values, known)
+            found = compute.if_else(compute.is_null(values), pyarrow.scalar(None, pyarrow.bool_()), found)
+            # x IN (1, NULL) is true or unknown, never false.
+            return compute.if_else(found, found, pyarrow.scalar(None, pyarrow.bool_())) if has_null else found
+
+        return condition
+
+    def _like(self, part: Part, escape: str) -> _Condition:
+        column, pattern = self._column(part.this), self._constant(part.expression)
+        if not isinstance(pattern, str) or len(escape) > 1:
+            _refuse(part)
+        pattern = _with_backslashes(pattern, escape)
+
+        def condition(batch: pyarrow.RecordBatch) -> Any:
+            values = column.of(batch)
+            if not _is_text(values.type):
+                raise OptionInvalid(
+                    f"where: LIKE is for text, and {column} is {values.type}",
+                    hint="Compare it with =, < or >",
+                )
+            return compute.match_like(values, pattern)
+
+        return condition
+
+    # --- Operands ---------------------------------------------------------------------------
+
+    def _operand(self, part: Part) -> _Column | _Constant:
+        inner = part
+        while type(inner).__name__ == "Paren":
+            inner = inner.this
+        if type(inner).__name__ in ("Column", "Dot", "Lower", "Upper"):
+            return self._column(inner)
+        return self._constant(inner)
+
+    def _column(self, part: Part) -> _Column:
+        match type(part).__name__:
+            case "Paren":
+                return self._column(part.this)
+            case "Lower" | "Upper" as change:
+                column = self._column(part.this)
+                turned = compute.utf8_lower if change == "Lower" else compute.utf8_upper
+                return _Column(column.name, column.field, turned)
+            case "Column" if not part.table:
+                self.columns.add(part.name)
+                return _Column(part.name)
+            case "Column" if part.table == _METADATA and not part.db:
+                self.columns.add(_METADATA)
+                return _Column(_METADATA, part.name)
+        _refuse(part)
+
+    def _constant(self, part: Part) -> _Constant:
+        match type(part).__name__:
+            case "Null":
+                return None
+            case "Boolean":
+                return bool(part.this)
+            case "Paren":
+                return self._constant(part.this)
+            case "Literal":
+                return str(part.this) if part.is_string else _number(str(part.this))
+            case "Neg":
+                value = self._constant(part.this)
+                if isinstance(value, int | float | Decimal):
+                    return -value
+            case "HexString":
+                text = str(part.this)
+                return bytes.fromhex(text if len(text) % 2 == 0 else f"0{text}")
+            case "Cast" | "TsOrDsToDate" | "Date" | "Timestamp":
+                # DATE '2026-01-01' and TIMESTAMP '...': what the text means is told by the column.
+                value = self._constant(part.this)
+                if isinstance(value, str):
+                    return value
+        _refuse(part)
+
+
+def _number(text: str) -> int | float | Decimal:
+    if "e" in text.lower():
+        return float(text)
+    return Decimal(text) if "." in text else int(text)
+
+
+def _with_backslashes(pattern: str, escape: str) -> str:
+    """Return a LIKE pattern whose escape character is the backslash."""
+    if escape == "\\":
+        return pattern
+    out, characters = "", iter(pattern)
+    for character in characters:
+        if character == escape:
+            following = next(characters, escape)
+            out += f"\\{following}" if following in "%_\\" else following
+        else:
+            out += "\\\\" if character == "\\" else character
+    return out
+
+
+# --- Comparing ------------------------------------------------------------------------------
+
+
+def _compared_constant(kind: str, column: _Column, constant: _Constant, batch: pyarrow.RecordBatch) -> Any:
+    return _compared(kind, column, column.of(batch), constant)
+
+
+def _compared(kind: str, column: _Column, values: pyarrow.Array, constant: _Constant) -> Any:
+    """Compare a column's values with a constant; null where either is."""
+    if constant is None:
+        return pyarrow.scalar(None, pyarrow.bool_())
+    values, scalar = _alike(column, values, constant)
+    return _OPERATORS[kind][0](values, scalar)
+
+
+def _compared_columns(kind: str, left: _Column, right: _Column, batch: pyarrow.RecordBatch) -> Any:
+    one, other = left.of(batch), right.of(batch)
+    if one.type != other.type:
+        numbers = _is_number(one.type) and _is_number(other.type)
+        if numbers and (pyarrow.types.is_floating(one.type) or pyarrow.types.is_floating(other.type)):
+            one, other = one.cast(pyarrow.float64()), other.cast(pyarrow.float64())
+        elif not (
+            numbers
+            or (_is_day(one.type) and _is_day(other.type))
+            or _is_text(one.type) == _is_text(other.type)
+        ):
+            raise OptionInvalid(
+                f"where: {left} is {one.type} and {right} is {other.type}, which do not compare", hint=_HINT
+            )
+    return _OPERATORS[kind][0](one, other)
+
+
+def _among(column: _Column, values: pyarrow.Array, constants: Sequence[_Constant]) -> Any:
+    """Tell which values are one of the constants."""
+    alike = [_alike(column, values, one) for one in constants]
+    if pyarrow.types.is_floating(values.type):
+        # Looked up by their bits, 0 and -0 would be two numbers; a sum with 0 is never -0.
+        alike = [(compute.add(one, 0.0), compute.add(scalar, 0.0)) for one, scalar in alike]
+    kinds = {scalar.type for _, scalar in alike}
+    if len(kinds) == 1 and all(one.type == alike[0][0].type for one, _ in alike):
+        wanted = pyarrow.array([scalar.as_py() for _, scalar in alike], kinds.pop())
+        return compute.is_in(alike[0][0], value_set=wanted.cast(alike[0][0].type, safe=False))
+    found = pyarrow.array(numpy.zeros(len(values), bool))
+    for one, scalar in alike:
+        found = compute.or_(found, compute.fill_null(compute.equal(one, scalar), False))
+    return found
+
+
+def _alike(column: _Column, values: pyarrow.Array, constant: _Constant) -> tuple[Any, pyarrow.Scalar]:
+    """Return values and constant in types that compare as MySQL compares them. Raises OptionInvalid."""
+    kind = values.type
+    if _is_number(kind):
+        return _numbers_alike(column, values, constant)
+    if _is_text(kind):
+        if isinstance(constant, str):
+            return values, pyarrow.scalar(constant, kind)
+        _refuse_kinds(column, kind, constant, "Write the constant in quotes")
+    if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+        if isinstance(constant, str | bytes):
+            content = constant.encode() if isinstance(constant, str) else constant
+            return values, pyarrow.scalar(content, kind)
+        _refuse_kinds(column, kind, constant, "Write bytes as X'00FF'")
+    if isinstance(constant, str):
+        if pyarrow.types.is_duration(kind):
+            return values, pyarrow.scalar(_duration(column, constant), kind)
+        if _is_day(kind):
+            return _days_alike(column, values, constant)
+    _refuse_kinds(column, kind, constant, "Compare another column")
+
+
+def _refuse_kinds(column: _Column, kind: pyarrow.DataType, constant: _Constant, hint: str) -> NoReturn:
+    raise OptionInvalid(f"where: {column} is {kind}, and {constant!r} does not compare with it", hint=hint)
+
+
+def _numbers_alike(column: _Column, values: pyarrow.Array, constant: _Constant) -> tuple[Any, pyarrow.Scalar]:
+    if isinstance(constant, str):
+        try:
+            constant = Decimal(constant.strip())
+        except InvalidOperation:
+            _refuse_kinds(column, values.type, constant, "Compare a number with a number")
+    if isinstance(constant, bytes | date):
+        _refuse_kinds(column, values.type, constant, "Compare a number with a number")
+    assert isinstance(constant, bool | int | float | Decimal), "NULL was left out before"
+    if isinstance(constant, float) or pyarrow.types.is_floating(values.type):
+        return values.cast(pyarrow.float64()), pyarrow.scalar(float(constant), pyarrow.float64())
+    number = Decimal(constant)
+    if pyarrow.types.is_integer(values.type) and number == number.to_integral_value():
+        whole = int(number)
+        if -(1 << 63) <= whole < 1 << 63:
+            return values.cast(pyarrow.int64()), pyarrow.scalar(whole, pyarrow.int64())
+    before, behind = _digits(number)
+    if pyarrow.types.is_integer(values.type):
+        own_before, own_behind = 19, 0
+    else:
+        own_before, own_behind = values.type.precision - values.type.scale, values.type.scale
+    scale = max(behind, own_behind)
+    digits = max(before, own_before) + scale
+    if digits > _DIGITS_MAX:
+        return values.cast(pyarrow.float64()), pyarrow.scalar(float(number), pyarrow.float64())
+    common = pyarrow.decimal128(digits, scale) if digits <= 38 else pyarrow.decimal256(digits, scale)
+    return values.cast(common), pyarrow.scalar(number, common)
+
+
+def _digits(number: Decimal) -> tuple[int, int]:
+    """Return how many digits stand before and behind the point."""
+    _, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int), "a constant is a finite number"
+    return max(len(digits) + exponent, 1), max(-exponent, 0)
+
+
+def _days_alike(column: _Column, values: pyarrow.Array, constant: str) -> tuple[Any, pyarrow.Scalar]:
+    try:
+        moment = datetime.fromisoformat(constant.strip())
+    except ValueError:
+        _refuse_kinds(column, values.type, constant, "Write 2026-11-21 or 2026-11-21 08:00:00")
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC).replace(tzinfo=None)
+    if pyarrow.types.is_date(values.type):
+        values = values.cast(pyarrow.timestamp("us"))
+    zone = values.type.tz
+    return values, pyarrow.scalar(moment.replace(tzinfo=UTC) if zone else moment, values.type)
+
+
+def _duration(column: _Column, text: str) -> timedelta:
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise OptionInvalid(f"where: {column} is a TIME, and {text!r} is none", hint="Write 08:30:00")
+    sign, hours, minutes, seconds, fraction = match.groups()
+    found = timedelta(
+        hours=int(hours),
+        minutes=int(minutes),
+        seconds=int(seconds or 0),
+        microseconds=int((fraction or "0").ljust(6, "0")),
+    )
+    return operator.neg(found) if sign else found
+
+
+def _is_number(kind: pyarrow.DataType) -> bool:
+    return bool(
+        pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind)
+    )
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+
+
+def _is_day(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_date(kind) or pyarrow.types.is_timestamp(kind))

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors as RFC 9457 has them: `application/problem+json`, whose `type` is the error's class."""
+
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    LeaseLost,
+    LimitExceeded,
+    OptionInvalid,
+    PenstockError,
+    PositionInvalid,
+    PositionPurged,
+    QuotaReached,
+    ServerChanged,
+    SourceMissing,
+    TransientError,
+    VersionConflict,
+)
+
+PROBLEM_TYPE = "application/problem+json"
+
+# The first that fits counts: what is common to many stands last.
+_STATUS: tuple[tuple[type[PenstockError], int], ...] = (
+    (AuthenticationFailed, 401),
+    (AccessDenied, 403),
+    (SourceMissing, 404),
+    (ServerChanged, 409),
+    (VersionConflict, 409),
+    (LeaseLost, 409),
+    (PositionPurged, 410),
+    (PositionInvalid, 416),
+    (OptionInvalid, 400),
+    (LimitExceeded, 413),
+    (QuotaReached, 429),
+    (TransientError, 503),
+    (PenstockError, 500),
+)
+
+
+def status_of(problem: PenstockError) -> int:
+    """Return the HTTP status that fits an error."""
+    return next(code for kind, code in _STATUS if isinstance(problem, kind))
+
+
+def problem_body(problem: PenstockError) -> dict[str, Any]:
+    """Return an error as plain JSON values, from which a client raises the same one."""
+    return {
+        "type": type(problem).__name__,
+        "title": (type(problem).__doc__ or "").split("\n")[0],
+        "status": status_of(problem),
+        "detail": problem.message,
+        "position": problem.position,
+        "hint": problem.hint,
+    }
+
+
+def problem_response(problem: PenstockError, retry_seconds: int = 1) -> Response:
+    """Return an error as an answer; one who asks too much is told after how long to come again."""
+    status = status_of(problem)
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(retry_seconds)}}.get(status)
+    return JSONResponse(problem_body(problem), status, headers, media_type=PROBLEM_TYPE)
+
+
+async def as_problem(request: Request, problem: Exception) -> Response:
+    """Answer with an error of ours."""
+    assert isinstance(problem, PenstockError), "Starlette chooses by class"
+    return problem_response(problem)
+
+
+async def as_http_problem(request: Request, problem: Exception) -> Response:
+    """Answer with an error of HTTP itself, such as a path that there is not."""
+    assert isinstance(problem, HTTPException), "Starlette chooses by class"
+    body = {
+        "type": "about:blank",
+        "title": problem.detail,
+        "status": problem.status_code,
+        "detail": f"{request.method} {request.url.path}: {problem.detail}",
+    }
+    return JSONResponse(body, problem.status_code, problem.headers, media_type=PROBLEM_TYPE)

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log over HTTP: plain JSON for questions, raw bytes for ranges. `docs/guides/serve.md` shows each call.
+
+Positions are text, `mysql-bin.000003:1542`, with `2/` before it in epoch 2. All are the source's own.
+"""
+
+import functools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from penstock.capture.kept_schemas import kept_schemas
+from penstock.errors import OptionInvalid
+from penstock.logstore.log import Log
+from penstock.logstore.memory_log import MemoryLog
+from penstock.logstore.retention import Hold, Holds
+from penstock.model import Position, TableName
+from penstock.serve.access import account_of
+from penstock.serve.served import Served, ServedInstance
+
+# A reader that waits longer asks again: what lies between us cuts connections that are silent for a minute.
+HEAD_SECONDS_MAX = 55.0
+
+# A reader that says nothing for so long is taken for gone, and holds nothing any longer.
+HOLD_SECONDS_DEFAULT = 24 * 3600
+
+# Where the bytes of an answer end: it may be before the stop that was asked for.
+STOP_HEADER = "Penstock-Stop"
+
+# No number of 64 bits has more.
+_DIGITS_MAX = 20
+
+_PREFIX = "/v1/instances"
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the routes of the log's REST interface."""
+    calls: list[tuple[str, str, Callable[[Served, Request], Awaitable[Response]]]] = [
+        ("GET", "/v1/status", _all_status),
+        ("GET", _PREFIX, _instances),
+        ("GET", f"{_PREFIX}/{{instance}}/status", _status),
+        ("GET", f"{_PREFIX}/{{instance}}/epochs", _epochs),
+        ("GET", f"{_PREFIX}/{{instance}}/extents", _extents),
+        ("GET", f"{_PREFIX}/{{instance}}/head", _head),
+        ("GET", f"{_PREFIX}/{{instance}}/earliest", _earliest),
+        ("GET", f"{_PREFIX}/{{instance}}/locate", _locate),
+        ("GET", f"{_PREFIX}/{{instance}}/gtid_set", _gtid_set),
+        ("GET", f"{_PREFIX}/{{instance}}/head_bytes", _head_bytes),
+        ("GET", f"{_PREFIX}/{{instance}}/bytes", _bytes),
+        ("GET", f"{_PREFIX}/{{instance}}/schema", _schema),
+        ("POST", f"{_PREFIX}/{{instance}}/position", _hold),
+    ]
+    return [
+        Route(path, functools.partial(call, served), methods=[method], name=call.__name__)
+        for method, path, call in calls
+    ]
+
+
+# --- What there is --------------------------------------------------------------------------
+
+
+async def _instances(served: Served, request: Request) -> Response:
+    named = [{"instance": one.name, "state": one.status()["state"]} for one in _seen(served, request)]
+    return JSONResponse({"instances": named})
+
+
+async def _all_status(served: Served, request: Request) -> Response:
+    return JSONResponse({"instances": [_shown(served, one) for one in _seen(served, request)]})
+
+
+async def _status(served: Served, request: Request) -> Response:
+    return JSONResponse(_shown(served, _instance_of(served, request)))
+
+
+def _shown(served: Served, instance: ServedInstance) -> dict[str, Any]:
+    return {**instance.status(), "subscribers": served.subscribers.count(instance.name)}
+
+
+async def _epochs(served: Served, request: Request) -> Response:
+    epochs = _log_of(served, request).epochs.epochs
+    return JSONResponse({"epochs": [{"epoch": one.epoch, "server_key": one.server_key} for one in epochs]})
+
+
+async def _extents(served: Served, request: Request) -> Response:
+    log = _log_of(served, request)
+    extents = await run_in_threadpool(log.extents)
+    return JSONResponse(
+        {
+            "extents": [
+                {"epoch": one.epoch, "file": one.file, "start": one.start, "end": one.end} for one in extents
+            ]
+        }
+    )
+
+
+async def _head(served: Served, request: Request) -> Response:
+    asked, instance = _Asked(request), _instance_of(served, request)
+    after, seconds = asked.position("after"), asked.seconds("timeout")
+    head = await served.wait_behind(instance.name, after, seconds)
+    return JSONResponse({"position": _text(head)})
+
+
+async def _earliest(served: Served, request: Request) -> Response:
+    return JSONResponse({"position": _text(_log_of(served, request).earliest())})
+
+
+async def _locate(served: Served, request: Request) -> Response:
+    log, asked = _log_of(served, request), _Asked(request)
+    # The empty GTID set is one as well: before the first transaction.
+    given = [name for name in ("time_us", "gtid_set", "position") if name in request.query_params]
+    if len(given) != 1:
+        raise OptionInvalid(
+            "name one of time_us, gtid_set and position", hint="locate?time_us=1700000000000000"
+        )
+    if given == ["time_us"]:
+        located = await run_in_threadpool(log.locate_time, asked.number("time_us"))
+    elif given == ["gtid_set"]:
+        located = await run_in_threadpool(log.locate_gtid_set, asked.text("gtid_set"))
+    else:
+        located = await run_in_threadpool(log.locate_position, asked.needed_position("position"))
+    return JSONResponse({"position": str(located.position)})
+
+
+async def _gtid_set(served: Served, request: Request) -> Response:
+    log, position = _log_of(served, request), _Asked(request).needed_position("position")
+    return JSONResponse({"gtid_set": await run_in_threadpool(log.gtid_set, position)})
+
+
+# --- Bytes ----------------------------------------------------------------------------------
+
+
+async def _head_bytes(served: Served, request: Request) -> Response:
+    log, asked = _whole_log_of(served, request), _Asked(request)
+    content = await run_in_threadpool(log.head_bytes, asked.number("epoch", 0), asked.text("file"))
+    return Response(content, media_type="application/octet-stream")
+
+
+async def _bytes(served: Served, request: Request) -> Response:
+    """Stream a range of one source file, from memory where it is still there.
+
+    The first piece is read before the answer begins, so what is wrong is told as a problem.
+    """
+    log, asked = _whole_log_of(served, request), _Asked(request)
+    epoch, file = asked.number("epoch", 0), asked.text("file")
+    start, stop = asked.number("start"), asked.number("stop", None)
+    end = await run_in_threadpool(_readable_end, log, epoch, file, start, stop)
+    pieces: Iterator[memoryview] = iter(log.read(epoch, file, start, end)) if end > start else iter(())
+    first = await run_in_threadpool(next, pieces, None)
+    return StreamingResponse(
+        _streamed(first, pieces),
+        media_type="application/octet-stream",
+        headers={"Content-Length": str(end - start), STOP_HEADER: str(end)},
+    )
+
+
+async def _streamed(first: memoryview | None, rest: Iterator[memoryview]) -> AsyncIterator[memoryview]:
+    if first is not None:
+        yield first
+        async for piece in iterate_in_threadpool(rest):
+            yield piece
+
+
+def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None) -> int:
+    """Return where the bytes of a file that can be read without a break from `start` on end, `stop` at most.
+
+    `start` where the log goes no further yet. Raises PositionPurged and PositionInvalid.
+    """
+    end = start
+    for one in log.extents():
+        if (one.epoch, one.file) == (epoch, file) and one.start <= end <= one.end:
+            end = one.end
+    if end == start:
+        # Nothing lies here: unless this is where it goes on, the log says why.
+        log.locate_position(Position(epoch, file, start))
+    return end if stop is None else min(end, max(stop, start))
+
+
+# --- Schemas and readers --------------------------------------------------------------------
+
+
+async def _schema(served: Served, request: Request) -> Response:
+    log, asked = _log_of(served, request), _Asked(request)
+    position = asked.needed_position("position")
+    name = TableName.parse(asked.text("table")) if asked.given("table") else None
+    account = account_of(request)
+    if name is not None:
+        account.prove_reads_table(request.path_params["instance"], name)
+    schema = await run_in_threadpool(kept_schemas(log).in_force, position, name)
+    named = [(TableName.parse(one["name"]), one) for one in schema["tables"]]
+    schema["tables"] = [one for known, one in named if account.may_read_table(known.database, known.table)]
+    return JSONResponse({"schema": schema})
+
+
+async def _hold(served: Served, request: Request) -> Response:
+    """Note how far a reader has got: until that expires, retention keeps what it still needs.
+
+    A log in memory keeps it for as long as the daemon lives, and holds the server back where that fills it.
+    """
+    log, asked = _log_of(served, request), _Asked(request)
+    reader, position = asked.text("reader"), asked.needed_position("position")
+    account_of(request).prove_reads(request.path_params["instance"], reader)
+    if isinstance(log, MemoryLog):
+        known = reader in log.acknowledged()
+        await run_in_threadpool(log.acknowledge if known else log.register, reader, position)
+        return JSONResponse({"reader": reader, "position": str(position), "expires_us": None})
+    expires_us = time.time_ns() // 1000 + asked.number("seconds", HOLD_SECONDS_DEFAULT) * 1_000_000
+    holds = Holds(log.disk, log.layout)
+    await run_in_threadpool(holds.put, Hold(reader, position, expires_us), prove=log.locate_position)
+    return JSONResponse({"reader": reader, "position": str(position), "expires_us": expires_us})
+
+
+# --- What was asked -------------------------------------------------------------------------
+
+
+class _Asked:
+    """The query of a request, read by name. Each method raises OptionInvalid."""
+
+    def __init__(self, request: Request) -> None:
+        self._query = request.query_params
+
+    def given(self, name: str) -> bool:
+        """Tell whether the query has it, and not empty."""
+        return bool(self._query.get(name))
+
+    def text(self, name: str) -> str:
+        """Return a value that must be there; it may be empty."""
+        value = self._query.get(name)
+        if value is None:
+            raise OptionInvalid(f"the query lacks {name}", hint=f"Add {name}=...")
+        return value
+
+    def number(self, name: str, default: Any = ...) -> Any:
+        """Return an integer of 0 or more, or the default where it is not given."""
+        if not self.given(name) and default is not ...:
+            return default
+        text = self.text(name)
+        if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
+            raise OptionInvalid(f"{name}={text[:64]!r} is no number of 0 or more that there can be")
+        return int(text)
+
+    def seconds(self, name: str) -> float:
+        """Return a duration that is bounded, 0 where it is not given."""
+        text = self._query.get(name) or "0"
+        try:
+            value = float(text)
+        except ValueError as problem:
+            raise OptionInvalid(f"{name}={text!r} is no number of seconds") from problem
+        return min(max(value, 0.0), HEAD_SECONDS_MAX) if value == value else 0.0
+
+    def position(self, name: str) -> Position | None:
+        """Return a position, None where it is not given."""
+        return Position.parse(self.text(name)) if self.given(name) else None
+
+    def needed_position(self, name: str) -> Position:
+        """Return a position that must be there."""
+        return Position.parse(self.text(name))
+
+
+def _seen(served: Served, request: Request) -> list[ServedInstance]:
+    """Return the instances that the account may read."""
+    account = account_of(request)
+    return [one for name, one in served.instances.items() if account.may_read(name)]
+
+
+def _instance_of(served: Served, request: Request) -> ServedInstance:
+    """Return the instance that the path names. Raises AccessDenied, SourceMissing."""
+    name = request.path_params["instance"]
+    account_of(request).prove_reads(name)
+    return served.instance(name)
+
+
+def _log_of(served: Served, request: Request) -> Log:
+    return _instance_of(served, request).log()
+
+
+def _whole_log_of(served: Served, request: Request) -> Log:
+    """Return the log for reading its bytes, which hold every table. Raises AccessDenied."""
+    account_of(request).prove_reads_whole_log(request.path_params["instance"])
+    return _log_of(served, request)
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)

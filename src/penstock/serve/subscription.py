@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following an instance, whatever the protocol: where to start, what comes next, where to end.
+
+started = await resolve_start(pieces, Start(edge="latest"))
+cursor = Cursor(pieces, view, started)
+while (piece := await cursor.next(wait_seconds=25)) is not None: ...
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow
+
+from penstock._native import GtidSet
+from penstock.errors import ServerBusy
+from penstock.model import Position
+from penstock.serve.own_log import OwnSource
+from penstock.serve.pieces import Piece, Pieces, View
+from penstock.source.decoding import RangeDecoding
+from penstock.source.kept import epoch_shift
+from penstock.source.source import ByteRange
+
+Edge = Literal["earliest", "latest"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where to begin, or to end; exactly one of the fields is set.
+
+    With `server_key` the epoch of `position` is as another daemon numbers it, and the key tells whose it is.
+    `time_us` is microseconds UTC since 1970.
+    """
+
+    position: Position | None = None
+    gtid_set: str | None = None
+    time_us: int | None = None
+    edge: Edge | None = None
+    server_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """A place to begin, a transaction boundary. Transactions of `gtid_after` may still follow it."""
+
+    position: Position
+    gtid_after: str = ""
+
+
+async def resolve_start(pieces: Pieces, start: Start) -> Started:
+    """Return the place that a start means in this log.
+
+    Raises PositionPurged, PositionInvalid, ServerChanged for another server's position, and ServerBusy where
+    the log is empty or has not got so far.
+    """
+    return await pieces.in_thread(_resolve_start, pieces.source, start)
+
+
+def _resolve_start(source: OwnSource, start: Start) -> Started:
+    visible = source.log.visible
+    if visible is None:
+        raise ServerBusy(
+            f"{source} holds nothing yet", hint="The first bytes come once capture has connected"
+        )
+    if start.edge == "latest":
+        return Started(visible)
+    if start.edge == "earliest":
+        return Started(source.earliest())
+    if start.time_us is not None:
+        return Started(_first_from(source, source.find_time(start.time_us), time_from_us=start.time_us))
+    if start.gtid_set is not None:
+        found = _first_from(source, source.find_gtid_set(start.gtid_set), gtid_after=start.gtid_set)
+        seen = GtidSet.parse(source.gtid_set(found))
+        # What is in the set and still to come must not come again.
+        ahead = not seen.contains(GtidSet.parse(start.gtid_set))
+        return Started(found, start.gtid_set if ahead else "")
+    assert start.position is not None, "a start has one field"
+    position = _here(source, start.position, start.server_key)
+    if position > visible:
+        raise ServerBusy(
+            f"{source} goes to {visible}",
+            position=str(position),
+            hint="It may be behind another daemon: penstock status",
+        )
+    if position != visible:
+        source.range_from(position)
+    return Started(position)
+
+
+def _here(source: OwnSource, position: Position, server_key: str | None) -> Position:
+    """Return a position under the number that this log gives its server's epoch. Raises ServerChanged.
+
+    A server may have several epochs: of those the one of that number, else the newest that has the place.
+    """
+    if server_key is None:
+        return position
+    known = source.epochs()
+    epochs = [epoch for epoch, key in known if key == server_key]
+    if not epochs:
+        epoch_shift([(position.epoch, server_key)], known, str(source))
+    if position.epoch in epochs:
+        return position
+    has_it = [
+        one.epoch
+        for one in source.log.extents()
+        if one.epoch in epochs and one.file == position.file and one.start <= position.offset <= one.end
+    ]
+    return replace(position, epoch=max(has_it or epochs))
+
+
+def _first_from(source: OwnSource, begin: Position, **options: object) -> Position:
+    """Return where the first transaction begins that passes a decoder's filter, else where the log ends."""
+    place = begin
+    while (found := source.range_from(place)) is not None:
+        byte_range, end = found
+        decoding = RangeDecoding(
+            source, replace(byte_range, stop=end), emit="transactions", batch_rows_max=1, **options
+        )
+        for state in decoding.states(drop_open=True):
+            if state == "batch":
+                batch = decoding.take_batch()
+                offset = _column(batch, "offset")[0]
+                return Position(byte_range.epoch, byte_range.file, offset)
+            decoding.decoder.take_statement()
+        place = Position(byte_range.epoch, byte_range.file, end)
+    return place
+
+
+def _exact_end(source: OwnSource, start: Position, end: Position, until: Start) -> Position:
+    """Return the boundary in a piece at which everything up to `until` has come, and nothing behind it."""
+    found = source.range_from(start)
+    assert found is not None, "a piece was made of it"
+    byte_range: ByteRange = replace(found[0], stop=end.offset)
+    options: dict[str, object] = {"time_until_us": until.time_us}
+    if until.gtid_set is not None:
+        before = GtidSet.parse(source.gtid_set(byte_range.position))
+        options = {"gtid_until": str(GtidSet.parse(until.gtid_set).subtract(before))}
+    decoding = RangeDecoding(source, byte_range, emit="transactions", batch_rows_max=1, **options)
+    last = start
+    for state in decoding.states(drop_open=True):
+        if state == "batch":
+            offset = _column(decoding.take_batch(), "end_offset")[0]
+            last = Position(byte_range.epoch, byte_range.file, offset)
+        else:
+            decoding.decoder.take_statement()
+    return last
+
+
+def _column(batch: object, name: str) -> list[int]:
+    found: list[int] = pyarrow.record_batch(batch)[name].to_pylist()
+    return found
+
+
+class Cursor:
+    """A place in an instance's changes that moves on piece by piece. Belongs to one task.
+
+    `position` is the end of what `next` gave last. `ended` tells that `until` is reached. With `in_parts` a
+    piece may come in parts, where no end has to be found in it: see `Piece.is_whole`.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        view: View,
+        started: Started,
+        until: Start | None = None,
+        *,
+        in_parts: bool = False,
+    ) -> None:
+        self.pieces = pieces
+        self.position = started.position
+        self.ended = False
+        self._plain = view
+        self.view = replace(view, gtid_after=started.gtid_after) if started.gtid_after else view
+        pieces.follow(view, self)
+        # Of an end that is no position it is known only once a piece is whole whether it lies in it.
+        self._part = 0 if in_parts and (until is None or until.position is not None) else None
+        self._until = until
+        self._end: Position | None = None
+        self._until_set: GtidSet | None = None
+        self._begun = False
+        if until is not None:
+            if until.position is not None:
+                self._end = _here(pieces.source, until.position, until.server_key)
+            elif until.edge is not None:
+                self._end = pieces.log.visible if until.edge == "latest" else self.position
+            elif until.gtid_set is not None:
+                self._until_set = GtidSet.parse(until.gtid_set)
+
+    async def next(self, wait_seconds: float) -> Piece | None:
+        """Return the next piece, None where none came in time or there is to be none.
+
+        Raises what `Pieces.at` raises; asked again it begins at the same place.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds
+        arrivals, name = self.pieces.arrivals, self.pieces.name
+        while not self.ended:
+            seen = arrivals.number(name)
+            piece = await self._at_once()
+            if piece is not None or self.ended:
+                return piece
+            left = deadline - loop.time()
+            if left <= 0 or arrivals.closing:
+                return None
+            # Whoever is woken costs the capture something, so only who really waits is on its list.
+            with arrivals.waiting(name) as arrival:
+                if arrivals.number(name) == seen and not arrivals.closing:
+                    try:
+                        await asyncio.wait_for(arrival.wait(), left)
+                    except TimeoutError:
+                        return None
+        return None
+
+    async def _at_once(self) -> Piece | None:
+        if self._until_set is not None and not self._begun:
+            # Where everything that is wanted lies before the start, nothing behind it tells the end.
+            before = await self.pieces.in_thread(self.pieces.source.gtid_set, self.position)
+            if GtidSet.parse(before).contains(self._until_set):
+                self._end = self.position
+        self._begun = True
+        if self._end is not None and self.position >= self._end:
+            self.ended = True
+            return None
+        piece = await self.pieces.at(self.view, self.position, self._end, self._part)
+        if piece is None:
+            self.ended = self._is_past_until()
+            return None
+        if self._passes_until(piece):
+            assert self._until is not None, "it is passed"
+            self._end = await self.pieces.in_thread(
+                _exact_end, self.pieces.source, piece.start, piece.end, self._until
+            )
+            return await self._at_once()
+        self._moved(piece)
+        return piece
+
+    def _moved(self, piece: Piece) -> None:
+        self.position = piece.end
+        if self._part is not None:
+            self._part = 0 if piece.is_whole else piece.part + 1
+        if not piece.is_whole:
+            return
+        if self.view.gtid_after and GtidSet.parse(piece.gtid_set).contains(
+            GtidSet.parse(self.view.gtid_after)
+        ):
+            # Nothing of the set is to come, so what is decoded can be shared with everybody again.
+            self.view = self._plain
+
+    def _passes_until(self, piece: Piece) -> bool:
+        """Tell whether a piece holds the end, which is no position that was known before."""
+        if self._until is None or self._end is not None:
+            return False
+        if self._until_set is not None:
+            return GtidSet.parse(piece.gtid_set).contains(self._until_set)
+        return self._until.time_us is not None and piece.time_us >= self._until.time_us
+
+    def _is_past_until(self) -> bool:
+        """Tell whether nothing before the end can come any more, though nothing behind it has come."""
+        if self._until is None or self._until.time_us is None:
+            return False
+        lag = self.pieces.lag_seconds()
+        return lag is not None and time.time() - lag > self._until.time_us / 1e6
+
+    def prefetch(self) -> None:
+        """Have the next piece made while this one is sent."""
+        if self._until is None and not self.ended:
+            self.pieces.prefetch(self.view, self.position, self._part)
+
+    def behind_bytes(self) -> int:
+        """Return how much of the log lies behind the position."""
+        visible = self.pieces.log.visible
+        if visible is None or visible <= self.position:
+            return 0
+        here = self.position
+        if (visible.epoch, visible.file) == (here.epoch, here.file):
+            return visible.offset - here.offset
+        left = 0
+        for one in self.pieces.log.extents():
+            if one.last > here:
+                holds = (one.epoch, one.file) == (here.epoch, here.file)
+                left += one.end - (max(here.offset, one.start) if holds else one.start)
+        return left

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canal's frames: a 32-bit length, then a protobuf `Packet`, in both directions.
+
+The messages are few and small, so they are read and written here by hand, with bounds. What is large, the
+entries of a batch, comes from the kernel as bytes that are fields of `Messages` already, and passes as it is.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from penstock.errors import LimitExceeded, OptionInvalid
+from penstock.limits import CANAL_FRAME_BYTES_MAX
+
+LENGTH_BYTES = 4
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_VARINT_BYTES_MAX = 10
+_FIELD_NUMBER_MAX = (1 << 29) - 1
+
+# What `Messages.batch_id` is where there is nothing to deliver.
+NO_BATCH = -1
+
+
+class PacketType(IntEnum):
+    """What a packet's body is."""
+
+    UNSET = 0
+    HANDSHAKE = 1
+    CLIENTAUTHENTICATION = 2
+    ACK = 3
+    SUBSCRIPTION = 4
+    UNSUBSCRIPTION = 5
+    GET = 6
+    MESSAGES = 7
+    CLIENTACK = 8
+    SHUTDOWN = 9
+    DUMP = 10
+    HEARTBEAT = 11
+    CLIENTROLLBACK = 12
+
+
+_TYPES = frozenset(int(one) for one in PacketType)
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One frame's content. `compression` is 0 or 1 for none; `version` and the magic number say nothing."""
+
+    type: int
+    body: bytes
+    compression: int = 0
+
+    @property
+    def type_name(self) -> str:
+        """The name of its type, or the number where it has none."""
+        return PacketType(self.type).name if self.type in _TYPES else str(self.type)
+
+
+@dataclass(frozen=True)
+class ClientAuth:
+    """Who a client says it is. Timeouts are milliseconds, 0 where it gives none."""
+
+    username: str
+    password: bytes
+    read_timeout_ms: int
+    write_timeout_ms: int
+    destination: str
+    client_id: str
+    filter: str
+
+    def __repr__(self) -> str:
+        return f"ClientAuth(username={self.username!r}, destination={self.destination!r})"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every request after the authentication holds, and what only some of them do.
+
+    `timeout` and `unit` are None where the client set none, which is not the same as 0.
+    """
+
+    destination: str
+    client_id: str
+    filter: str = ""
+    batch_id: int = 0
+    fetch_size: int = 0
+    timeout: int | None = None
+    unit: int | None = None
+
+
+# --- Reading --------------------------------------------------------------------------------
+
+
+def frame_length(header: bytes, limit: int = CANAL_FRAME_BYTES_MAX) -> int:
+    """Return how many bytes follow a frame's first four. Raises LimitExceeded."""
+    (length,) = struct.unpack(">I", header)
+    if length > limit:
+        raise LimitExceeded(f"a frame announces {length} bytes; at most {limit} are taken")
+    return int(length)
+
+
+def read_packet(frame: bytes) -> Packet:
+    """Read what a frame holds. Raises OptionInvalid where it is no packet."""
+    kind, body, compression = 0, b"", 0
+    for number, value in _fields(frame):
+        if number == 3:
+            kind = _number(value)
+        elif number == 4:
+            compression = _number(value)
+        elif number == 5:
+            body = _bytes(value)
+    return Packet(kind, body, compression)
+
+
+def read_client_auth(body: bytes) -> ClientAuth:
+    """Read the body of a CLIENTAUTHENTICATION. Raises OptionInvalid."""
+    fields = dict(_fields(body))
+    return ClientAuth(
+        username=_text(fields.get(1, b"")),
+        password=_bytes(fields.get(2, b"")),
+        read_timeout_ms=_number(fields.get(3, 0)),
+        write_timeout_ms=_number(fields.get(4, 0)),
+        destination=_text(fields.get(5, b"")),
+        client_id=_text(fields.get(6, b"")),
+        filter=_text(fields.get(7, b"")),
+    )
+
+
+def read_subscription(body: bytes) -> Request:
+    """Read the body of a SUBSCRIPTION or UNSUBSCRIPTION. Raises OptionInvalid."""
+    fields = dict(_fields(body))
+    return Request(
+        _text(fields.get(1, b"")), _text(fields.get(2, b"")), filter=_text(fields.get(7, b"")).strip()
+    )
+
+
+def read_get(body: bytes) -> Request:
+    """Read the body of a GET; its `auto_ack` is ignored, as Canal does. Raises OptionInvalid."""
+    fields = dict(_fields(body))
+    return Request(
+        _text(fields.get(1, b"")),
+        _text(fields.get(2, b"")),
+        fetch_size=_number(fields.get(3, 0)),
+        timeout=_number(fields[4]) if 4 in fields else None,
+        unit=_number(fields[5]) if 5 in fields else None,
+    )
+
+
+def read_batch_request(body: bytes) -> Request:
+    """Read the body of a CLIENTACK or CLIENTROLLBACK. Raises OptionInvalid."""
+    fields = dict(_fields(body))
+    return Request(_text(fields.get(1, b"")), _text(fields.get(2, b"")), batch_id=_number(fields.get(3, 0)))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and value of each field. Raises OptionInvalid at the first that is none."""
+    at, end = 0, len(message)
+    while at < end:
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        if not 0 < number <= _FIELD_NUMBER_MAX:
+            raise _malformed(f"field number {number}")
+        if wire == _VARINT:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == _LENGTH:
+            length, at = _varint(message, at)
+        elif wire in _FIXED_BYTES:
+            length = _FIXED_BYTES[wire]
+        else:
+            raise _malformed(f"wire type {wire}")
+        if length > end - at:
+            raise _malformed(f"field {number} ends {length - (end - at)} bytes behind the message")
+        yield number, message[at : at + length]
+        at += length
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for count in range(_VARINT_BYTES_MAX):
+        if at + count >= len(message):
+            raise _malformed("a number ends behind the message")
+        byte = message[at + count]
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at + count + 1
+    raise _malformed("a number of more than ten bytes")
+
+
+def _number(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise _malformed("bytes where a number belongs")
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise _malformed("a number where bytes belong")
+    return value
+
+
+def _text(value: int | bytes) -> str:
+    try:
+        return _bytes(value).decode()
+    except UnicodeDecodeError as problem:
+        raise _malformed("text that is not UTF-8") from problem
+
+
+def _malformed(what: str) -> OptionInvalid:
+    return OptionInvalid(f"a frame is no Canal packet: {what}")
+
+
+# --- Writing --------------------------------------------------------------------------------
+
+
+def handshake(seed: bytes) -> bytes:
+    """Return the frame that opens a connection."""
+    return _versioned(PacketType.HANDSHAKE, _length_field(2, seed))
+
+
+def ack() -> bytes:
+    """Return the frame that says a request succeeded."""
+    return _versioned(PacketType.ACK, b"")
+
+
+def ack_error(code: int, text: str) -> bytes:
+    """Return the frame that says a request failed."""
+    return _versioned(PacketType.ACK, b"\x08" + encode_varint(code) + _length_field(2, text.encode()))
+
+
+def no_messages() -> bytes:
+    """Return the frame of an empty batch."""
+    return _versioned(PacketType.MESSAGES, b"\x08" + encode_varint(NO_BATCH))
+
+
+def messages_head(batch_id: int, entries_bytes: int) -> bytes:
+    """Return the beginning of a batch's frame; so many bytes of `Messages.messages` fields follow it.
+
+    It has no version field: so does Canal write entries that it has as bytes.
+    """
+    identity = b"\x08" + encode_varint(batch_id)
+    body_bytes = len(identity) + entries_bytes
+    packet = b"\x18" + bytes([PacketType.MESSAGES]) + b"\x2a" + encode_varint(body_bytes) + identity
+    return struct.pack(">I", len(packet) + entries_bytes) + packet
+
+
+def encode_varint(value: int) -> bytes:
+    """Return a number as protobuf has it; a negative one takes ten bytes."""
+    value &= 0xFFFF_FFFF_FFFF_FFFF
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _versioned(kind: PacketType, body: bytes) -> bytes:
+    packet = b"\x10\x01\x18" + bytes([kind]) + (_length_field(5, body) if body else b"")
+    return struct.pack(">I", len(packet)) + packet
+
+
+def _length_field(number: int, content: bytes) -> bytes:
+    return encode_varint(number << 3 | _LENGTH) + encode_varint(len(content)) + content

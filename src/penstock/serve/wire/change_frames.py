@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames of `application/vnd.penstock.changes`: u32 length of a header, the header as JSON, its payload.
+
+The header's `bytes` tells how long the payload is. Headers are padded with blanks so that a payload begins
+on a multiple of eight, where Arrow reads it as it lies.
+"""
+
+import functools
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow
+
+MEDIA_TYPE = "application/vnd.penstock.changes"
+
+_ALIGNMENT = 8
+
+
+def frame_head(header: Mapping[str, Any]) -> bytes:
+    """Return a frame up to its payload; the header has `bytes`."""
+    return framed(json.dumps(header, separators=(",", ":")).encode())
+
+
+def framed(text: bytes) -> bytes:
+    """Return a frame up to its payload, of a header that is JSON already."""
+    text += b" " * (-(len(text) + 4) % _ALIGNMENT)
+    return struct.pack(">I", len(text)) + text
+
+
+@functools.cache
+def _options(compression: str | None) -> pyarrow.ipc.IpcWriteOptions:
+    return pyarrow.ipc.IpcWriteOptions(compression=compression)
+
+
+def arrow_stream(batch: pyarrow.RecordBatch, compression: str | None) -> memoryview:
+    """Return a record batch as an Arrow IPC stream of its own."""
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema, options=_options(compression)) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def message_bytes(values: pyarrow.LargeBinaryArray) -> memoryview:
+    """Return a run of messages as the bytes they lie in, without a copy."""
+    offsets, content = values.buffers()[1:]
+    if not len(values) or content is None:
+        return memoryview(b"")
+    places = pyarrow.Array.from_buffers(
+        pyarrow.int64(), len(values) + 1, [None, offsets], offset=values.offset
+    )
+    return memoryview(content)[places[0].as_py() : places[-1].as_py()]
+
+
+def compressed(content: memoryview, codec: str) -> memoryview:
+    """Return bytes as one frame of a codec, `zstd` or `lz4`."""
+    return memoryview(pyarrow.compress(content, codec=codec))

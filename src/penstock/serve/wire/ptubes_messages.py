@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ptubes' messages: what its clients ask for in JSON, and the protobuf that they are answered with.
+
+    RdsEnvelope { messageType 2, message 3, error_code 4, error_message 5, totalEventCount 6,
+                  latestCheckpoint 8 }
+    message = RdsPartitionedMessage { map<shard, RdsMessage { messageCount 1, messageSize 2, messages 3 }> 1 }
+
+The kernel writes each event framed as field 3 of RdsMessage, so the events of a shard that stand side by side
+are most of its message already, and nothing here goes over them one by one.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+import numpy
+import pyarrow
+
+from penstock.errors import EventMalformed, OptionInvalid
+from penstock.limits import (
+    PTUBES_FETCH_BYTES_MAX,
+    PTUBES_FETCH_EVENTS_MAX,
+    PTUBES_FETCH_SECONDS_MAX,
+    SHARDS_MAX,
+)
+from penstock.model import TableName
+
+_PARTITIONED_MESSAGE, _ERROR = 1, 3
+_UINT64 = (1 << 64) - 1
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+# Framing is a byte for the tag and a varint for the length, which has 1, 2, 3 and 4 bytes below these framed
+# lengths.
+_FRAMED_LENGTHS = numpy.array([2 + (1 << 7), 3 + (1 << 14), 4 + (1 << 21), 5 + (1 << 28)], numpy.int64)
+
+
+class CheckpointMode(StrEnum):
+    """Where a client wants to begin."""
+
+    EARLIEST = "EARLIEST"
+    LATEST = "LATEST"
+    NORMAL = "NORMAL"
+
+
+@dataclass(frozen=True)
+class PtubesCheckpoint:
+    """A place in the source's log as Ptubes names it: that event, and all before it, were consumed.
+
+    `binlog_file` is the number in the file's name, `binlog_offset` where the event's transaction begins, and
+    `event_index` the event's place in it from 0 on; -1 stands before the first. `server_id` is an int32, so
+    one above 2^31 is negative. `timestamp` is milliseconds UTC since 1970.
+    """
+
+    mode: CheckpointMode = CheckpointMode.NORMAL
+    uuid: str = ""
+    transaction_id: int = 0
+    event_index: int = -1
+    server_id: int = 0
+    binlog_file: int = 0
+    binlog_offset: int = 0
+    timestamp: int = 0
+    version_ts: int = 0
+
+    @property
+    def names_offset(self) -> bool:
+        """Tell whether it names a place by file and offset."""
+        return self.binlog_file > 0 and self.binlog_offset > 0
+
+    @property
+    def names_transaction(self) -> bool:
+        """Tell whether it names a transaction by its GTID."""
+        return self.transaction_id > 0 and self.uuid.strip("0-") != ""
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read MysqlCheckpoint. Raises OptionInvalid."""
+        fields = _Fields(value, "buffaloCheckpoint")
+        mode = fields.text("checkpointMode")
+        if mode not in CheckpointMode.__members__:
+            raise OptionInvalid(f"checkpointMode {mode!r} is none of {', '.join(CheckpointMode)}")
+        return cls(
+            CheckpointMode(mode),
+            fields.text("uuid", ""),
+            fields.integer("transactionId", 0),
+            fields.integer("eventIndex", -1),
+            fields.integer("serverId", 0),
+            fields.integer("binlogFile", 0),
+            fields.integer("binlogOffset", 0),
+            fields.integer("timestamp", 0),
+            fields.integer("versionTs", 0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what monitors are shown of it."""
+        return {
+            "serverId": self.server_id,
+            "binlogId": self.binlog_file,
+            "binlogOffset": self.binlog_offset,
+            "uuid": self.uuid,
+            "txnId": self.transaction_id,
+            "eventIndex": self.event_index,
+            "timestamp": self.timestamp,
+        }
+
+    def encode(self) -> bytes:
+        """Return the protobuf message."""
+        uuid = _bytes_field(1, self.uuid.encode()) if self.uuid else b""
+        numbers = (
+            self.transaction_id,
+            self.event_index,
+            self.server_id,
+            self.binlog_file,
+            self.binlog_offset,
+            self.timestamp,
+        )
+        plain = b"".join(_number_field(at, number) for at, number in enumerate(numbers, 2) if number)
+        return uuid + plain + (_number_field(9, self.version_ts) if self.version_ts else b"")
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Read the protobuf message. Raises EventMalformed."""
+        found = dict(_fields_of(content))
+        numbers = [_signed(found.get(at, 0)) for at in (2, 3, 4, 5, 6, 7, 9)]
+        return cls(CheckpointMode.NORMAL, _text(found.get(1, b"")), *numbers)
+
+
+# --- Requests -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PtubesSubscription:
+    """What a client subscribes to, and from where on. `task` is its own name for itself.
+
+    `tables` are named one by one. `shards` are those of `shard_count` that it consumes.
+    """
+
+    instance: str
+    task: str
+    tables: tuple[TableName, ...]
+    shard_count: int
+    shards: tuple[int, ...]
+    checkpoint: PtubesCheckpoint
+    need_end: bool = True
+    need_ddl: bool = True
+    codec: str = "PROTOCOL_BUFFER"
+    token: str = ""
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read ReaderConnectionConfig, or a subscribe request. Raises OptionInvalid."""
+        whole = _Fields(_json(body), "the request")
+        group = _Fields(whole.value("serviceGroupInfo"), "serviceGroupInfo")
+        cluster = _Fields(whole.value("partitionClusterInfo"), "partitionClusterInfo")
+        shard_count = cluster.integer("partitionTotal")
+        shards = cluster.integers("partitionSet")
+        if not 0 < shard_count <= SHARDS_MAX:
+            raise OptionInvalid(f"partitionTotal {shard_count} is not in 1..{SHARDS_MAX}")
+        tables = tuple(_tables(group.value("databaseInfoSet")))
+        if not tables:
+            raise OptionInvalid("databaseInfoSet names no table")
+        if any(not 0 <= shard < shard_count for shard in shards):
+            raise OptionInvalid(f"partitionSet names shards outside of 0..{shard_count - 1}")
+        return cls(
+            instance=group.text("serviceGroupName"),
+            task=group.text("taskName", ""),
+            tables=tables,
+            shard_count=shard_count,
+            shards=tuple(sorted(set(shards))),
+            checkpoint=PtubesCheckpoint.from_json(whole.value("buffaloCheckpoint")),
+            need_end=whole.truth("needEndTransaction", True),
+            need_ddl=whole.truth("needDDL", True),
+            codec=whole.text("codec", "PROTOCOL_BUFFER"),
+            token=whole.text("token", ""),
+        )
+
+
+@dataclass(frozen=True)
+class FetchRequest:
+    """How much a client wants at most, and how long it waits: the first bound that is met ends an answer."""
+
+    events_max: int
+    bytes_max: int
+    seconds_max: float
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read a fetchMessages request, within our own bounds. Raises OptionInvalid."""
+        fields = _Fields(_json(body), "the request")
+        events, size = fields.integer("batchSize"), fields.integer("maxByteSize")
+        milliseconds = fields.integer("timeoutMs")
+        if events < 1 or size < 1 or milliseconds < 0:
+            raise OptionInvalid("batchSize and maxByteSize are at least 1, timeoutMs at least 0")
+        return cls(
+            min(events, PTUBES_FETCH_EVENTS_MAX),
+            min(size, PTUBES_FETCH_BYTES_MAX),
+            min(milliseconds / 1000, PTUBES_FETCH_SECONDS_MAX),
+        )
+
+
+class _Fields:
+    """The fields of a JSON object, read by name. Each method raises OptionInvalid."""
+
+    def __init__(self, value: Any, what: str) -> None:
+        if not isinstance(value, dict):
+            raise OptionInvalid(f"{what} is no JSON object")
+        self._values = value
+        self._what = what
+
+    def value(self, name: str) -> Any:
+        """Return a value that must be there."""
+        found = self._values.get(name)
+        if found is None:
+            raise OptionInvalid(f"{self._what} lacks {name}")
+        return found
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a text, the default where there is none."""
+        found: str = self._typed(name, str, default)
+        return found
+
+    def truth(self, name: str, default: bool) -> bool:
+        """Return a truth value, the default where there is none."""
+        found: bool = self._typed(name, bool, default)
+        return found
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return an integer of 64 bits, the default where there is none."""
+        found: int = self._typed(name, int, default)
+        if isinstance(found, bool) or not -(1 << 63) <= found < 1 << 63:
+            raise OptionInvalid(f"{name} is no integer of 64 bits")
+        return found
+
+    def integers(self, name: str) -> list[int]:
+        """Return a list of integers."""
+        found = self.value(name)
+        if isinstance(found, list) and all(type(one) is int for one in found):
+            return found
+        raise OptionInvalid(f"{name} is no list of integers")
+
+    def _typed(self, name: str, kind: type[Any], default: Any) -> Any:
+        found = self._values.get(name)
+        if found is None and default is not None:
+            return default
+        if not isinstance(found, kind):
+            raise OptionInvalid(
+                f"{self._what} lacks {name}" if found is None else f"{name} is not {kind.__name__}"
+            )
+        return found
+
+
+def _json(body: bytes) -> Any:
+    try:
+        found = json.loads(body)
+        # Half a surrogate is JSON, and text that nothing can be done with.
+        json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except (ValueError, RecursionError) as problem:
+        raise OptionInvalid("the request is no JSON") from problem
+
+
+def _tables(databases: Any) -> Iterator[TableName]:
+    for one in databases if isinstance(databases, list) else [databases]:
+        fields = _Fields(one, "databaseInfoSet")
+        database, tables = fields.text("databaseName"), fields.value("tableNames")
+        if not isinstance(tables, list) or not all(isinstance(table, str) and table for table in tables):
+            raise OptionInvalid("tableNames is no list of names")
+        if not database:
+            raise OptionInvalid("databaseName is empty")
+        yield from (TableName(database, table) for table in tables)
+
+
+# --- Answers --------------------------------------------------------------------------------
+
+
+class ShardMessages:
+    """The events that one shard gets in one answer: how many, and their bytes without framing."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size = 0
+        self._framed: list[memoryview] = []
+
+    def add(self, values: pyarrow.LargeBinaryArray) -> None:
+        """Add framed events; their buffer is not copied."""
+        lengths, content = _content_of(values)
+        self.count += len(lengths)
+        self.size += int(payload_bytes(lengths).sum())
+        self._framed.append(content)
+
+    def encode(self) -> Iterator[bytes | memoryview]:
+        """Yield the parts of the RdsMessage."""
+        yield _number_field(1, self.count) + _number_field(2, self.size)
+        yield from self._framed
+
+
+def envelope(shards: Sequence[tuple[int, ShardMessages]], latest: bytes | None) -> bytes:
+    """Return an RdsEnvelope: the messages of each shard, and `latest`, an encoded Checkpoint.
+
+    Without messages it is the empty envelope. totalEventCount counts an event that goes to several shards
+    once for each.
+    """
+    partitioned: list[bytes | memoryview] = []
+    for shard, messages in shards:
+        parts = list(messages.encode())
+        size = sum(len(part) for part in parts)
+        entry = _number_field(1, shard) + _tag(2, _BYTES) + _varint(size)
+        partitioned += [_tag(1, _BYTES) + _varint(len(entry) + size), entry, *parts]
+    whole: list[bytes | memoryview] = [_number_field(2, _PARTITIONED_MESSAGE)]
+    if partitioned:
+        whole += [_tag(3, _BYTES) + _varint(sum(len(part) for part in partitioned)), *partitioned]
+        whole.append(_number_field(6, sum(messages.count for _, messages in shards)))
+    if latest is not None:
+        whole.append(_bytes_field(8, latest))
+    return b"".join(whole)
+
+
+def error_envelope(code: int, message: str) -> bytes:
+    """Return an RdsEnvelope that tells a client why there are no more events; `code` is not 0."""
+    return _number_field(2, _ERROR) + _number_field(4, code) + _bytes_field(5, message.encode())
+
+
+def payload_bytes(framed: Any) -> Any:
+    """Return the lengths of events without their framing, of an array of framed lengths."""
+    return framed - 2 - numpy.searchsorted(_FRAMED_LENGTHS, framed, side="right")
+
+
+def framed_bytes(values: pyarrow.LargeBinaryArray) -> Any:
+    """Return the lengths of framed events."""
+    return _content_of(values)[0]
+
+
+def checkpoint_in(framed_event: bytes) -> bytes:
+    """Return the encoded Checkpoint of one framed event. Raises EventMalformed."""
+    event = _field(framed_event, 3)
+    return _field(_field(event, 1), 2)
+
+
+def defined_in(framed_event: bytes) -> str:
+    """Return what a framed definition is about: `db.table`, or a database. Raises EventMalformed."""
+    return _field(_field(framed_event, 3), 6).decode(errors="replace")
+
+
+def _content_of(values: pyarrow.LargeBinaryArray) -> tuple[Any, memoryview]:
+    """Return the lengths of values that stand side by side, and their bytes."""
+    if not len(values):
+        return numpy.zeros(0, numpy.int64), memoryview(b"")
+    _, offsets, content = values.buffers()
+    bounds = numpy.frombuffer(offsets, numpy.int64)[values.offset : values.offset + len(values) + 1]
+    return numpy.diff(bounds), memoryview(content)[int(bounds[0]) : int(bounds[-1])]
+
+
+# --- Protobuf -------------------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    value &= _UINT64
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def _tag(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _number_field(number: int, value: int) -> bytes:
+    return _tag(number, _VARINT) + _varint(value)
+
+
+def _bytes_field(number: int, content: bytes) -> bytes:
+    return _tag(number, _BYTES) + _varint(len(content)) + content
+
+
+def _signed(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise _malformed()
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _text(value: int | bytes) -> str:
+    if isinstance(value, int):
+        raise _malformed()
+    return value.decode(errors="replace")
+
+
+def _field(message: bytes, wanted: int) -> bytes:
+    for number, value in _fields_of(message):
+        if number == wanted and isinstance(value, bytes):
+            return value
+    raise _malformed()
+
+
+def _fields_of(message: bytes) -> Iterable[tuple[int, int | bytes]]:
+    """Yield the number and value of each field."""
+    at = 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _read_varint(message, at)
+            yield tag >> 3, value
+            continue
+        size = {_FIXED64: 8, _FIXED32: 4}.get(kind)
+        if kind == _BYTES:
+            size, at = _read_varint(message, at)
+        if size is None or at + size > len(message):
+            raise _malformed()
+        yield tag >> 3, bytes(message[at : at + size])
+        at += size
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(message) and shift < 70:
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _UINT64, at
+        shift += 7
+    raise _malformed()
+
+
+def _malformed() -> EventMalformed:
+    return EventMalformed("an event is not what the kernel writes for Ptubes' clients")

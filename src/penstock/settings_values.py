@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the settings are made of: durations, numbers of bytes, secrets, and what every section is."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema
+
+from penstock.errors import OptionInvalid
+from penstock.model import Secret, TablePatterns
+
+_Made = TypeVar("_Made")
+
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_BYTE_UNITS = {
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)},
+    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
+    "KB": 1000,
+}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def seconds_of(value: Any) -> float:
+    """Return the seconds that a number, or text such as "24h", "1.5s" or "500ms" means. Raises ValueError."""
+    amount, unit = _amount(value, "s")
+    if unit not in _DURATION_UNITS:
+        raise ValueError(f"{value!r} is no duration: write 500ms, 30s, 15m, 24h or 7d")
+    return amount * _DURATION_UNITS[unit]
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes that a number, or text such as "1GiB", "64KiB" or "10GB" means. Raises ValueError."""
+    amount, unit = _amount(value, "B")
+    if unit not in _BYTE_UNITS:
+        raise ValueError(f"{value!r} is no number of bytes: write 64KiB, 512MiB, 1GiB or 10GB")
+    return int(amount * _BYTE_UNITS[unit])
+
+
+def _amount(value: Any, unit_default: str) -> tuple[float, str]:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("it must be a number, with a unit or without")
+    if not isinstance(value, str):
+        if value < 0:
+            raise ValueError(f"{value} is below 0")
+        return value, unit_default
+    match = _AMOUNT.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is no number with a unit")
+    return float(match.group(1)), match.group(2) or unit_default
+
+
+def _secret_of(value: Any) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError("it must be text, and not empty")
+    return Secret(value)
+
+
+def one_secret(text: Secret | None, file: Path | None, variable: str | None, what: str) -> Secret | None:
+    """Return the secret that is given as text, in a file or in a variable, read now. Raises ValueError."""
+    given = [one for one in (text, file, variable) if one is not None]
+    if len(given) > 1:
+        raise ValueError(f"one of {what}, {what}_file and {what}_env is enough")
+    if file is not None:
+        try:
+            text = Secret(file.read_text(encoding="utf-8").strip("\r\n"))
+        except (OSError, UnicodeDecodeError) as problem:
+            raise ValueError(f"{what}_file {file} cannot be read: {problem}") from problem
+        if not text:
+            raise ValueError(f"{what}_file {file} is empty")
+    if variable is not None:
+        text = Secret(os.environ.get(variable, ""))
+        if not text:
+            raise ValueError(f"{what}_env: the environment has no variable {variable}")
+    return text
+
+
+def in_our_words(make: Callable[[], _Made]) -> _Made:
+    """Turn a refused option into what pydantic gathers."""
+    try:
+        return make()
+    except OptionInvalid as problem:
+        raise ValueError(f"{problem.message}{f'. {problem.hint}' if problem.hint else ''}") from problem
+
+
+def _table_patterns(value: Any) -> Any:
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return in_our_words(lambda: TablePatterns(",".join(value)).include)
+    return value
+
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(seconds_of),
+    WithJsonSchema({"type": ["string", "number"], "description": "a duration: 500ms, 30s, 24h, 7d"}),
+]
+Bytes = Annotated[
+    int,
+    BeforeValidator(bytes_of),
+    WithJsonSchema({"type": ["string", "integer"], "description": "a number of bytes: 64KiB, 1GiB, 10GB"}),
+]
+SecretText = Annotated[Secret, PlainValidator(_secret_of), WithJsonSchema({"type": "string"})]
+# One pattern, or a list of them: `database.table`, with * and /regex/.
+TablePatternTexts = Annotated[tuple[str, ...], BeforeValidator(_table_patterns)]
+
+
+class Section(BaseModel):
+    """A part of the settings: nothing unknown, nothing changed later, nothing given away in an error."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, arbitrary_types_allowed=True
+    )

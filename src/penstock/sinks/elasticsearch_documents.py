@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as Elasticsearch's documents, and back.
+
+A document is the row as JSON, behind its `_commit_version`. Its `_id` is the primary key as text, the values
+of several columns divided by colons; inside one a colon is %3A, a percent sign %25. What stands in `_source`
+is exact; how it is found is the mapping's.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock import _native
+from penstock.changes import Changes, Target
+from penstock.errors import OptionInvalid, ValueMalformed
+from penstock.sinks.template import column_texts
+
+VERSION = "_commit_version"
+
+# Names that Elasticsearch keeps for itself.
+_TAKEN = (
+    "_id",
+    "_index",
+    "_source",
+    "_routing",
+    "_ignored",
+    "_field_names",
+    "_tier",
+    "_size",
+    "_seq_no",
+    VERSION,
+)
+_KEYWORDS = ("enum", "set", "uuid", "inet4", "inet6", "time")
+# A double finds numbers of so many digits exactly.
+_DOUBLE_DIGITS = 15
+
+_REQUEST_BYTES_MAX = 8 << 20
+_NUMBER = re.compile(r"\((\d)\)")
+_TIME = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
+
+
+class Number(str):
+    """A number as it stands in JSON, with all its digits."""
+
+
+def check_columns(target: Target) -> None:
+    """Raise OptionInvalid where a target's rows cannot be documents."""
+    if not target.primary_key:
+        raise OptionInvalid(
+            f"{target.name} has no primary key that could be the _id of its documents",
+            hint="Leave it out of this pipeline, or give it a key in the source",
+        )
+    taken = [name for name in target.column_names if name in _TAKEN]
+    if taken:
+        raise OptionInvalid(
+            f"{target.name} has a column {taken[0]}, which Elasticsearch keeps for itself",
+            hint="Rename the column with a map step",
+        )
+
+
+def mapping(target: Target) -> dict[str, dict[str, Any]]:
+    """Return the properties of a target's mapping: how its values are found."""
+    found = {field.name: _property(target, field) for field in target.arrow()}
+    return {VERSION: {"type": "long"}, **found}
+
+
+def holds(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Tell whether values that want one property can be indexed by another."""
+    there, asked = existing.get("type", "object"), wanted["type"]
+    if there == asked:
+        return bool(there != "date" or existing.get("format") == wanted["format"])
+    numbers = ("byte", "short", "integer", "long", "float", "double", "scaled_float", "unsigned_long")
+    if there in ("keyword", "text", "wildcard", "match_only_text", "constant_keyword"):
+        return bool(asked != "object")
+    return asked in numbers and there in ("double", "scaled_float", "unsigned_long") and asked != "keyword"
+
+
+def put_lines(changes: Changes, names: Sequence[str]) -> Iterator[bytes]:
+    """Yield the bodies of bulk requests that put rows there, with these of their columns."""
+    target = changes.target
+    objects = pyarrow.array(
+        _native.json_objects(changes.rows, target.declared, mariadb=target.mariadb, names=list(names))
+    )
+    versions = _versions(changes)
+    action = _action(changes, "index", versions)
+    # Behind the version come the row's own members, where its object began with a brace.
+    members = pc.binary_replace_slice(objects.cast(pyarrow.binary()), 0, 1, b",").cast(pyarrow.string())
+    return _bodies(pc.binary_join_element_wise(action, f'{{"{VERSION}":', versions, members, "\n", ""))
+
+
+def take_lines(changes: Changes) -> Iterator[bytes]:
+    """Yield the bodies of bulk requests that take rows away."""
+    return _bodies(_action(changes, "delete", _versions(changes)))
+
+
+def rows_of_sources(target: Target, sources: Sequence[Mapping[str, Any]]) -> pyarrow.RecordBatch:
+    """Return documents, whose numbers came as `Number`, as rows of a target; what one lacks is null."""
+    schema = target.arrow()
+    columns = []
+    for field in schema:
+        read = _reader(target, field)
+        values = [source.get(field.name) for source in sources]
+        columns.append(pyarrow.array([None if one is None else read(one) for one in values], field.type))
+    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _property(target: Target, field: pyarrow.Field) -> dict[str, Any]:
+    types = pyarrow.types
+    text = target.column(field.name).type_text.lower()
+    if text.startswith(_KEYWORDS) and not types.is_timestamp(field.type):
+        return {"type": "keyword"}
+    if types.is_integer(field.type):
+        return {"type": "long"}
+    if types.is_floating(field.type):
+        return {"type": "double"}
+    if types.is_decimal(field.type):
+        return {"type": "double"} if field.type.precision <= _DOUBLE_DIGITS else {"type": "keyword"}
+    if types.is_date(field.type):
+        return {"type": "date", "format": "uuuu-MM-dd"}
+    if types.is_timestamp(field.type):
+        found = _NUMBER.search(text)
+        fraction = "." + "S" * int(found[1]) if found and found[1] != "0" else ""
+        return {"type": "date", "format": f"uuuu-MM-dd HH:mm:ss{fraction}"}
+    if types.is_list(field.type):
+        return {"type": "float", "index": False}
+    if types.is_binary(field.type):
+        return (
+            {"type": "keyword", "index": False, "doc_values": False}
+            if _is_geometry(text)
+            else {"type": "binary"}
+        )
+    if text.startswith("json") and not target.mariadb:
+        # Documents of any shape: two of them may disagree about the type of a member.
+        return {"type": "object", "enabled": False}
+    if text.startswith("decimal"):
+        return {"type": "keyword"}
+    return {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}
+
+
+def _is_geometry(text: str) -> bool:
+    return not text.startswith(("binary", "varbinary", "blob", "tinyblob", "mediumblob", "longblob"))
+
+
+def _versions(changes: Changes) -> pyarrow.Array:
+    return changes.rows.column(VERSION).cast(pyarrow.string())
+
+
+def _action(changes: Changes, verb: str, versions: pyarrow.Array) -> pyarrow.Array:
+    head = f'{{"{verb}":{{"_id":'
+    return pc.binary_join_element_wise(
+        head, _ids(changes), ',"version":', versions, ',"version_type":"external_gte"}}\n', ""
+    )
+
+
+def _ids(changes: Changes) -> pyarrow.Array:
+    """Return the ids as JSON."""
+    key = changes.target.primary_key
+    parts = [column_texts(changes, name) for name in key]
+    if len(parts) > 1:
+        for text, other in (("%", "%25"), (":", "%3A")):
+            parts = [pc.replace_substring(part, text, other) for part in parts]
+    texts = pc.binary_join_element_wise(*parts, ":")
+    if texts.null_count:
+        raise ValueMalformed(
+            f"a key of {changes.target.name} has no value that its columns could hold",
+            hint="Make a text of it with a map step, or set the rows' errors to dead_letter",
+        )
+    made = _native.json_objects(pyarrow.record_batch({"i": texts}), [("i", "longtext", "utf8mb4", True)])
+    quoted = pc.binary_slice(pyarrow.array(made).cast(pyarrow.binary()), len('{"i":'), -1)
+    return quoted.cast(pyarrow.string())
+
+
+def _bodies(lines: pyarrow.Array) -> Iterator[bytes]:
+    """Yield lines side by side, as many at a time as a request may have."""
+    ends = numpy.frombuffer(lines.buffers()[1], numpy.int32)[lines.offset : lines.offset + len(lines) + 1]
+    first = 0
+    while first < len(lines):
+        fits = int(numpy.searchsorted(ends, ends[first] + _REQUEST_BYTES_MAX, "right")) - 1
+        last = max(fits, first + 1)
+        # The client adds the end of the last line.
+        yield bytes(lines.buffers()[2][int(ends[first]) : int(ends[last]) - 1])
+        first = last
+
+
+def _reader(target: Target, field: pyarrow.Field) -> Callable[[Any], Any]:
+    """Return what makes a value of a column of what stands in a document."""
+    types = pyarrow.types
+    text = target.column(field.name).type_text.lower()
+    if types.is_integer(field.type):
+        return int
+    if types.is_floating(field.type):
+        return float
+    if types.is_decimal(field.type):
+        return Decimal
+    if types.is_list(field.type):
+        return lambda values: [float(one) for one in values]
+    if types.is_binary(field.type):
+        if _is_geometry(text):
+            raise OptionInvalid(
+                f"column {field.name} of {target.name} is text in Elasticsearch and cannot be read back",
+                hint="Compare the other columns",
+            )
+        return base64.b64decode
+    if types.is_duration(field.type):
+        return _span
+    if types.is_timestamp(field.type) or types.is_date(field.type):
+        scalar = pyarrow.timestamp("us") if types.is_timestamp(field.type) else field.type
+        return lambda value: pyarrow.scalar(value).cast(scalar).as_py()
+    if text.startswith("json") and not target.mariadb:
+        return document_text
+    return str
+
+
+def _span(value: str) -> int:
+    """Return the microseconds of a TIME."""
+    found = _TIME.fullmatch(value)
+    assert found is not None, value
+    seconds = (int(found[2]) * 60 + int(found[3])) * 60 + int(found[4])
+    micros = seconds * 1_000_000 + int((found[5] or "").ljust(6, "0"))
+    return -micros if found[1] else micros
+
+
+def document_text(value: Any) -> str:
+    """Return a document as MySQL prints it."""
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, dict):
+        return (
+            "{"
+            + ", ".join(
+                f"{json.dumps(name, ensure_ascii=False)}: {document_text(one)}" for name, one in value.items()
+            )
+            + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ", ".join(map(document_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a table have one of many keys, column by column, exactly and without a loop over rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.compute as pc
+
+# Whole numbers that lie this close together are found by their place in an array of this size.
+_DENSE_NUMBERS_MAX = 1 << 26
+
+_Columns = Sequence[pyarrow.ChunkedArray]
+
+
+class KeyIndex:
+    """Distinct keys, each with its number. Null is a value that agrees with null."""
+
+    def __init__(self, keys: pyarrow.Table) -> None:
+        """Take one row for each key: its columns in the types that the table has."""
+        self.count = keys.num_rows
+        self._parts = [_Part(column) for column in keys.columns]
+        # For each further column: the pairs that occur, sorted, of what came before it and its own.
+        self._pairs: list[numpy.ndarray] = []
+        codes = self._parts[0].find(keys.column(0))
+        for part, column in zip(self._parts[1:], keys.columns[1:], strict=True):
+            pairs = codes * part.count + part.find(column)
+            found = _distinct(pairs)
+            self._pairs.append(found)
+            codes = numpy.searchsorted(found, pairs)
+        # From the code of a key to its number among `keys`.
+        self._numbers = numpy.empty(self.count, numpy.int64)
+        self._numbers[codes] = numpy.arange(self.count)
+
+    def find(self, columns: _Columns) -> numpy.ndarray:
+        """Return, of each row, the number of its key, -1 where it is none of these."""
+        codes = self._parts[0].find(columns[0])
+        for part, pairs, column in zip(self._parts[1:], self._pairs, columns[1:], strict=True):
+            own = part.find(column)
+            wanted = codes * part.count + own
+            wanted[(codes < 0) | (own < 0)] = -1
+            codes = _place(pairs, wanted)
+        found = numpy.full(len(codes), -1, numpy.int64)
+        hit = codes >= 0
+        found[hit] = self._numbers[codes[hit]]
+        return found
+
+    def may_have(self, bounds: Sequence[tuple[Any, Any, bool] | None]) -> bool:
+        """Tell whether a row within bounds may have one of the keys: for each column its lowest and highest
+        value and whether there are nulls, None where that is not known."""
+        return self.count > 0 and all(
+            bound is None or part.overlaps(*bound) for part, bound in zip(self._parts, bounds, strict=True)
+        )
+
+
+class _Part:
+    """The distinct values of one column of the keys, sorted."""
+
+    def __init__(self, column: pyarrow.ChunkedArray) -> None:
+        self._type = column.type
+        self._has_null = column.null_count > 0
+        values = plain(column).drop_null()
+        self._whole: numpy.ndarray | None = None
+        self._dense: numpy.ndarray | None = None
+        if pyarrow.types.is_int64(values.type):
+            self._whole = _distinct(values.to_numpy())
+            self._dense = _dense(self._whole)
+            self._values = pyarrow.array(self._whole)
+        else:
+            distinct = pc.unique(values)
+            self._values = distinct.take(pc.sort_indices(distinct))
+        # Null's code is behind those of the values.
+        self.count = len(self._values) + 1
+
+    def find(self, column: pyarrow.ChunkedArray) -> numpy.ndarray:
+        """Return the code of each value, -1 where it is none of these."""
+        values = plain(column)
+        if self._whole is None:
+            found = pc.fill_null(pc.index_in(values, value_set=self._values, skip_nulls=True), -1)
+            codes: numpy.ndarray = found.to_numpy().astype(numpy.int64)
+        else:
+            whole = values.fill_null(0).to_numpy() if values.null_count else values.to_numpy()
+            codes = self._place(whole)
+        if column.null_count:
+            codes[column.is_null().to_numpy()] = self.count - 1 if self._has_null else -1
+        return codes
+
+    def _place(self, whole: numpy.ndarray) -> numpy.ndarray:
+        if self._dense is None:
+            return _place(self._whole, whole)
+        assert self._whole is not None
+        offset = whole - self._whole[0]
+        inside = (whole >= self._whole[0]) & (whole <= self._whole[-1])
+        codes = numpy.full(len(whole), -1, numpy.int64)
+        codes[inside] = self._dense[offset[inside]]
+        return codes
+
+    def overlaps(self, low: Any, high: Any, nulls: bool) -> bool:
+        """Tell whether one of the values, or null, lies within bounds; of unknown ones it may."""
+        if nulls and self._has_null:
+            return True
+        if low is None or high is None:
+            return True
+        low, high = (plain(pyarrow.chunked_array([[one]], self._type))[0].as_py() for one in (low, high))
+        first, end = 0, len(self._values)
+        while first < end:
+            middle = (first + end) // 2
+            if self._values[middle].as_py() < low:
+                first = middle + 1
+            else:
+                end = middle
+        return bool(first < len(self._values) and self._values[first].as_py() <= high)
+
+
+def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Return a column by whose values keys are found: whole numbers as such, and one zero."""
+    types = pyarrow.types
+    if types.is_date32(column.type):
+        column = column.cast(pyarrow.int32())
+    if types.is_integer(column.type) or types.is_timestamp(column.type) or types.is_duration(column.type):
+        return column.cast(pyarrow.int64())
+    if types.is_floating(column.type):
+        return pc.add(column, pyarrow.scalar(0, column.type))
+    return column
+
+
+def _distinct(values: numpy.ndarray) -> numpy.ndarray:
+    """Return the distinct values, sorted: of mostly distinct ones, hashing them costs more."""
+    ordered = numpy.sort(values)
+    return ordered[numpy.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+
+
+def _dense(sorted_values: numpy.ndarray) -> numpy.ndarray | None:
+    """Return an array of codes by value, from the lowest one, where that is not too large."""
+    if not len(sorted_values):
+        return None
+    room = int(sorted_values[-1]) - int(sorted_values[0]) + 1
+    if room > min(_DENSE_NUMBERS_MAX, 64 * len(sorted_values) + 1024):
+        return None
+    codes = numpy.full(room, -1, numpy.int32)
+    codes[sorted_values - sorted_values[0]] = numpy.arange(len(sorted_values))
+    return codes
+
+
+def _place(sorted_values: numpy.ndarray | None, wanted: numpy.ndarray) -> numpy.ndarray:
+    """Return where each wanted value stands among sorted ones, -1 where it is none of them."""
+    assert sorted_values is not None
+    if not len(sorted_values):
+        return numpy.full(len(wanted), -1, numpy.int64)
+    places = numpy.searchsorted(sorted_values, wanted)
+    places[places == len(sorted_values)] = 0
+    places[sorted_values[places] != wanted] = -1
+    return places

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as MongoDB's documents, and back.
+
+`_id` is the primary key: its value, or a document of its columns. Beside the columns is `_commit_version`.
+What BSON has no type for is exact in another one: DECIMAL of more than 34 digits and times finer than a
+millisecond are texts, TIME is a number of microseconds.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock import _native
+from penstock.changes import Target
+from penstock.errors import OptionInvalid, ValueMalformed
+
+KEY = "_id"
+VERSION = "_commit_version"
+
+_DIGITS_MAX = 34
+_MILLISECOND_DIGITS = 3
+_FRACTION = re.compile(r"\((\d)\)")
+_WIDE_INTEGER = pyarrow.decimal128(20, 0)
+
+# What one command may have; a server takes 100,000 statements and 48 MB.
+_STATEMENTS_MAX = 20_000
+_COMMAND_BYTES_MAX = 16 << 20
+
+
+def check_columns(target: Target) -> None:
+    """Raise OptionInvalid where a target's rows cannot be documents."""
+    if not target.primary_key:
+        raise OptionInvalid(
+            f"{target.name} has no primary key that could be the _id of its documents",
+            hint="Leave it out of this pipeline, or give it a key in the source",
+        )
+    taken = [name for name in (KEY, VERSION) if name in target.column_names and (name,) != target.primary_key]
+    if taken:
+        raise OptionInvalid(
+            f"{target.name} has a column {taken[0]}, and so has every document",
+            hint="Rename the column with a map step",
+        )
+
+
+def bson_type(target: Target, column: str) -> str:
+    """Return what BSON calls the values of a column."""
+    stored = _stored_type(target, target.arrow().field(column))
+    types = pyarrow.types
+    if types.is_unsigned_integer(stored):
+        return "long, or decimal"
+    if types.is_integer(stored):
+        return "long" if stored == pyarrow.int64() else "int"
+    for fits, name in (
+        (types.is_floating, "double"),
+        (types.is_decimal, "decimal"),
+        (types.is_string, "string"),
+        (types.is_binary, "binData"),
+        (types.is_list, "array of double"),
+    ):
+        if fits(stored):
+            return name
+    return "date"
+
+
+def put_statements(target: Target, rows: pyarrow.Table) -> Iterator[pyarrow.Buffer]:
+    """Yield the statements of update commands that put rows there, as documents side by side."""
+    fields = _fields(target, rows)
+    key = _key(target, fields)
+    columns = {KEY: key, **fields, VERSION: _chunk(rows.column(VERSION))}
+    document = pyarrow.StructArray.from_arrays(list(columns.values()), names=list(columns))
+    found = pyarrow.StructArray.from_arrays([key], names=[KEY])
+    upsert = pyarrow.repeat(True, rows.num_rows)
+    return _statements({"q": found, "u": document, "upsert": upsert})
+
+
+def take_statements(target: Target, rows: pyarrow.Table) -> Iterator[pyarrow.Buffer]:
+    """Yield the statements of delete commands that take rows away, as documents side by side."""
+    key = _key(target, _fields(target, rows))
+    found = pyarrow.StructArray.from_arrays([key], names=[KEY])
+    return _statements(
+        {"q": found, "limit": pyarrow.repeat(pyarrow.scalar(1, pyarrow.int32()), rows.num_rows)}
+    )
+
+
+def key_document(target: Target, key: dict[str, Any]) -> bytes:
+    """Return a document whose `_id` is a key."""
+    schema = pyarrow.schema([target.arrow().field(name) for name in target.primary_key])
+    rows = pyarrow.Table.from_pylist([key], schema)
+    made = _native.bson_documents(pyarrow.record_batch({KEY: _key(target, _fields(target, rows))}))
+    return bytes(pyarrow.array(made)[0].as_py())
+
+
+def rows_of_documents(target: Target, documents: Sequence[Any]) -> pyarrow.RecordBatch:
+    """Return documents as rows of a target; a field that one lacks is null."""
+    schema = target.arrow()
+    columns = []
+    for field in schema:
+        values = [_plain(document.get(field.name)) for document in documents]
+        stored = _stored_type(target, field)
+        columns.append(_read(pyarrow.array(values, stored), field.type))
+    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fields(target: Target, rows: pyarrow.Table) -> dict[str, pyarrow.Array]:
+    schema = target.arrow()
+    return {
+        name: _stored(_chunk(rows.column(name)), _stored_type(target, schema.field(name)))
+        for name in schema.names
+        if name in rows.schema.names
+    }
+
+
+def _key(target: Target, fields: dict[str, pyarrow.Array]) -> pyarrow.Array:
+    parts = [fields[name] for name in target.primary_key]
+    for name, part in zip(target.primary_key, parts, strict=True):
+        if part.null_count:
+            raise ValueMalformed(
+                f"a key of {target.name} has no value that its column {name} could hold",
+                hint="Make a text of it with a map step, or set the rows' errors to dead_letter",
+            )
+    if len(parts) == 1:
+        return parts[0]
+    return pyarrow.StructArray.from_arrays(parts, names=list(target.primary_key))
+
+
+def _stored_type(target: Target, field: pyarrow.Field) -> pyarrow.DataType:
+    types = pyarrow.types
+    if field.type == _WIDE_INTEGER and not target.column(field.name).type_text.lower().startswith("dec"):
+        return pyarrow.uint64()
+    if types.is_decimal(field.type) and field.type.precision > _DIGITS_MAX:
+        return pyarrow.string()
+    if types.is_duration(field.type):
+        return pyarrow.int64()
+    if types.is_timestamp(field.type):
+        found = _FRACTION.search(target.column(field.name).type_text)
+        fine = found is not None and int(found[1]) > _MILLISECOND_DIGITS
+        return pyarrow.string() if fine else pyarrow.timestamp("ms")
+    return field.type
+
+
+def _stored(values: pyarrow.Array, wanted: pyarrow.DataType) -> pyarrow.Array:
+    if pyarrow.types.is_timestamp(values.type):
+        # A text of a moment without its zone is that of UTC.
+        values = values.cast(pyarrow.timestamp("us"))
+    return values.cast(wanted)
+
+
+def _read(values: pyarrow.Array, wanted: pyarrow.DataType) -> pyarrow.Array:
+    if pyarrow.types.is_timestamp(wanted) and wanted.tz is not None:
+        return pc.assume_timezone(values.cast(pyarrow.timestamp("us")), wanted.tz)
+    return values.cast(wanted)
+
+
+def _plain(value: Any) -> Any:
+    """Return what a driver gives as Arrow takes it."""
+    return value.to_decimal() if hasattr(value, "to_decimal") else value
+
+
+def _chunk(column: pyarrow.ChunkedArray) -> pyarrow.Array:
+    return column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+
+
+def _statements(columns: dict[str, pyarrow.Array]) -> Iterator[pyarrow.Buffer]:
+    """Yield documents side by side, as many at a time as a command may have."""
+    made = pyarrow.array(_native.bson_documents(pyarrow.record_batch(columns)))
+    ends = numpy.frombuffer(made.buffers()[1], numpy.int32, len(made) + 1)
+    first = 0
+    while first < len(made):
+        fits = int(numpy.searchsorted(ends, ends[first] + _COMMAND_BYTES_MAX, "right")) - 1
+        last = min(max(fits, first + 1), first + _STATEMENTS_MAX)
+        yield made.buffers()[2].slice(int(ends[first]), int(ends[last] - ends[first]))
+        first = last

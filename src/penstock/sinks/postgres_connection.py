@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session on a PostgreSQL target: psycopg's connection, and our errors by the server's codes."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import pyarrow
+import pyarrow.csv
+
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    PenstockError,
+    PrivilegeMissing,
+    SchemaChanged,
+    ServerBusy,
+    ServerUnsupported,
+    ValueMalformed,
+)
+from penstock.model import Secret
+from penstock.sinks.sink import extra_missing
+
+try:
+    import psycopg
+except ImportError as problem:
+    raise extra_missing("psycopg", "postgres") from problem
+
+CONNECT_SECONDS_MAX = 10
+
+_HINT_COLUMNS = "Compare the target's columns: penstock run --dry-run FILE prints what would be changed"
+_HINT_GRANT = "Grant the sink's account CREATE on the database, and all rights on the target's tables"
+_HINT_VALUE = "The target's column takes other values than the source's: change it, or map it by a step"
+
+# By the longest beginning of the code that fits (PostgreSQL's "Error Codes").
+_CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
+    "08": (ConnectionLost, None),
+    "22": (ValueMalformed, _HINT_VALUE),
+    "23": (ValueMalformed, "The target has a constraint that the source's rows break: drop it there"),
+    "25006": (ServerBusy, "The server is read-only, as a standby is: point the sink's url at the primary"),
+    "28": (AuthenticationFailed, "Check user and password of the sink in the pipeline's file"),
+    "3D": (SchemaChanged, "The database in the sink's url is not there: create it"),
+    "3F": (SchemaChanged, _HINT_COLUMNS),
+    "40": (ServerBusy, None),
+    "42": (SchemaChanged, _HINT_COLUMNS),
+    "42501": (PrivilegeMissing, _HINT_GRANT),
+    "53": (ServerBusy, None),
+    "55": (ServerBusy, None),
+    "57": (ConnectionLost, None),
+    "58": (ServerBusy, None),
+    "P0001": (
+        ValueMalformed,
+        "A trigger of the target's table is in the way: drop it there, or filter such rows",
+    ),
+}
+
+
+class Session:
+    """A session with a transaction that is open from its first statement on. Not for several threads."""
+
+    def __init__(self, url: str, user: str | None, password: Secret | None) -> None:
+        self.where = url
+        given: dict[str, Any] = {
+            "user": user,
+            "password": password.reveal() if password is not None else None,
+        }
+        with self._told():
+            self._connection = psycopg.connect(
+                url,
+                connect_timeout=CONNECT_SECONDS_MAX,
+                application_name="penstock",
+                # The temporary tables of its statements come and go.
+                prepare_threshold=None,
+                options="-c timezone=UTC -c standard_conforming_strings=on -c intervalstyle=postgres"
+                " -c search_path=pg_catalog",
+                **{name: value for name, value in given.items() if value is not None},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session; an open transaction is undone."""
+        self._connection.close()
+
+    def run(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows, [] where it has none."""
+        with self._told(), self._connection.cursor() as cursor:
+            cursor.execute(sql.encode(), list(values) or None)
+            return cursor.fetchall() if cursor.description is not None else []
+
+    def copy_in(self, sql: str, pieces: Iterable[bytes]) -> None:
+        """Send pieces of text to a COPY ... FROM STDIN."""
+        with self._told(), self._connection.cursor() as cursor, cursor.copy(sql.encode()) as copy:
+            for piece in pieces:
+                copy.write(piece)
+
+    def copy_out(self, sql: str, types: dict[str, pyarrow.DataType]) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows of a query in types that CSV is read as."""
+        statement = f"COPY ({sql}) TO STDOUT (FORMAT csv)".encode()
+        with self._told(), self._connection.cursor() as cursor, cursor.copy(statement) as copy:
+            yield from _csv(copy, types)
+
+    def commit(self) -> None:
+        """End the transaction."""
+        with self._told():
+            self._connection.commit()
+
+    def rollback(self) -> None:
+        """Undo the transaction."""
+        with self._told():
+            self._connection.rollback()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as problem:
+            raise told(problem, self.where) from problem
+
+
+# So many bytes of CSV are read at once; they end with a whole row.
+_CSV_BYTES = 4 << 20
+
+
+def _csv(copy: Any, types: dict[str, pyarrow.DataType]) -> Iterator[pyarrow.RecordBatch]:
+    """Each message of a COPY is one row, so pieces of several end with a row."""
+    gathered = bytearray()
+    for row in copy:
+        gathered += row
+        if len(gathered) >= _CSV_BYTES:
+            yield from _read_csv(bytes(gathered), types)
+            gathered.clear()
+    if gathered:
+        yield from _read_csv(bytes(gathered), types)
+
+
+def _read_csv(text: bytes, types: dict[str, pyarrow.DataType]) -> list[pyarrow.RecordBatch]:
+    table = pyarrow.csv.read_csv(
+        pyarrow.BufferReader(text),
+        read_options=pyarrow.csv.ReadOptions(column_names=list(types), block_size=len(text) + 1),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+    )
+    found: list[pyarrow.RecordBatch] = table.combine_chunks().to_batches()
+    return found
+
+
+def told(problem: "psycopg.Error", where: str) -> PenstockError:
+    """Return our error for one of psycopg's. `where` names the server, without a password."""
+    code = problem.sqlstate or ""
+    text = str(problem.diag.message_primary or problem).splitlines()[0]
+    if not code:
+        asked = getattr(problem.pgconn, "used_password", False) or getattr(
+            problem.pgconn, "needs_password", False
+        )
+        if asked:
+            return AuthenticationFailed(f"{where}: {text}", hint=_CLASSES["28"][1])
+        return ConnectionLost(f"{where}: {text}")
+    for length in (5, 2):
+        if code[:length] in _CLASSES:
+            kind, hint = _CLASSES[code[:length]]
+            return kind(f"{where}: {text} (SQLSTATE {code})", hint=hint)
+    return ServerUnsupported(f"{where}: {text} (SQLSTATE {code})")

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apache Iceberg: mirrors, feeds and histories, each batch one commit of each table, without Spark.
+
+The batch's number is a property of the table that is set in the commit, so a batch that comes again is known.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow
+from pydantic import Field
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid, PenstockError
+from penstock.settings_values import Bytes, Section
+from penstock.sinks.lake_sink import LakeSink, Mode
+from penstock.sinks.lake_table import LakeTable
+from penstock.sinks.sink import Finding
+
+EXTRA = "iceberg"
+
+_FILE_BYTES_DEFAULT = 64 << 20
+_MEMORY_BYTES_DEFAULT = 256 << 20
+# The file of a catalog that the sink makes for itself, and how long its writers wait for one another.
+_CATALOG_FILE, _CATALOG_WAIT_SECONDS = "catalog.db", 60
+
+
+class Settings(Section):
+    """Where the tables are, and what they hold."""
+
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a folder of this host, which gets a catalog of its own in SQLite; or use `catalog`",
+    )
+    catalog: Mapping[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="the properties of a catalog as pyiceberg has them: type, uri, warehouse, credential",
+    )
+    mode: Mode = Field(
+        default=Mode.MIRROR,
+        description="mirror: the source's rows as they are now; feed: every change; history: every row that"
+        " ever was, with its time (SCD type 2)",
+    )
+    namespace: str = Field(default="{database}", description="the namespace of a table")
+    table: str = Field(default="{table}", description="the name of a table in its namespace")
+    properties: Mapping[str, str] = Field(
+        default_factory=dict, description="properties of tables that are made, such as format-version"
+    )
+    file_bytes: Bytes = Field(
+        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="about how large a data file becomes"
+    )
+    memory_bytes: Bytes = Field(
+        default=_MEMORY_BYTES_DEFAULT,
+        ge=1 << 20,
+        description="how much of a batch of one table is held in memory; more goes through files",
+    )
+    compression: str = Field(default="zstd", description="of the data files: zstd, snappy, gzip, none")
+
+
+def make(settings: Settings) -> "IcebergSink":
+    """Make the sink. Raises OptionInvalid."""
+    return IcebergSink(settings)
+
+
+class IcebergSink(LakeSink):
+    """Writes Iceberg tables."""
+
+    kind = "iceberg"
+    integer_bits_min = 32
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(
+            settings.mode,
+            file_bytes=settings.file_bytes,
+            memory_bytes=settings.memory_bytes,
+            compression=settings.compression,
+        )
+        if (settings.path is None) == (not settings.catalog):
+            raise OptionInvalid(
+                "an iceberg sink has a path or a catalog",
+                hint="Write path: /lake to have a catalog made there, or catalog: {type: rest, uri: ...}",
+            )
+        self.settings = settings
+
+    def check(self) -> Sequence[Finding]:
+        from penstock.sinks.iceberg_table import reach
+
+        if self.settings.path is not None and not Path(self.settings.path).exists():
+            return []
+        try:
+            reach(self._catalog())
+        except PenstockError as problem:
+            # The catalog's address may have a password in it.
+            return [Finding(self.settings.path or "catalog", str(problem))]
+        return []
+
+    def place(self, target: Target) -> str:
+        return ".".join(self._name(target))
+
+    def open_table(self, target: Target) -> LakeTable | None:
+        from penstock.sinks.iceberg_table import open_iceberg
+
+        if self.settings.path is not None and not (Path(self.settings.path) / _CATALOG_FILE).exists():
+            return None
+        return open_iceberg(self._catalog(), *self._name(target))
+
+    def create_table(self, target: Target, schema: pyarrow.Schema) -> LakeTable:
+        from penstock.sinks.iceberg_table import create_iceberg
+
+        if self.settings.path is not None:
+            Path(self.settings.path).mkdir(parents=True, exist_ok=True)
+        return create_iceberg(self._catalog(), *self._name(target), schema, self.settings.properties)
+
+    def _name(self, target: Target) -> tuple[str, str]:
+        words = {"database": target.name.database, "table": target.name.table}
+        return self.settings.namespace.format(**words), self.settings.table.format(**words)
+
+    def _catalog(self) -> Mapping[str, str]:
+        """Return the properties of the catalog."""
+        if self.settings.path is None:
+            return self.settings.catalog
+        folder = Path(self.settings.path).absolute()
+        return {
+            "type": "sql",
+            "uri": f"sqlite:///{folder / _CATALOG_FILE}?timeout={_CATALOG_WAIT_SECONDS}",
+            "warehouse": folder.as_uri(),
+        }

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes as messages of Kafka's topics, each key's in order, and each of them once."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid
+from penstock.model import Secret
+from penstock.settings_values import Seconds
+from penstock.sinks import kafka_connection as connection
+from penstock.sinks.kafka_connection import Cluster
+from penstock.sinks.kafka_writer import KafkaWriter, Producing, topic_of
+from penstock.sinks.messages import Format
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
+
+EXTRA = "kafka"
+
+
+class Settings(Cluster):
+    """Which topics, and what their messages are."""
+
+    topic: str = Field(
+        default="{database}.{table}", description="the topic's template: names and columns in braces"
+    )
+    format: Format = Field(default="debezium", description="whose messages they are; json is Penstock's own")
+    key: Literal["primary_key", "none"] | tuple[str, ...] = Field(
+        default="primary_key", description="the message's key: primary_key, none, or columns"
+    )
+    partition_by: tuple[str, ...] = Field(
+        default=(), description="columns that decide the partition; by default the key"
+    )
+    order: Literal["key", "table", "commit"] = Field(
+        default="key", description="what stays in order: each key's changes, each table's, or all"
+    )
+    tombstones: bool | None = Field(
+        default=None, description="whether an empty message follows a delete; by default with debezium"
+    )
+    exactly_once: bool = Field(
+        default=True,
+        description="whether each batch is a transaction; read with isolation.level=read_committed",
+    )
+    transaction_timeout: Seconds = Field(
+        default=900.0, gt=0, description="how long a batch may take; brokers allow 15m by default"
+    )
+    positions: str | None = Field(
+        default=None, description="the topic for batch numbers; by default penstock.positions.<pipeline>"
+    )
+    partitions: int | None = Field(default=None, ge=1, description="partitions of topics that are made")
+    replicas: int | None = Field(default=None, ge=1, description="copies of topics that are made")
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
+
+    @field_validator("key", "partition_by", mode="before")
+    @classmethod
+    def _one_column(cls, given: Any) -> Any:
+        """One column may stand without a list around it."""
+        return (given,) if isinstance(given, str) and given not in ("primary_key", "none") else given
+
+
+def make(settings: Settings) -> "KafkaSink":
+    """Make the sink."""
+    return KafkaSink(settings)
+
+
+class KafkaSink(Sink):
+    """Writes messages."""
+
+    kind = "kafka"
+    keeps_state = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._password: Secret | None = settings.secret()
+        self.delivery = Delivery.EXACTLY_ONCE if settings.exactly_once else Delivery.AT_LEAST_ONCE
+        self.spread = _spread(settings)
+        # Producers that are between two batches, by their transactional ids.
+        self._idle: dict[str | None, Producing] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_idle": {}}
+
+    @property
+    def tombstones(self) -> bool:
+        """Whether a delete is followed by an empty message."""
+        chosen = self.settings.tombstones
+        return self.settings.format.startswith("debezium") if chosen is None else chosen
+
+    def client(self) -> dict[str, Any]:
+        """Return the options of any client. The password is among them: they are for the library only."""
+        return self.settings.client(self._password)
+
+    def key(self, target: Target) -> tuple[str, ...]:
+        """Return the columns of a target's keys. Raises OptionInvalid for one that it lacks."""
+        if self.settings.key == "none":
+            return ()
+        columns = target.primary_key if self.settings.key == "primary_key" else self.settings.key
+        for name in (*columns, *self.settings.partition_by):
+            if name not in target.column_names:
+                raise OptionInvalid(
+                    f"{target.name} has no column {name!r} for the key of its messages",
+                    hint=f"It has {', '.join(target.column_names)}",
+                )
+        return tuple(columns)
+
+    def check(self) -> Sequence[Finding]:
+        with connection.told("list topics"):
+            connection.admin(self.client()).list_topics(timeout=connection.ANSWER_SECONDS_MAX)
+        return ()
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        self.key(target)
+        topic = topic_of(self.settings.topic, target)
+        if topic is None or connection.partitions_of(connection.admin(self.client()), topic):
+            return ()
+        return (f"make topic {topic}",)
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        self.key(target)
+        topic = topic_of(self.settings.topic, target)
+        if topic is not None:
+            self.make(topic)
+
+    def make(self, topic: str) -> int:
+        """Make a topic where there is none, and return how many partitions it has."""
+        client = connection.admin(self.client())
+        return connection.make_topic(client, topic, self.settings.partitions, self.settings.replicas, {})
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        return KafkaWriter(self, mark, part)
+
+    def producing(self, identity: str | None) -> Producing | None:
+        """Return a producer that is between two batches, None where there is none."""
+        return self._idle.pop(identity, None)
+
+    def keep(self, identity: str | None, producing: Producing) -> None:
+        """Keep a producer for the next batch in this process."""
+        self._idle[identity] = producing
+
+    def close(self) -> None:
+        self._idle.clear()
+
+
+def _spread(settings: Settings) -> Spread:
+    if settings.order == "commit":
+        return Spread.WHOLE
+    # Rows that share a key of messages are together only where it is the table's own.
+    by_row = settings.key == "primary_key" and not settings.partition_by
+    return Spread.KEYS if settings.order == "key" and by_row else Spread.TABLES

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MySQL, MariaDB and TiDB: tables like the source's own, with the batch's number in the same commit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow
+from pydantic import Field, field_validator, model_validator
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
+from penstock.model import ServerAddress, TableName
+from penstock.settings_values import Bytes, in_our_words
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.mysql_check import findings
+from penstock.sinks.mysql_connection import Session, connect
+from penstock.sinks.mysql_log import make_commit_log
+from penstock.sinks.mysql_read import rows_of
+from penstock.sinks.mysql_tables import layout_of, make_database, statements
+from penstock.sinks.mysql_transaction import make_positions, number_stored
+from penstock.sinks.mysql_writer import Manner, MysqlWriter
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
+from penstock.sinks.sql_rows import DoneWriter, feed_target
+
+EXTRA = ""
+
+
+class Settings(Endpoint):
+    """A server that takes MySQL's protocol: mysql://user@host:3306, with ?ssl_mode=required and the like."""
+
+    mode: Literal["mirror", "feed"] = Field(
+        default="mirror", description="mirror: the rows of the source; feed: every change as a row of its own"
+    )
+    apply: Literal["parallel", "serial"] | None = Field(
+        default=None,
+        description="serial: a batch is one transaction, so that no reader sees half of one of the source's;"
+        " else what the pipeline says",
+    )
+    connections: int = Field(
+        default=2, ge=1, le=64, description="for each writer of a batch, where rows have a key"
+    )
+    positions: str = Field(
+        default="penstock.positions",
+        description="database.table in which the numbers of batches stand; it is made where it is missing",
+    )
+    commit_log: str | None = Field(
+        default=None, description="database.table that logs the keys of all rows that were written"
+    )
+    truncate: bool = Field(
+        default=False, description="empty tables by TRUNCATE, at once; else by DELETE, in the transaction"
+    )
+    foreign_key_checks: bool = Field(
+        default=False, description="whether the target's foreign keys are looked at"
+    )
+    server_id: int | None = Field(
+        default=None, ge=1, lt=1 << 32, description="under which id rows are logged there (MariaDB)"
+    )
+    gtid_tag: str | None = Field(
+        default=None, pattern="^[a-z_][a-z0-9_]{0,31}$", description="tag of the GTIDs there (MySQL 8.3)"
+    )
+    statement_bytes: Bytes = Field(
+        default=1 << 20, ge=1024, description="about how long one statement is, below max_allowed_packet"
+    )
+    held_bytes: Bytes = Field(
+        default=64 << 20, ge=1024, description="about how much one writer holds before it writes"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        in_our_words(lambda: ServerAddress.parse(url))
+        return url
+
+    @field_validator("positions", "commit_log")
+    @classmethod
+    def _a_table(cls, text: str | None) -> str | None:
+        if text is not None:
+            in_our_words(lambda: TableName.parse(text))
+        return text
+
+    @model_validator(mode="after")
+    def _a_feed_has_no_log(self) -> "Settings":
+        if self.mode == "feed" and self.commit_log is not None:
+            raise ValueError("commit_log is for mode: mirror; a feed is a log of every change itself")
+        return self
+
+    def address(self) -> ServerAddress:
+        """Return where the server is. Raises OptionInvalid."""
+        return ServerAddress.parse(self.url, user=self.user, password=self.secret())
+
+
+def make(settings: Settings) -> Sink:
+    """Make the sink."""
+    return MysqlSink(settings)
+
+
+@dataclass
+class MysqlSink(Sink):
+    """Tables of a server; see the module's text."""
+
+    settings: Settings
+
+    kind = "mysql"
+    delivery = Delivery.EXACTLY_ONCE
+    metadata_read = ("absent", "unrepresentable")
+    load_spread = Spread.RANGES
+
+    def __post_init__(self) -> None:
+        self._feed = self.settings.mode == "feed"
+        self._whole = self.settings.apply == "serial"
+        self.spread = Spread.WHOLE if self._whole else Spread.RANGES if self._feed else Spread.KEYS
+        self.keeps_state = not self._feed
+
+    @property
+    def positions(self) -> TableName:
+        """The table in which the numbers of batches stand."""
+        return TableName.parse(self.settings.positions)
+
+    def check(self) -> Sequence[Finding]:
+        try:
+            with self._session() as session:
+                return findings(session, self.settings.statement_bytes)
+        except PenstockError as error:
+            return [Finding(str(self.settings.address()), error.message, mend=error.hint or "")]
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        with self._session() as session:
+            return self._statements(session, target, evolution)
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        with self._session() as session:
+            make_positions(session, self.positions)
+            if self.settings.commit_log is not None:
+                make_commit_log(session, TableName.parse(self.settings.commit_log))
+            for statement in self._statements(session, target, evolution):
+                session.run(statement)
+
+    def _statements(self, session: Session, target: Target, evolution: Evolution) -> list[str]:
+        target = feed_target(target) if self._feed else target
+        found = layout_of(session, target.name)
+        made = make_database(session, target.name.database) if found is None else []
+        return made + statements(target, found, evolution, session.dialect)
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        with self._session() as session:
+            stored = number_stored(session, self.positions, mark, part)
+        if stored is not None and stored >= mark.number:
+            return DoneWriter()
+        manner = Manner(
+            self.positions,
+            self.settings.statement_bytes,
+            self.settings.held_bytes,
+            self.settings.connections,
+            self._whole,
+            self._feed,
+            self.settings.truncate,
+            TableName.parse(self.settings.commit_log) if self.settings.commit_log else None,
+        )
+        return MysqlWriter(self._session, manner, mark, part)
+
+    def read(
+        self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if self._feed:
+            raise OptionInvalid(
+                "a feed keeps changes, not the rows of a table", hint="Compare a sink with mode: mirror"
+            )
+        with self._session() as session:
+            layout = layout_of(session, target.name)
+            if layout is None:
+                raise SchemaChanged(
+                    f"the target has no table {target.name}",
+                    hint="Run the pipeline first: it makes the table",
+                )
+            yield from rows_of(session, target, layout, low, high)
+
+    def _session(self) -> Session:
+        told = self.settings
+        settled = ["SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"]
+        if not told.foreign_key_checks:
+            settled.append("SET SESSION foreign_key_checks=0")
+        if told.server_id is not None:
+            settled.append(f"SET SESSION server_id={told.server_id}")
+        if told.gtid_tag is not None:
+            settled.append(f"SET SESSION gtid_next='AUTOMATIC:{told.gtid_tag}'")
+        return connect(told.address(), *settled)

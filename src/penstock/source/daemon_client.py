@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One daemon's HTTP interface: questions in JSON, ranges as streams of bytes, errors by their own class.
+
+The only file that knows the HTTP library.
+"""
+
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, SSLError
+from urllib3.util import Timeout
+
+import penstock.errors
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    ServerBusy,
+    SourceMissing,
+    StreamError,
+)
+from penstock.limits import READ_BYTES, SILENCE_SECONDS_MAX
+from penstock.model import Secret, Tls
+from penstock.source.daemon_address import DaemonAddress
+
+_CONNECT_SECONDS_MAX = 5.0
+# One reader asks one thing at a time; a range that is read and a question beside it are two.
+_CONNECTIONS_KEPT = 2
+
+# Where the bytes of an answer end, as an offset of the source's file.
+_STOP_HEADER = "Penstock-Stop"
+_PROBLEM_TYPE = "application/problem+json"
+_PROBLEM_BYTES_MAX = 64 * 1024
+
+_REFUSED = (401, 403)
+_NOT_FOUND = 404
+# What a proxy says of a daemon that is down, or slow.
+_AWAY = (502, 503, 504)
+_FAILED = 500
+
+Query = Mapping[str, str | int | None]
+
+
+class DaemonClient:
+    """One daemon, one instance. Connections are kept open between questions; safe for several threads.
+
+    Every method raises ConnectionLost where the daemon does not answer, and what the daemon itself raised.
+    """
+
+    def __init__(self, address: DaemonAddress, base_url: str) -> None:
+        self.url = base_url
+        self._prefix = f"{base_url}/v1/instances/{quote(address.instance, safe='')}"
+        self._pool = urllib3.PoolManager(
+            num_pools=1,
+            maxsize=_CONNECTIONS_KEPT,
+            headers=_headers(address.token),
+            timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=SILENCE_SECONDS_MAX),
+            # A request that is made again is made by the caller, who knows where to go on.
+            retries=False,
+            **_tls_arguments(address.tls),
+        )
+
+    def ask(self, call: str, **query: str | int | None) -> dict[str, Any]:
+        """Return the JSON object that a call answers."""
+        response = self._get(call, query, stream=False)
+        try:
+            value = json.loads(response.data)
+        except ValueError as problem:
+            raise self._foreign(f"{call} answered no JSON") from problem
+        if not isinstance(value, dict):
+            raise self._foreign(f"{call} answered {type(value).__name__}")
+        return value
+
+    def content(self, call: str, **query: str | int | None) -> bytes:
+        """Return the bytes that a call answers."""
+        return bytes(self._get(call, query, stream=False).data)
+
+    def stream(self, epoch: int, file: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes of [start, stop) of a file, or up to where the log ends before it.
+
+        Raises ConnectionLost where they break off.
+        """
+        response = self._get(
+            "bytes", {"epoch": epoch, "file": file, "start": start, "stop": stop}, stream=True
+        )
+        try:
+            end = int(response.headers.get(_STOP_HEADER, -1))
+            while piece := response.read(READ_BYTES):
+                start += len(piece)
+                yield piece
+        except (HTTPError, OSError) as problem:
+            raise self._lost(problem) from problem
+        finally:
+            # A stream that is left before its end leaves bytes behind, so its connection is of no more use.
+            if start == end:
+                response.release_conn()
+            else:
+                response.close()
+        if start != end:
+            raise self._foreign(f"bytes ended at {start}, they were to end at {end}")
+
+    def post(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> urllib3.BaseHTTPResponse:
+        """Send a JSON body and return the answer as it begins, to be read as it comes and then closed.
+
+        No byte for so many seconds is a lost connection; `lost` turns what reading raises into it.
+        """
+        return self._request(
+            "POST",
+            call,
+            json=dict(body),
+            timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds),
+        )
+
+    def problem(self, value: Mapping[str, Any]) -> PenstockError:
+        """Return the error that a problem document stands for: the daemon's own, by its class."""
+        detail = str(value.get("detail") or "it failed, and did not say why")
+        return _told(value, detail) or StreamError(f"{self.url} failed: {detail}")
+
+    def lost(self, problem: Exception) -> ConnectionLost:
+        """Return the error for an answer that broke off."""
+        return self._lost(problem)
+
+    def close(self) -> None:
+        """Close the connections. The client can be used again."""
+        self._pool.clear()
+
+    def __repr__(self) -> str:
+        return f"DaemonClient({self._prefix!r})"
+
+    def _get(self, call: str, query: Query, *, stream: bool) -> urllib3.BaseHTTPResponse:
+        fields = {name: str(value) for name, value in query.items() if value is not None}
+        response = self._request("GET", call, fields=fields)
+        if not stream:
+            try:
+                # Reads all of it, and gives the connection back.
+                _ = response.data
+            except (HTTPError, OSError) as problem:
+                raise self._lost(problem) from problem
+        return response
+
+    def _request(self, method: str, call: str, **arguments: Any) -> urllib3.BaseHTTPResponse:
+        """Return the answer as it begins. Raises what the daemon says where it is a problem."""
+        try:
+            response = self._pool.request(
+                method,
+                f"{self._prefix}/{call}",
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+                **arguments,
+            )
+            if response.status == 200:
+                return response
+            body = response.read(_PROBLEM_BYTES_MAX)
+            response.close()
+        except SSLError as problem:
+            raise self._untrusted(problem) from problem
+        except MaxRetryError as problem:
+            if isinstance(problem.reason, SSLError):
+                raise self._untrusted(problem.reason) from problem
+            raise self._lost(problem) from problem
+        except (HTTPError, OSError) as problem:
+            raise self._lost(problem) from problem
+        raise self._problem(response, body)
+
+    def _problem(self, response: urllib3.BaseHTTPResponse, body: bytes) -> PenstockError:
+        """Return the error that an answer stands for: the daemon's own, by its class."""
+        value = _object(body) if response.headers.get("Content-Type", "").startswith(_PROBLEM_TYPE) else {}
+        detail = str(value.get("detail") or f"HTTP status {response.status}")
+        told = _told(value, detail)
+        if told is not None:
+            return told
+        if response.status in _REFUSED:
+            return AuthenticationFailed(
+                f"{self.url}: {detail}", hint="Give the daemon's token: PENSTOCK_TOKEN, or token_file"
+            )
+        if response.status == _NOT_FOUND:
+            return SourceMissing(f"{self.url}: {detail}", hint="Is this a penstock daemon, and a recent one?")
+        if response.status in _AWAY:
+            return ServerBusy(f"{self.url}: {detail}", hint="Is the daemon behind the proxy up?")
+        if response.status == _FAILED:
+            return StreamError(f"{self.url} failed: {detail}", hint="The daemon's own log says why")
+        return self._foreign(detail)
+
+    def _lost(self, problem: Exception) -> ConnectionLost:
+        reason = problem.reason if isinstance(problem, MaxRetryError) else problem
+        broken = isinstance(reason, ProtocolError)
+        return ConnectionLost(
+            f"{self.url} {'broke off' if broken else 'does not answer'}: {reason}",
+            hint="Is the daemon up? penstock serve penstock.yaml",
+        )
+
+    def _untrusted(self, problem: Exception) -> AuthenticationFailed:
+        return AuthenticationFailed(
+            f"{self.url} cannot be trusted: {problem}",
+            hint="Name the certificate authority with ssl_ca, and the daemon as its certificate does",
+        )
+
+    def _foreign(self, what: str) -> StreamError:
+        return StreamError(f"{self.url} does not answer as a daemon does: {what}", hint="Check host and port")
+
+
+def _headers(token: Secret) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token.reveal()}"} if token else {}
+
+
+def _told(value: Mapping[str, Any], detail: str) -> PenstockError | None:
+    """Return the error whose class a problem document names, None where it names none of ours."""
+    kind = getattr(penstock.errors, str(value.get("type", "")), None)
+    if not (isinstance(kind, type) and issubclass(kind, PenstockError)):
+        return None
+    position, hint = value.get("position"), value.get("hint")
+    return kind(
+        detail,
+        position=str(position) if position is not None else None,
+        hint=str(hint) if hint is not None else None,
+    )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
+    """Return the HTTP library's arguments for TLS. Raises OptionInvalid for files that cannot be used."""
+    if tls is None:
+        return {}
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+    except OSError as problem:
+        raise OptionInvalid(
+            f"a TLS file cannot be used: {problem}", hint="Check ssl_ca, ssl_cert and ssl_key: PEM files"
+        ) from problem
+    context.check_hostname = tls.mode == "verify_identity"
+    context.verify_mode = ssl.CERT_REQUIRED if tls.mode.startswith("verify") else ssl.CERT_NONE
+    named = {} if context.check_hostname else {"assert_hostname": False}
+    return {"ssl_context": context, **named}

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decoder over one byte range: buffers of any cut in, what the decoder asks and offers out.
+
+Only an event that a cut divides is copied; everything else is decoded where it lies.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from penstock._native import Decoder
+from penstock.model import Position
+from penstock.source.source import ByteRange, Source, file_number
+
+# The length of an event is the four bytes before this offset of its header.
+_LENGTH_END = 13
+# What is added at a time where the length of an event cannot be told from its header.
+_BYTES_MORE = 64 * 1024
+
+
+class RangeDecoding:
+    """A range of a source on its way through a decoder, across lost connections.
+
+    `states` says what is due; the caller asks `decoder` for the table request or statement, and takes
+    batches with `take_batch`. After a lost connection there is a new decoder, which drops the changes that
+    were handed out before; so `decoder` is never kept by the caller.
+    """
+
+    def __init__(self, source: Source, byte_range: ByteRange, **options: Any) -> None:
+        self.byte_range = byte_range
+        self._source = source
+        if byte_range.gtid_after:
+            known = [one for one in (options.get("gtid_after"), byte_range.gtid_after) if one]
+            options["gtid_after"] = ",".join(known)
+        self._options = options
+        self._carried = bytearray()
+        self._kept: deque[Any] = deque()
+        self.decoder = self._make_decoder(byte_range.position, byte_range.aligned, resume_rows=0)
+
+    def states(self, *, drop_open: bool = False) -> Iterator[str]:
+        """Yield "batch", "table" and "statement" as they come, until the range is decoded.
+
+        With `drop_open` a transaction that is not whole where the bytes end is left out; without, it raises
+        FileTruncated, after every whole transaction before it was handed out.
+        """
+        for buffer in self._source.open(self.byte_range, self._resume):
+            yield from self._kept_states()
+            yield from self.feed(memoryview(buffer))
+            if self.decoder.state == "done":
+                return
+        yield from self._kept_states()
+        while True:
+            self.decoder.finish(len(self._carried), drop_open=drop_open or self._is_past_stop())
+            if self.decoder.state == "done":
+                return
+            # A payload that ended the bytes may still hold tables to ask about.
+            yield self.decoder.state
+
+    def rest_of_payload(self) -> Iterator[str]:
+        """Decode what the last event holds, where it is a payload of several; yields as `states` does."""
+        while self.decoder.state != "done":
+            self.decoder.feed(b"")
+            if self.decoder.state == "input":
+                return
+            yield self.decoder.state
+
+    def bytes_to_event_end(self, rest: memoryview) -> int:
+        """Return how much of what comes next ends the event it begins with, or makes its length known."""
+        part = self._carried or rest[:_LENGTH_END]
+        if len(part) < _LENGTH_END:
+            return _LENGTH_END - len(self._carried)
+        length = int.from_bytes(part[_LENGTH_END - 4 : _LENGTH_END], "little")
+        # What lacks nothing waits for the decoder; a length under a header's is the decoder's to refuse.
+        return max(length - len(self._carried), _LENGTH_END)
+
+    @property
+    def at_event_end(self) -> bool:
+        """Whether no part of an event waits for the rest of it."""
+        return not self._carried
+
+    def take_batch(self) -> Any:
+        """Return the batch that is due."""
+        return self._kept.popleft() if self._kept else self.decoder.take_batch()
+
+    def _is_past_stop(self) -> bool:
+        """Tell whether all of the range was read, so that the part of an event behind it is nobody's here."""
+        stop, decoder = self.byte_range.stop, self.decoder
+        return stop is not None and decoder.next_offset >= stop and decoder.open_transaction() is None
+
+    def _kept_states(self) -> Iterator[str]:
+        while self._kept:
+            yield "batch"
+
+    def feed(self, rest: memoryview) -> Iterator[str]:
+        """Decode one buffer, and keep the part of an event it may end with; yields as `states` does."""
+        while rest and self.decoder.state != "done":
+            if not self._carried:
+                rest = rest[self.decoder.feed(rest) :]
+                if self.decoder.state == "input":
+                    self._carried += rest
+                    return
+                if self.decoder.state != "done":
+                    yield self.decoder.state
+                continue
+            more = _bytes_missing(self._carried)
+            self._carried += rest[:more]
+            rest = rest[more:]
+            while self._carried:
+                del self._carried[: self.decoder.feed(self._carried)]
+                if self.decoder.state in ("input", "done"):
+                    break
+                yield self.decoder.state
+
+    def _resume(self) -> Position:
+        """Make ready for bytes that begin again after a lost connection; return where they are to begin."""
+        before = self.decoder
+        self._carried.clear()
+        opened = before.open_transaction()
+        before.finish(drop_open=True)
+        while before.state == "batch":
+            self._kept.append(before.take_batch())
+        file, offset = before.position
+        position = Position(self.byte_range.epoch, file, offset)
+        if (executed := self._options.get("executed")) is not None:
+            known = [one for one in (executed, before.gtid_set) if one]
+            self._options["executed"] = ",".join(known)
+        self.decoder = self._make_decoder(position, True, resume_rows=opened[1] if opened else 0)
+        return position
+
+    def _make_decoder(self, position: Position, aligned: bool, resume_rows: int) -> Decoder:
+        stop, live = self.byte_range.stop, self._source.live
+        first = file_number(self.byte_range.file)
+        return Decoder(
+            instance=self._source.instance,
+            epoch=position.epoch,
+            file=position.file,
+            file_number=file_number(position.file),
+            offset=position.offset,
+            head=None if live else self._source.head_bytes(position.file, position.epoch),
+            aligned=aligned,
+            live=live,
+            start=(file_number(position.file), position.offset),
+            stop=(first + 1, 0) if stop is None else (first, stop),
+            resume_rows=resume_rows,
+            **self._options,
+        )
+
+
+def _bytes_missing(part: bytearray) -> int:
+    """Return how much must be added to a part of an event before it is worth offering again."""
+    if len(part) < _LENGTH_END:
+        return _LENGTH_END - len(part)
+    length = int.from_bytes(part[_LENGTH_END - 4 : _LENGTH_END], "little")
+    return length - len(part) if length > len(part) else _BYTES_MORE

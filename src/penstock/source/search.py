@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding where in a log a GTID set or a time begins, file by file, from the first bytes of each."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from penstock._native import GtidSet
+from penstock.errors import PositionPurged
+from penstock.model import Position
+from penstock.source.source import FIRST_EVENT_OFFSET, MAGIC, ByteRange, Extent, Source
+from penstock.source.walk import TransactionWalk
+
+_EVENT_HEADER_BYTES = 19
+_TYPE_AT = 4
+ROTATE_EVENT = 4
+_FORMAT_DESCRIPTION_EVENT = 15
+# MySQL's Previous_gtids and MariaDB's Gtid_list.
+_GTID_LIST_EVENTS = (35, 163)
+# The format description's timestamp is when the file was begun, in seconds.
+_SECOND_US = 1_000_000
+_BEGUN_AT = slice(len(MAGIC), len(MAGIC) + 4)
+
+
+def gtid_set_before(source: Source, position: Position) -> str:
+    """Return the GTIDs of every transaction before a position: the file's own list and what follows it."""
+    whole_file = ByteRange(position.epoch, position.file, FIRST_EVENT_OFFSET, None, aligned=True)
+    # A file begins with the list of what lies before it, so one file is enough.
+    stop = max(position.offset, _end_of_list(source, whole_file))
+    walk = TransactionWalk(source, replace(whole_file, stop=stop))
+    for _ in walk:
+        continue
+    return walk.gtid_set
+
+
+def find_gtid_set(source: Source, gtid_set: str) -> Position:
+    """Return the start of the last file before which there is nothing but the set. Raises PositionPurged."""
+    earliest = source.earliest()
+    asked = GtidSet.parse(gtid_set)
+    for extent in reversed(source.extents()):
+        if asked.contains(GtidSet.parse(gtid_set_before(source, extent.position))):
+            return extent.position
+    raise PositionPurged(
+        f"{earliest.file} comes after transactions that the GTID set {gtid_set!r} does not have",
+        position=str(earliest),
+        hint=f"Add the files before it, or start at {earliest}",
+    )
+
+
+def find_time(source: Source, time_us: int) -> Position:
+    """Return the start of the last file that was begun before the time, else of the first file."""
+    files = source.extents()
+    # Whole seconds, cut off: the file before may hold transactions of the rest of that second.
+    later = bisect_right(files, time_us, key=lambda file: (_begun_seconds(source, file) + 1) * _SECOND_US)
+    return files[max(later - 1, 0)].position
+
+
+def find_time_end(source: Source, time_us: int) -> Position | None:
+    """Return the start of the first file that was begun at or after the time, None where none was."""
+    files = source.extents()
+    later = bisect_left(files, time_us, key=lambda file: _begun_seconds(source, file) * _SECOND_US)
+    return files[later].position if later < len(files) else None
+
+
+def _begun_seconds(source: Source, file: Extent) -> int:
+    return int.from_bytes(source.head_bytes(file.file, file.epoch)[_BEGUN_AT], "little")
+
+
+def _end_of_list(source: Source, whole_file: ByteRange) -> int:
+    """Return where a file's list of earlier GTIDs ends, else where its first transaction may begin."""
+    offset = FIRST_EVENT_OFFSET
+    for event in first_events(source.open(whole_file)):
+        kind = event[_TYPE_AT]
+        if kind == ROTATE_EVENT and source.live:
+            # The server made it up to name the file: it takes no place in it.
+            continue
+        if kind not in (_FORMAT_DESCRIPTION_EVENT, *_GTID_LIST_EVENTS):
+            break
+        offset += len(event)
+        if kind in _GTID_LIST_EVENTS:
+            break
+    return offset
+
+
+def first_events(chunks: Iterable[memoryview]) -> Iterator[bytes]:
+    """Yield the events at the beginning of a dump, one by one. For a few events, not for a log."""
+    held = b""
+    for chunk in chunks:
+        held += chunk
+        while len(held) >= _EVENT_HEADER_BYTES:
+            size = int.from_bytes(held[9:13], "little")
+            if size < _EVENT_HEADER_BYTES or len(held) < size:
+                break
+            yield held[:size]
+            held = held[size:]

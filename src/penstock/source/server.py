@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live server as byte ranges: bounded dumps, one for each file that a range lies in."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from penstock.capture.connection import Connection, LogFile, connect
+from penstock.capture.follow import follow
+from penstock.capture.replica import DumpStart, open_stream
+from penstock.errors import (
+    EventMalformed,
+    PositionInvalid,
+    PositionPurged,
+    ServerChanged,
+    SourceMissing,
+)
+from penstock.limits import RANGE_BYTES_DEFAULT
+from penstock.model import Position, ServerAddress, TableName
+from penstock.source.asking import ask_again
+from penstock.source.search import ROTATE_EVENT, find_time, first_events, gtid_set_before
+from penstock.source.source import (
+    FIRST_EVENT_OFFSET,
+    MAGIC,
+    ByteRange,
+    Extent,
+    SourceOptions,
+    cut,
+    file_number,
+    place_of,
+)
+from penstock.source.walk import walk
+
+_FORMAT_DESCRIPTION_EVENT = 15
+_EVENT_HEADER_BYTES = 19
+_TYPE_AT = 4
+# A rotate event: the header, the position of the next event (8 bytes), the file's name, a checksum perhaps.
+_ROTATE_NAME_AT = _EVENT_HEADER_BYTES + 8
+
+_Answer = TypeVar("_Answer")
+
+
+class ServerSource:
+    """A server's own binlog files; see `penstock.source.source.Source`.
+
+    Questions go over one session that is kept and opened again when it is lost; every dump is a
+    connection of its own.
+    """
+
+    live = True
+
+    def __init__(self, options: SourceOptions) -> None:
+        assert options.address is not None, "a server source has an address"
+        self.options = options
+        self.address: ServerAddress = options.address
+        self._session: Connection | None = None
+        self._heads: dict[str, bytes] = {}
+
+    @property
+    def instance(self) -> str:
+        """The name that rows of this source carry."""
+        return self.options.instance
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def earliest(self) -> Position:
+        """Return the first position the server still has."""
+        return self._position(self._logs()[0].file)
+
+    def head(self) -> Position:
+        """Return the end of the server's log now."""
+        head = self._ask(Connection.head)
+        return self._position(head.file, head.offset)
+
+    def gtid_set(self, position: Position) -> str:
+        """Return the GTIDs of every transaction before a position, "" where the log has none."""
+        head = self._ask(Connection.head)
+        if (head.file, head.offset) == (position.file, position.offset):
+            return head.gtid_set
+        return gtid_set_before(self, position)
+
+    def find_gtid_set(self, gtid_set: str) -> Position:
+        """Return where the server itself would begin to send after the set. Raises PositionPurged."""
+        with open_stream(self.address, DumpStart(gtid_set=gtid_set), bounded=True) as stream:
+            for event in first_events(stream.event_chunks()):
+                if event[_TYPE_AT] == ROTATE_EVENT:
+                    # The name may be followed by a checksum, so it is looked up among the server's own.
+                    after = event[_ROTATE_NAME_AT:]
+                    named = [log.file for log in self._logs() if after.startswith(log.file.encode())]
+                    return self._position(max(named, key=len))
+        raise EventMalformed(f"{self.address}: the dump does not begin with the name of a file")
+
+    def find_time(self, time_us: int) -> Position:
+        """Return where to read from to get everything committed at or after the time."""
+        return find_time(self, time_us)
+
+    def extents(self, start: Position | None = None, end: Position | None = None) -> list[Extent]:
+        """Return the files that [start, end) touches, as SHOW BINARY LOGS lists them.
+
+        None is splittable: a server opens a file at event boundaries only, which a plan does not know.
+        """
+        logs = self._logs()
+        epoch = self.options.epoch if start is None else start.epoch
+        if start is not None:
+            number = file_number(start.file)
+            if number < file_number(logs[0].file):
+                raise PositionPurged(
+                    f"{self.address} has purged {start.file}, its oldest file is {logs[0].file}",
+                    position=str(start),
+                    hint=f"Take a new snapshot, or start at {logs[0].file}:{FIRST_EVENT_OFFSET}",
+                )
+            logs = [log for log in logs if file_number(log.file) >= number]
+            if not logs or logs[0].file != start.file:
+                raise PositionInvalid(
+                    f"{self.address} has no file {start.file}",
+                    position=str(start),
+                    hint="Is this the server the position was taken from? Has it been reset or restored?",
+                )
+        if end is not None:
+            if start is not None and place_of(end) < place_of(start):
+                raise PositionInvalid(f"the end lies before the start {start}", position=str(end))
+            logs = [log for log in logs if file_number(log.file) <= file_number(end.file)]
+        return [Extent(log.file, log.bytes, False, epoch) for log in logs]
+
+    def split(
+        self,
+        start: Position | None = None,
+        end: Position | None = None,
+        ranges_min: int = 1,
+        range_bytes: int = RANGE_BYTES_DEFAULT,
+    ) -> list[ByteRange]:
+        """Cut [start, end) at file boundaries; without an end, at the server's head now."""
+        end = end or self.head()
+        extents = self.extents(start, end)
+        first = start or self._position(extents[0].file)
+        # A server knows no epochs, so both ends are of the one that the start names.
+        return cut(extents, first, replace(end, epoch=first.epoch), ranges_min, range_bytes)
+
+    def open(
+        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
+    ) -> Iterator[memoryview]:
+        """Yield what the server sends from the range's start to the end of its log.
+
+        Raises what `follow` raises: PositionPurged, ServerChanged, ConnectionLost once the tries are used up.
+        """
+        stretches = follow(
+            self.address,
+            DumpStart(position=byte_range.position),
+            lambda: DumpStart(position=resume_at()) if resume_at else None,
+            bounded=True,
+            server_key=self.options.server_key,
+        )
+        for stretch in stretches:
+            yield from stretch
+            if stretch.failure is not None and resume_at is None:
+                raise stretch.failure
+
+    def schema_history(self, position: Position, name: TableName | None = None) -> None:
+        """Return None: a server knows its tables as they are now; `ServerTables` takes them back."""
+
+    def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
+        """Return the file's magic and format description."""
+        if file not in self._heads:
+            start = DumpStart(position=self._position(file))
+            with open_stream(self.address, start, bounded=True) as stream:
+                for event in first_events(stream.event_chunks()):
+                    if event[_TYPE_AT] == _FORMAT_DESCRIPTION_EVENT:
+                        self._heads[file] = MAGIC + event
+                        break
+        return self._heads[file]
+
+    def walk(
+        self,
+        start: Position,
+        end: Position,
+        rows_max: int | None = None,
+        bytes_max: int | None = None,
+    ) -> Position:
+        """Return the last transaction end within the limits, at least one transaction on."""
+        return walk(self, start, end, rows_max, bytes_max)
+
+    def _position(self, file: str, offset: int = FIRST_EVENT_OFFSET) -> Position:
+        return Position(self.options.epoch, file, offset)
+
+    def _logs(self) -> list[LogFile]:
+        logs = self._ask(Connection.binary_logs)
+        if not logs:
+            raise SourceMissing(f"{self.address} lists no binlog file", hint="Run: penstock check")
+        return logs
+
+    def _ask(self, question: Callable[[Connection], _Answer]) -> _Answer:
+        """Ask over the kept session; over a new one where that is lost, a few times."""
+        return ask_again(lambda: question(self._connected()), self.close)
+
+    def _connected(self) -> Connection:
+        """Return the kept session, else a new one. Raises ServerChanged where another server answers."""
+        if self._session is None:
+            session = connect(self.address)
+            # Kept before it is asked anything, so that it is closed if that fails.
+            self._session = session
+            found = session.identity().key
+            if self.options.server_key not in (None, found):
+                self.close()
+                raise ServerChanged(
+                    f"{self.address} is now {found}, the positions belong to {self.options.server_key}",
+                    hint="A file position means nothing on another server: start by GTID set",
+                )
+        return self._session

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding transaction ends by event headers alone, without decoding a value.
+
+Where a file can be opened at any byte, only a window before the place in question is read: a decoder finds
+its way from the middle of a file to the next transaction.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow
+import pyarrow.compute
+
+from penstock.limits import OFFSET_MAX, RANGE_BYTES_MIN
+from penstock.model import Position
+from penstock.source.decoding import RangeDecoding
+from penstock.source.source import ByteRange, Extent, Source, place_of
+
+# A window in which no transaction ends is followed by one this many times as large.
+_WINDOW_GROWTH = 8
+
+
+class TransactionWalk:
+    """The transactions that start in a range, in batches of one row each: file, offset, end_offset, rows, ...
+
+    A transaction that is not finished where the bytes end is left out.
+    """
+
+    def __init__(self, source: Source, byte_range: ByteRange) -> None:
+        self._decoding = RangeDecoding(source, byte_range, emit="transactions")
+
+    @property
+    def gtid_set(self) -> str:
+        """The GTIDs seen so far: what the file lists as before it, and those of the transactions."""
+        return str(self._decoding.decoder.gtid_set)
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        for state in self._decoding.states(drop_open=True):
+            if state == "batch":
+                yield pyarrow.record_batch(self._decoding.take_batch())
+            else:
+                assert state == "statement", "counting asks for no table"
+                self._decoding.decoder.take_statement()
+
+
+def last_transaction_end(source: Source, start: Position, bytes_now: int | None) -> Position:
+    """Return the end of the last whole transaction from a transaction boundary to the end of its file.
+
+    `bytes_now` is the file's size, None where it can be read from the front only.
+    """
+    to_file_end = ByteRange(start.epoch, start.file, start.offset, None, aligned=True)
+    return _last_end_in(source, to_file_end, bytes_now or 0, OFFSET_MAX) or start
+
+
+def walk(
+    source: Source,
+    start: Position,
+    end: Position,
+    rows_max: int | None = None,
+    bytes_max: int | None = None,
+) -> Position:
+    """Return the last transaction end up to `end` with at most so many rows and log bytes after `start`.
+
+    At least one transaction where there is one: a limit never stops the reading for good. A limit of bytes
+    alone reads a window before the answer; a limit of rows reads all up to it.
+    """
+    if rows_max is None:
+        if bytes_max is None:
+            return end
+        extents = source.extents(start, end)
+        if source.live or all(extent.splittable for extent in extents):
+            extent, target = _after_bytes(extents, start, end, bytes_max)
+            if target == end:
+                return end
+            if not source.live and (found := _last_end_before(source, extent, start, target)) is not None:
+                return found
+    rows_left = OFFSET_MAX if rows_max is None else rows_max
+    bytes_left = OFFSET_MAX if bytes_max is None else bytes_max
+    found = start
+    for byte_range in source.split(start, end, range_bytes=OFFSET_MAX):
+        for batch in TransactionWalk(source, byte_range):
+            rows = pyarrow.compute.cumulative_sum(batch["rows"])
+            sizes = pyarrow.compute.subtract(batch["end_offset"], batch["offset"])
+            sizes = pyarrow.compute.cumulative_sum(sizes)
+            within = pyarrow.compute.and_(
+                pyarrow.compute.less_equal(rows, rows_left), pyarrow.compute.less_equal(sizes, bytes_left)
+            )
+            # Both sums rise, so those within the limits come first.
+            fit = within.true_count
+            if fit < batch.num_rows:
+                if fit == 0 and found == start:
+                    fit = 1
+                return _end_of(byte_range.epoch, batch, fit - 1) if fit else found
+            found = _end_of(byte_range.epoch, batch, fit - 1)
+            rows_left -= rows[-1].as_py()
+            bytes_left -= sizes[-1].as_py()
+    return end
+
+
+def _after_bytes(
+    extents: list[Extent], start: Position, end: Position, bytes_max: int
+) -> tuple[Extent, Position]:
+    """Return the place so many log bytes after `start`, at most `end`, and the file it lies in."""
+    left = bytes_max
+    for extent in extents:
+        first = start.offset if extent.holds(start) else extent.start
+        last = end.offset if extent.holds(end) else extent.bytes
+        if left < last - first:
+            return extent, Position(extent.epoch, extent.file, first + left)
+        left -= last - first
+    return extents[-1], end
+
+
+def _last_end_before(source: Source, extent: Extent, start: Position, target: Position) -> Position | None:
+    """Return the last transaction end after `start` and up to `target`, None where there is none."""
+    first = start.offset if extent.holds(start) else extent.start
+    byte_range = ByteRange(target.epoch, target.file, first, target.offset, aligned=True)
+    found = _last_end_in(source, byte_range, target.offset, target.offset)
+    if found is None and place_of(start) < place_of(extent.position):
+        return extent.position
+    return found
+
+
+def _last_end_in(source: Source, byte_range: ByteRange, tail: int, end_max: int) -> Position | None:
+    """Return the last end, at most `end_max`, of a transaction that starts in an aligned range.
+
+    Reads windows that end at `tail` and grow until one holds such an end or they reach the range's start.
+    """
+    window = RANGE_BYTES_MIN
+    while True:
+        first = max(byte_range.start, tail - window)
+        aligned = first == byte_range.start
+        found = None
+        for batch in TransactionWalk(
+            source, ByteRange(byte_range.epoch, byte_range.file, first, byte_range.stop, aligned)
+        ):
+            ends = batch.filter(pyarrow.compute.less_equal(batch["end_offset"], end_max))
+            if ends.num_rows:
+                found = _end_of(byte_range.epoch, ends, ends.num_rows - 1)
+        if found is not None or aligned:
+            return found
+        window *= _WINDOW_GROWTH
+
+
+def _end_of(epoch: int, batch: pyarrow.RecordBatch, row: int) -> Position:
+    return Position(epoch, batch["file"][row].as_py(), batch["end_offset"][row].as_py())

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`spark.read.format("penstock")`: byte ranges planned on the driver, decoded on the executors."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from penstock.errors import OptionInvalid
+from penstock.model import TablePatterns
+from penstock.source.bounds import Bound, Bounds, locate
+from penstock.source.source import ByteRange, Source, open_source, shown_tables
+from penstock.spark.filters import Narrowing, narrow
+from penstock.spark.offsets import EARLIEST, LATEST
+from penstock.spark.options import ENVELOPE, TYPED, ReadSettings, bound_of
+from penstock.spark.partition import Decoding, EmptyPartition, NarrowedTables, RangePartition, read_partition
+from penstock.spark.schema import TableShape
+from penstock.spark.tracking import TrackedSchemas
+
+
+def batch_bounds(source: Source, settings: ReadSettings) -> Bounds:
+    """Return where a batch read starts and ends: the earliest there is and the head now, unless told."""
+    if settings.start == LATEST:
+        raise OptionInvalid(
+            "startingOffsets latest leaves a batch read nothing to read",
+            hint="Use earliest, a position, a GTID set, or startingTimestamp",
+        )
+    if settings.end == EARLIEST:
+        raise OptionInvalid(
+            "endingOffsets earliest leaves nothing to read", hint="Use latest, or leave it out"
+        )
+    bounds = locate(source, bound_of(settings.start), bound_of(settings.end))
+    if settings.is_live and bounds.end is None:
+        # A plan is made once, so every task agrees on where the log ends.
+        bounds = replace(bounds, end=source.head())
+    return bounds
+
+
+class BatchReader(DataSourceReader):
+    """Plans on the driver, reads on executors. Holds only what pickles."""
+
+    def __init__(self, settings: ReadSettings, shape: TableShape | None) -> None:
+        self._settings = settings
+        self._shape = shape
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Cut what is asked for into byte ranges, from a listing alone."""
+        settings, kept = self._settings, self._narrowing
+        source = open_source(settings.source)
+        try:
+            bounds = batch_bounds(source, settings)
+            if kept.time_min_us is not None and bounds.start is None:
+                bounds = replace(bounds, start=locate(source, Bound(time_us=kept.time_min_us), None).start)
+            ranges = source.split(bounds.start, bounds.end, settings.ranges_min, settings.range_bytes)
+            tracked = TrackedSchemas.open(settings, ranges[0].position if ranges else None)
+            if tracked is not None:
+                tracked.advance(source, whole_files(ranges))
+            decoding = self._decoding(bounds, shown_tables(source, settings.tables))
+        finally:
+            source.close()
+        planned: list[InputPartition] = [
+            RangePartition(settings.source, one, decoding, tracked.at(one.position) if tracked else None)
+            for one in ranges
+            if kept.keeps(one)
+        ]
+        # Where a plan is empty, Spark makes a task of its own, with a partition of no kind of ours.
+        return planned or [EmptyPartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Decode one range."""
+        return read_partition(partition)
+
+    def _decoding(self, bounds: Bounds, tables: TablePatterns) -> Decoding:
+        settings, kept = self._settings, self._narrowing
+        low, high = bounds.time_from_us, bounds.time_until_us
+        if kept.time_min_us is not None:
+            low = kept.time_min_us if low is None else max(low, kept.time_min_us)
+        if kept.time_max_us is not None:
+            high = kept.time_max_us + 1 if high is None else min(high, kept.time_max_us + 1)
+        if kept.databases is not None or kept.tables is not None:
+            tables = NarrowedTables(tables, kept.databases, kept.tables)
+        return Decoding(
+            mode=settings.mode,
+            tables=tables,
+            columns=settings.columns,
+            declared=self._shape.columns if self._shape is not None and settings.mode == TYPED else None,
+            changes=kept.changes,
+            bounds=replace(bounds, time_from_us=low, time_until_us=high),
+        )
+
+
+class FilteringBatchReader(BatchReader):
+    """A batch reader that takes filters.
+
+    Spark refuses a reader with `pushFilters` where spark.sql.python.filterPushdown.enabled is off, so the
+    data source makes this one only where Spark asks for filters.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what the filters say of the log; return those that Spark must still check."""
+        envelope = self._settings.mode == ENVELOPE
+        self._narrowing, unsure = narrow(filters, envelope=envelope)
+        return unsure
+
+
+def whole_files(ranges: Sequence[ByteRange]) -> list[ByteRange]:
+    """Join the ranges of each file into one, so that every statement is walked over once."""
+    joined: list[ByteRange] = []
+    for one in ranges:
+        if joined and joined[-1].file == one.file:
+            joined[-1] = replace(joined[-1], stop=one.stop)
+        else:
+            joined.append(one)
+    return joined

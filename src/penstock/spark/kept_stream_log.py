@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver of a stream asks of a kept log: a daemon's, or a log folder's.
+
+An offset says which server its epoch is of. So a stream can go on at another daemon: under the same numbers
+where that one has the same server's files, else by GTID set, in an epoch of its own.
+"""
+
+from dataclasses import replace
+
+import structlog
+
+from penstock.errors import PositionInvalid, PositionPurged, ServerChanged
+from penstock.model import Position
+from penstock.source.bounds import Bound, Bounds
+from penstock.source.kept import KeptSource
+from penstock.source.source import ByteRange, Source, open_source, place_of
+from penstock.spark.offsets import EARLIEST, LATEST, Offset
+from penstock.spark.stream_log import StreamLog
+
+_log = structlog.get_logger(__name__)
+
+
+class KeptStreamLog(StreamLog):
+    """The kept log of one stream, seen from the driver; see `StreamLog`."""
+
+    def first(self) -> Offset:
+        """Return where a stream without a checkpoint starts: a daemon's head, or a folder's first."""
+        source = self._kept(None)
+        start = self._settings.start or (LATEST if self._settings.is_live else EARLIEST)
+        if start == LATEST:
+            return self._at_head(source)
+        if start == EARLIEST:
+            return self._offset(source, self._ask(source.earliest))
+        if isinstance(start, Offset):
+            return start if start.server_key else replace(start, server_key=self._key(source, start))
+        assert isinstance(start, Bound), "options are earliest, latest, an offset or a bound"
+        if start.position is not None:
+            offset = Offset(start.position)
+            return replace(offset, server_key=self._key(source, offset))
+        if start.gtid_set is not None:
+            return self._by_set(source, start.gtid_set)
+        assert start.time_us is not None, "a bound has one field"
+        time_us = start.time_us
+        return self._offset(source, self._ask(lambda: source.find_time(time_us)))
+
+    def head_behind(self, here: Offset) -> Offset:
+        """Return the end of the log now, under the numbers of another offset."""
+        return self._at_head(self._kept(here))
+
+    def target(self) -> Offset:
+        """Return the end of the log now, as the log itself numbers it."""
+        return self._at_head(self._kept(None))
+
+    def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
+        """Return the head, or the target, which the log itself numbered, where that is earlier."""
+        epoch = target.position.epoch + self._kept(here).shift
+        if self._kept(here).server_key(epoch) != target.server_key:
+            return head
+        target = replace(target, position=replace(target.position, epoch=epoch))
+        return min(head, target, key=lambda one: place_of(one.position))
+
+    def source(self, epoch: int, key: str) -> Source:
+        """Return the source in which an epoch of this number is that server's; "" for the log's own."""
+        found = self._sources.get((epoch, key))
+        if found is None:
+            options = replace(self._settings.source, epochs=((epoch, key),) if key else ())
+            found = self._sources[epoch, key] = open_source(options)
+        return found
+
+    def resume(self, begin: Offset) -> Offset:
+        """Return where to go on from an offset: itself, or its place in a log that has other servers' files.
+
+        A log that ends before it is behind another daemon, and is waited for. Raises ServerChanged where the
+        offset has no GTID set to find its place by.
+        """
+        try:
+            source = self._kept(begin)
+            begin = begin if begin.server_key else replace(begin, server_key=self._key(source, begin))
+            self._ask(lambda: source.shift)
+            return begin
+        except ServerChanged:
+            return self._relocate_in_log(begin)
+
+    def limited(self, begin: Offset, head: Offset) -> Offset:
+        """Return the last transaction end up to the head that keeps the stream's limits."""
+        settings, source = self._settings, self._kept(begin)
+        if settings.rows_max is None and settings.bytes_max is None:
+            return head
+
+        def walk() -> Offset:
+            start = begin.position
+            end = self._ask(lambda: source.walk(start, head.position, settings.rows_max, settings.bytes_max))
+            return head if place_of(end) >= place_of(head.position) else self._offset(source, end)
+
+        try:
+            return walk()
+        except PositionPurged as problem:
+            begin = self._after_loss_in_log(source, begin, problem)
+            return walk()
+
+    def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
+        """Return what a batch reads: ranges of a source, and the filters on its transactions.
+
+        The same for the same offsets, however often a batch is planned again.
+        """
+        source = self._kept(end)
+        try:
+            known = dict(self._ask(source.epochs))
+        except ServerChanged:
+            return self._plan_in_log(begin, end)
+        bounds = Bounds(gtid_after=begin.gtid_set if begin.by_set else None)
+        start = begin.position
+        if begin.server_key and known.get(start.epoch) != begin.server_key:
+            # The stream stood in another daemon's log.
+            start = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
+            bounds = Bounds(gtid_after=begin.gtid_set)
+        try:
+            return source, self._split(source, start, end.position), bounds
+        except (PositionPurged, PositionInvalid) as problem:
+            found = self._after_loss_in_log(source, begin, problem)
+            return source, self._split(source, found.position, end.position), bounds
+
+    # --- Inside -------------------------------------------------------------------------------
+
+    def _kept(self, offset: Offset | None) -> KeptSource:
+        source = self.source(offset.position.epoch, offset.server_key) if offset else self.source(0, "")
+        assert isinstance(source, KeptSource), "the options say that the log is kept"
+        return source
+
+    def _offset(self, source: KeptSource, position: Position) -> Offset:
+        """Return a position as an offset with which the stream can go on elsewhere."""
+        gtid_set = self._ask(lambda: source.gtid_set(position))
+        return Offset(position, gtid_set, self._ask(lambda: source.server_key(position.epoch)))
+
+    def _at_head(self, source: KeptSource) -> Offset:
+        return self._offset(source, self._ask(source.head))
+
+    def _key(self, source: KeptSource, offset: Offset) -> str:
+        return self._ask(lambda: source.server_key(offset.position.epoch))
+
+    def _by_set(self, source: KeptSource, gtid_set: str) -> Offset:
+        found = self._ask(lambda: source.find_gtid_set(gtid_set))
+        return Offset(found, gtid_set, self._ask(lambda: source.server_key(found.epoch)), by_set=True)
+
+    def _relocate_in_log(self, begin: Offset) -> Offset:
+        """Return an offset's place in a log of other servers, in an epoch that follows its own."""
+        if not begin.gtid_set:
+            raise self._unknown(begin)
+        found = self._by_set(self._kept(None), begin.gtid_set)
+        epoch = begin.position.epoch + 1
+        _log.warning(
+            "another daemon's log has no such server, going on by GTID",
+            was=begin.server_key,
+            now=found.server_key,
+            epoch=epoch,
+        )
+        return replace(found, position=replace(found.position, epoch=epoch))
+
+    def _plan_in_log(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
+        """Plan a batch whose log is gone: the same transactions, by GTID, in the one that is there."""
+        if not (begin.gtid_set and end.gtid_set):
+            raise self._unknown(end)
+        found = self._relocate_in_log(replace(begin, position=end.position))
+        source = self._kept(found)
+        ranges = self._split(source, found.position, self._ask(source.head))
+        return source, ranges, Bounds(gtid_after=begin.gtid_set, gtid_until=end.gtid_set)
+
+    def _after_loss_in_log(
+        self, source: KeptSource, begin: Offset, problem: PositionPurged | PositionInvalid
+    ) -> Offset:
+        if self._settings.fail_on_data_loss or not isinstance(problem, PositionPurged):
+            raise problem
+        found = self._offset(source, self._ask(source.earliest))
+        self._tell_loss(begin, found, problem)
+        return found
+
+    def _unknown(self, offset: Offset) -> ServerChanged:
+        return ServerChanged(
+            f"the log of {self._settings.source.instance} has nothing of {offset.server_key}",
+            position=str(offset.position),
+            hint="Its offset has no GTID set to go on by: set gtid_mode=ON, or start from a new snapshot",
+        )

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream's offset: a position, what lies before it, and whose log it is.
+
+Spark keeps it as JSON in the checkpoint: {"epoch", "file", "offset", "gtid_set", "server_key"}, and "by_set"
+where the position is only where to look from.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from penstock.errors import OptionInvalid
+from penstock.model import Position
+from penstock.source.bounds import Bound
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Everything before this was read.
+
+    `gtid_set` is the GTIDs of all transactions before `position`, "" where they are not kept: with them the
+    stream can go on at another server. With `by_set` the set alone counts, and transactions of it may follow
+    the position. `server_key` is `ServerIdentity.key`, "" for files.
+    """
+
+    position: Position
+    gtid_set: str = ""
+    server_key: str = ""
+    by_set: bool = False
+
+    def to_json(self) -> dict[str, int | str | bool]:
+        """Return what Spark keeps: a flat object of int, str and bool."""
+        value: dict[str, int | str | bool] = {
+            "epoch": self.position.epoch,
+            "file": self.position.file,
+            "offset": self.position.offset,
+            "gtid_set": self.gtid_set,
+            "server_key": self.server_key,
+        }
+        return value | {"by_set": True} if self.by_set else value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote; of what a person writes, epoch, gtid_set and server_key may be missing.
+
+        Raises OptionInvalid.
+        """
+        match dict(value):
+            case {"file": str(file), "offset": int(offset), **rest}:
+                epoch, gtid_set = rest.pop("epoch", 0), rest.pop("gtid_set", "")
+                server_key, by_set = rest.pop("server_key", ""), rest.pop("by_set", False)
+                if (
+                    not rest
+                    and isinstance(epoch, int)
+                    and isinstance(gtid_set, str)
+                    and isinstance(server_key, str)
+                    and isinstance(by_set, bool)
+                ):
+                    return cls(Position(epoch, file, offset), gtid_set, server_key, by_set)
+        raise OptionInvalid(
+            f"{json.dumps(dict(value))} is not an offset",
+            hint='Write {"file": "mysql-bin.000003", "offset": 1542}; epoch, gtid_set, server_key if known',
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read JSON text. Raises OptionInvalid."""
+        try:
+            value = json.loads(text)
+        except ValueError as problem:
+            raise OptionInvalid(f"{text!r} is not JSON: {problem}") from problem
+        if not isinstance(value, dict):
+            raise OptionInvalid(f"{text!r} is not a JSON object")
+        return cls.from_json(value)
+
+    def __str__(self) -> str:
+        return f"{self.position}{f' after {self.gtid_set}' if self.gtid_set else ''}"
+
+
+# What startingOffsets and endingOffsets hold once read.
+StartText = Bound | Offset | str | None

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `format("penstock")`: read once, checked whole, kept without text that could leak.
+
+Spark passes option names in any case, and values as text.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import OptionInvalid
+from penstock.limits import RANGE_BYTES_DEFAULT
+from penstock.model import Secret, TablePatterns, Tls, is_server_url
+from penstock.source.bounds import Bound, parse_bound
+from penstock.source.daemon_address import is_daemon_url
+from penstock.source.source import SourceOptions
+from penstock.spark.offsets import EARLIEST, LATEST, Offset, StartText
+
+TYPED = "typed"
+ENVELOPE = "envelope"
+
+# Every option, in the spelling of the documentation, and what it is for.
+KNOWN_OPTIONS: Mapping[str, str] = {
+    "path": "A binlog file, a folder, or a glob pattern; plain, `.gz` or `.zst`; or a log's folder. "
+    "`load(path)` sets it.",
+    "paths": "Several of these, as a JSON list. `load([path, ...])` sets it.",
+    "source": "A live server: `mysql://user@host:3306`, or a daemon's instance: `penstock://host:7070/shop`, "
+    "with further hosts divided by commas. Either this or a path.",
+    "instance": "The cluster's name in `_metadata.instance`; by default `host:port`, the daemon's instance, "
+    "the log folder's name, or `files`.",
+    "tables": "Patterns, divided by commas: `shop.orders`, `shop.*`, `/regex/`. By default every table.",
+    "excludeTables": "Patterns of tables to leave out.",
+    "columns": "The columns to decode, system columns among them, divided by commas. By default all.",
+    "mode": "`typed` (one table's own columns) or `envelope` (all tables in one shape). By default `typed` "
+    "where `tables` names exactly one.",
+    "startingOffsets": "`earliest`, `latest`, a position `mysql-bin.000003:1542`, a GTID set, or an offset "
+    "in JSON. Inclusive. By default a stream from a server starts at its newest change, else the first.",
+    "startingTimestamp": "Transactions committed at or after this time; without a zone it is UTC.",
+    "endingOffsets": "Where a batch read ends, as `startingOffsets`. Exclusive.",
+    "endingTimestamp": "A batch read takes transactions committed before this time.",
+    "maxRowsPerTrigger": "About how many rows a micro-batch takes; it ends at a transaction's end.",
+    "maxBytesPerTrigger": "About how many bytes of log a micro-batch takes, as `64m`; it ends likewise.",
+    "minPartitions": "At least so many byte ranges per read, where the log is long enough.",
+    "rangeBytes": "How many bytes of log one task takes, as `128m`.",
+    "failOnDataLoss": "`false`: where the server purged the next log, go on at its first. By default `true`.",
+    "schemas": "A `.sql` or `.json` file of the tables' definitions, for logs that do not name columns.",
+    "schemaTrackingLocation": "A folder for the stream's schema history, where logs do not name columns.",
+    "user": "The account, where the URL does not say.",
+    "password": "The account's password. It is never printed.",
+    "passwordFile": "A file that holds the password.",
+    "token": "The daemon's token. It is never printed.",
+    "tokenFile": "A file that holds the daemon's token; `PENSTOCK_TOKEN` serves as well.",
+    "serverId": "The replica's `server_id`; by default one that hardly anybody else has.",
+    "sslMode": "`disabled`, `preferred`, `required`, `verify_ca`, `verify_identity`. Default: `preferred`.",
+    "sslCa": "A file with the certificate authorities to trust.",
+    "sslCert": "A file with the client's certificate.",
+    "sslKey": "A file with the client's key.",
+}
+
+_SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """What one read or stream was asked for. Pickles; holds a password only inside a `Secret`.
+
+    `start` is a bound, EARLIEST, LATEST, an `Offset`, or None where nothing was said; `end` likewise.
+    """
+
+    source: SourceOptions
+    tables: TablePatterns
+    mode: str
+    columns: tuple[str, ...] | None = None
+    start: StartText = None
+    end: StartText = None
+    rows_max: int | None = None
+    bytes_max: int | None = None
+    ranges_min: int = 1
+    range_bytes: int = RANGE_BYTES_DEFAULT
+    fail_on_data_loss: bool = True
+    schemas: str | None = None
+    schema_tracking: str | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a server or a daemon is read, not files."""
+        return self.source.address is not None or self.source.daemon is not None
+
+
+def parse_settings(given: Mapping[str, str]) -> ReadSettings:
+    """Read the options of one `load()`. Raises OptionInvalid, whose message never holds a password.
+
+    `path` (one or several files, folders, glob patterns) or `source` (a server's URL) says what is read;
+    `tables` and `excludeTables` which tables; `mode` is typed where exactly one table is named, else
+    envelope. Sizes may end in k, m, g or t; times without a zone are UTC.
+    """
+    options = _canonical(given)
+    tables = TablePatterns(options.get("tables"), options.get("excludeTables"))
+    mode = _mode(options.get("mode"), tables)
+    columns = _names(options.get("columns"))
+    if columns is not None and mode == ENVELOPE:
+        raise OptionInvalid(
+            "columns is for one table's own columns", hint="Name the table with tables, or leave columns out"
+        )
+    return ReadSettings(
+        source=_source(options),
+        tables=tables,
+        mode=mode,
+        columns=columns,
+        start=_bound(options, "startingOffsets", "startingTimestamp"),
+        end=_bound(options, "endingOffsets", "endingTimestamp"),
+        rows_max=_count(options, "maxRowsPerTrigger"),
+        bytes_max=_count(options, "maxBytesPerTrigger"),
+        ranges_min=_count(options, "minPartitions") or 1,
+        range_bytes=_count(options, "rangeBytes") or RANGE_BYTES_DEFAULT,
+        fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
+        schemas=options.get("schemas"),
+        schema_tracking=options.get("schemaTrackingLocation"),
+    )
+
+
+def _canonical(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by their documented names. Raises OptionInvalid for an unknown one."""
+    by_lower = {name.lower(): name for name in KNOWN_OPTIONS}
+    options = {}
+    for name, value in given.items():
+        known = by_lower.get(name.lower())
+        if known is None:
+            near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
+            meant = f"Did you mean {by_lower[near[0]]}? " if near else ""
+            raise OptionInvalid(
+                f"option {name!r} is unknown", hint=f"{meant}Known: {', '.join(KNOWN_OPTIONS)}"
+            )
+        options[known] = value
+    return options
+
+
+def _mode(text: str | None, tables: TablePatterns) -> str:
+    single = tables.single()
+    if text is None:
+        return TYPED if single is not None else ENVELOPE
+    mode = text.strip().lower()
+    if mode not in (TYPED, ENVELOPE):
+        raise OptionInvalid(f"mode {text!r} is unknown", hint=f"Use {TYPED} or {ENVELOPE}")
+    if mode == TYPED and single is None:
+        raise OptionInvalid(
+            "mode typed needs exactly one table", hint='Set tables to one name, such as "shop.orders"'
+        )
+    return mode
+
+
+def _source(options: Mapping[str, str]) -> SourceOptions:
+    url, paths = options.get("source"), _paths(options)
+    if url is not None and paths:
+        raise OptionInvalid("source and a path are both given", hint="Name a server or files, not both")
+    if url is None and not paths:
+        raise OptionInvalid(
+            "nothing to read is named",
+            hint='Set source to mysql://user@host:3306, or load("/backup/mysql-bin.*")',
+        )
+    if url is not None and not (is_server_url(url) or is_daemon_url(url)):
+        raise OptionInvalid(
+            "source is no URL of a server or a daemon",
+            hint="Write mysql://user@host:3306 or penstock://host:7070/instance",
+        )
+    password, token = options.get("password"), options.get("token")
+    return SourceOptions.parse(
+        url if url is not None else paths,
+        instance=options.get("instance"),
+        user=options.get("user"),
+        password=None if password is None else Secret(password),
+        password_file=options.get("passwordFile"),
+        server_id=_count(options, "serverId"),
+        tls=_tls(options),
+        token=None if token is None else Secret(token),
+        token_file=options.get("tokenFile"),
+    )
+
+
+def _paths(options: Mapping[str, str]) -> list[str]:
+    paths = [options["path"]] if "path" in options else []
+    if "paths" in options:
+        paths += json.loads(options["paths"])
+    # Spark and its users write local files as URIs as well.
+    return [path.removeprefix("file://") for path in paths]
+
+
+def _tls(options: Mapping[str, str]) -> Tls | None:
+    given = {name: options[name] for name in ("sslMode", "sslCa", "sslCert", "sslKey") if name in options}
+    if not given:
+        return None
+    return Tls(
+        given.get("sslMode", "preferred").lower().replace("-", "_"),
+        given.get("sslCa"),
+        given.get("sslCert"),
+        given.get("sslKey"),
+    )
+
+
+def _bound(options: Mapping[str, str], offsets: str, timestamp: str) -> StartText:
+    if offsets in options and timestamp in options:
+        raise OptionInvalid(f"{offsets} and {timestamp} are both given", hint="Set one of them")
+    if timestamp in options:
+        bound = parse_bound(options[timestamp])
+        if bound.time_us is None:
+            raise OptionInvalid(
+                f"{timestamp} {options[timestamp]!r} is no time", hint="Write 2026-11-21T08:00:00Z"
+            )
+        return bound
+    text = options.get(offsets)
+    if text is None:
+        return None
+    if text.strip().lower() in (EARLIEST, LATEST):
+        return text.strip().lower()
+    if text.lstrip().startswith("{"):
+        return Offset.from_text(text)
+    return parse_bound(text)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names, rest = [], text.strip()
+    while rest:
+        if rest.startswith("`"):
+            name, closed, rest = rest[1:].partition("`")
+            if not closed:
+                raise OptionInvalid("columns has an open backtick", hint="Write `odd,name`,other")
+            _, _, rest = rest.partition(",")
+        else:
+            name, _, rest = rest.partition(",")
+        names.append(name.strip())
+        rest = rest.strip()
+    if not names or not all(names):
+        raise OptionInvalid("columns names no column", hint="Write columns as id,status,total")
+    return tuple(names)
+
+
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    number, unit = text.strip().lower(), ""
+    if number and not number[-1].isdigit():
+        number, unit = number.rstrip("bkmgt"), number[len(number.rstrip("bkmgt")) :]
+    unit = unit.removesuffix("b") if len(unit) > 1 else unit
+    if not number.strip().isdecimal() or unit not in _SIZES or int(number) * _SIZES[unit] < 1:
+        raise OptionInvalid(f"{name} {text!r} is not a count", hint=f"Write {name} as 1000000 or 64m")
+    return int(number) * _SIZES[unit]
+
+
+def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = options.get(name)
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise OptionInvalid(f"{name} {text!r} is neither true nor false")
+    return text.strip().lower() == "true"
+
+
+def bound_of(text: StartText) -> Bound | None:
+    """Return what a batch read starts or ends at: None for the first or last there is."""
+    if isinstance(text, Offset):
+        return Bound(position=text.position)
+    return text if isinstance(text, Bound) else None
+
+
+def check_schemas_file(settings: ReadSettings) -> None:
+    """Raise OptionInvalid where the schema file is not there."""
+    if settings.schemas is not None and not Path(settings.schemas).is_file():
+        raise OptionInvalid(f"schemas: there is no file {settings.schemas}")

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Spark task: a byte range, and everything an executor needs to decode it."""
+
+import functools
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow
+from pyspark import TaskContext
+from pyspark.sql.datasource import InputPartition
+
+from penstock.limits import SPARK_BATCH_BYTES_MAX
+from penstock.model import Column, TablePatterns
+from penstock.source.bounds import Bounds
+from penstock.source.reading import Selection, read_range
+from penstock.source.source import ByteRange, SourceOptions, open_source
+from penstock.spark.options import ENVELOPE
+from penstock.spark.tracking import known_schemas
+
+# Arrow writes a slice's bitmaps as they lie where it starts at a whole byte of them.
+_ROWS_ALIGNED = 8
+
+
+class NarrowedTables(TablePatterns):
+    """Table patterns, less what a filter on `_metadata` leaves out. None leaves nothing out. Pickles."""
+
+    def __init__(
+        self, patterns: TablePatterns, databases: frozenset[str] | None, tables: frozenset[str] | None
+    ) -> None:
+        super().__init__(list(patterns.include) or None, list(patterns.exclude) or None)
+        self.databases = databases
+        self.tables = tables
+
+    def matches(self, database: str, table: str) -> bool:
+        """Tell whether rows of the table can pass."""
+        if self.databases is not None and database not in self.databases:
+            return False
+        if self.tables is not None and table not in self.tables:
+            return False
+        return super().matches(database, table)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What every range of one read is decoded with. Pickles.
+
+    `columns` and `declared` are for typed rows only. `changes` are of CHANGE_TYPES, None for all.
+    """
+
+    mode: str
+    tables: TablePatterns
+    columns: tuple[str, ...] | None = None
+    declared: tuple[Column, ...] | None = None
+    changes: tuple[str, ...] | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+class RangePartition(InputPartition):
+    """A byte range of a source. `history` is the schema history in force at its start, in JSON form."""
+
+    def __init__(
+        self,
+        source: SourceOptions,
+        byte_range: ByteRange,
+        decoding: Decoding,
+        history: dict[str, Any] | None = None,
+    ) -> None:
+        self.source = source
+        self.byte_range = byte_range
+        self.decoding = decoding
+        self.history = history
+
+    def __repr__(self) -> str:
+        return f"RangePartition({self.source.instance}, {self.byte_range})"
+
+
+class EmptyPartition(InputPartition):
+    """Nothing to read. Spark runs a task where a plan is empty, and it gets this."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
+def read_partition(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the batches of one task. Raises the errors of `penstock.errors`, with their position."""
+    if not isinstance(partition, RangePartition):
+        return
+    if TaskContext.get() is not None:
+        _spare_loaded_modules()
+    decoding = partition.decoding
+    source = open_source(partition.source)
+    try:
+        known = known_schemas(source.options, partition.history)
+        selection = Selection(decoding.tables, decoding.columns, decoding.changes, decoding.bounds)
+        for batch in read_range(
+            source,
+            partition.byte_range,
+            selection,
+            known,
+            emit=decoding.mode,
+            declared=None if decoding.mode == ENVELOPE else decoding.declared,
+            batch_bytes_max=SPARK_BATCH_BYTES_MAX,
+        ):
+            yield from pieces(batch.to_arrow())
+    finally:
+        source.close()
+
+
+@functools.cache
+def _spare_loaded_modules() -> None:
+    """Leave what is loaded by now out of Python's garbage collections, once in a worker's life.
+
+    Spark's worker collects after each task, and goes over the objects of every loaded module each time:
+    some 36 ms, as much as decoding 40,000 wide rows. What is in use no longer is still freed by its count.
+    """
+    gc.freeze()
+
+
+def pieces(batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows of a batch in slices of about SPARK_BATCH_BYTES_MAX, without copying them.
+
+    A batch closes at a transaction's end, so only a transaction that is itself large makes one to slice.
+    """
+    wanted = batch.nbytes // SPARK_BATCH_BYTES_MAX
+    if wanted <= 1:
+        yield batch
+        return
+    rows = max(batch.num_rows // wanted // _ROWS_ALIGNED, 1) * _ROWS_ALIGNED
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)

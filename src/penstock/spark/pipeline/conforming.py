@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of one definition in the columns of another: those that a target was prepared for."""
+
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock.changes import SYSTEM_COLUMNS, Changes, Target
+from penstock.errors import SchemaChanged
+
+
+def covers(prepared: Target, target: Target, *, exactly: bool) -> bool:
+    """Tell whether rows of a target may go where another was prepared.
+
+    `exactly`: every column of it is there with the same type. Else older rows are fitted to the columns there
+    are now, the key among them. Raises SchemaChanged where they lack a column of the key.
+    """
+    if exactly:
+        known = {column.name: column.type_text for column in prepared.columns}
+        return all(known.get(column.name) == column.type_text for column in target.columns)
+    lacking = [name for name in prepared.primary_key if name not in target.column_names]
+    if lacking:
+        raise SchemaChanged(
+            f"the key of {target.name} became {', '.join(prepared.primary_key)}, and its older rows have no"
+            f" {', '.join(lacking)}",
+            hint="Drop the target's table and load it anew: penstock pipelines reset",
+        )
+    return True
+
+
+def conformed(changes: Changes, prepared: Target) -> Changes:
+    """Return changes in the columns of their prepared target: all rows of a table in a batch have the same.
+
+    A column that the target no longer has goes, one that the rows do not have yet is null, and one of another
+    type is converted. Raises SchemaChanged where a value cannot be.
+    """
+    if changes.target is prepared:
+        return changes
+    if changes.target.columns == prepared.columns:
+        return Changes(prepared, changes.rows, changes.source, changes.origin)
+    rows, wanted = changes.rows, prepared.arrow()
+    arrays, fields = [], []
+    for field in wanted:
+        if field.name not in rows.schema.names:
+            array = pyarrow.nulls(rows.num_rows, field.type)
+        else:
+            array = rows.column(field.name)
+            if array.type != field.type:
+                array = _converted(changes, field.name, array, field.type)
+        arrays.append(array)
+        fields.append(pyarrow.field(field.name, field.type))
+    for name in SYSTEM_COLUMNS:
+        arrays.append(rows.column(name))
+        fields.append(rows.schema.field(name))
+    made = pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(fields))
+    return Changes(prepared, made, changes.source, changes.origin)
+
+
+def _converted(changes: Changes, name: str, array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
+    try:
+        return pc.cast(array, kind)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as problem:
+        raise SchemaChanged(
+            f"column {name} of {changes.target.name} is {kind} in the target, and a value is none: {problem}",
+            hint=f"Where it became that, run penstock resnapshot for {changes.target.name}; where it was that"
+            " before, set schema_changes: evolve",
+        ) from problem

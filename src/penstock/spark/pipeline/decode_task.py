@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first stage of a batch, in an executor: one byte range or chunk, decoded and taken through the steps.
+
+Either its rows are written here, or they leave as blobs for the parts that write them. Of a sink that keeps
+state only the last image of each key leaves.
+"""
+
+import json
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock.changes import Changes, Origin, Target
+from penstock.errors import PenstockError, SchemaChanged
+from penstock.model import Position, TableName
+from penstock.pipeline.dead_letter import aside_of
+from penstock.pipeline.load.watermark import Watermark
+from penstock.pipeline.loops import without_own
+from penstock.pipeline.record import ChunkWork, RangeWork
+from penstock.pipeline.state import table_key
+from penstock.pipeline.step import Rejected, target_through, through
+from penstock.pipeline.told_values import refuse_partial
+from penstock.sinks.images import LastImages, with_metadata
+from penstock.sinks.sink import Receipt, Spread
+from penstock.source.reading import Batch, LoggedStatement
+from penstock.spark.pipeline.conforming import conformed, covers
+from penstock.spark.pipeline.part_writing import PartWriting
+from penstock.spark.pipeline.parts import blob_of, in_log_order, parts_of, slices, table_part
+from penstock.spark.pipeline.reading import chunk_changes, range_parts, removed_changes
+from penstock.spark.pipeline.task_plan import (
+    BETWEEN,
+    COUNTS,
+    EMPTIED,
+    OF_CHUNK,
+    OF_DEFINITION,
+    OF_MOVE,
+    OF_STATEMENT,
+    OF_TARGET,
+    PROBLEM,
+    RECEIPT,
+    ROWS,
+    SURPRISE,
+    Counts,
+    Failure,
+    Surprise,
+    TaskPlan,
+    place_key,
+    unpacked,
+)
+
+# How much is gathered before what is left of it leaves.
+_GATHERED_BYTES_MAX = 64 << 20
+# Words to the driver stand before all rows of a part.
+_FIRST = -1
+
+
+def decode_works(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield what becomes of the works whose numbers come, in the columns of BETWEEN."""
+    plan = unpacked(data)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from _Work(plan, number).run()
+
+
+def as_json(receipt: Receipt) -> bytes:
+    """Return a receipt as it goes to the driver."""
+    value = asdict(receipt) | {
+        "tables": dict(receipt.tables),
+        "unrepresentable": dict(receipt.unrepresentable),
+    }
+    return json.dumps(value).encode()
+
+
+class _Work:
+    """One run over one work of a batch."""
+
+    def __init__(self, plan: TaskPlan, number: int) -> None:
+        self._plan = plan
+        self._number = number
+        self._work = plan.record.works[number]
+        self._divided = frozenset(plan.record.divided)
+        self._seq = 0
+        self._surprised: set[Any] = set()
+        self._counts = Counts()
+        self._steps = [step.make() for step in plan.steps]
+        self._aside = aside_of(plan.steps, plan.dead_letter, plan.mark, number)
+        self._table = ""
+        self._writing = PartWriting(plan)
+        self._gathered: dict[Target, LastImages] = {}
+        self._sources: dict[Target, TableName] = {}
+        self._bytes = 0
+        # Versions of transactions that a pipeline itself wrote.
+        self._marked: frozenset[int] = frozenset()
+        self._covered: dict[int, tuple[Target, Target]] = {}
+
+    def run(self) -> Iterator[pyarrow.RecordBatch]:
+        try:
+            try:
+                yield from self._rows()
+            finally:
+                for step in self._steps:
+                    step.close()
+            if not self._surprised:
+                yield from self._end()
+            else:
+                self._writing.abort()
+            yield self._word(COUNTS, pickle.dumps(self._counts))
+        except PenstockError as problem:
+            self._writing.abort()
+            of_sink = self._writing.refused
+            for failure in self._writing.failures(problem) if of_sink else [Failure(problem, self._table)]:
+                yield from self._to_all(PROBLEM, pickle.dumps(failure))
+        except BaseException:
+            # Nobody asks for more, or a bug, which Spark tells the driver.
+            self._writing.abort()
+            raise
+
+    # --- What comes -------------------------------------------------------------------------
+
+    def _rows(self) -> Iterator[pyarrow.RecordBatch]:
+        if isinstance(self._work, ChunkWork):
+            yield from self._chunk(self._work)
+            return
+        wave: list[Changes] = []
+        place: Position | None = None
+        seen: set[tuple[str, int]] = set()
+        for part in range_parts(self._plan, self._work, self._number):
+            if isinstance(part, frozenset):
+                self._marked = part
+                continue
+            if isinstance(part, LoggedStatement):
+                yield from self._wave(wave)
+                wave, seen = [], set()
+                yield from self._statement(self._work, part)
+                continue
+            mark = (part.table, part.schema_version)
+            # Batches of one wave hold all that the log has between two places.
+            if part.position != place or mark in seen:
+                yield from self._wave(wave)
+                wave, place, seen = [], part.position, set()
+            seen.add(mark)
+            changes = yield from self._typed(self._work, part)
+            if changes is not None:
+                wave.append(changes)
+            # What is wrong with the log itself is no table's.
+            self._table = ""
+        yield from self._wave(wave)
+
+    def _chunk(self, work: ChunkWork) -> Iterator[pyarrow.RecordBatch]:
+        key = self._table = table_key(work.source, work.table)
+        if key in self._plan.unread | self._plan.passed_over:
+            return
+
+        def told(watermark: Watermark) -> None:
+            if work.exact:
+                self._counts.floors[key] = watermark.position.commit_version
+
+        target = target_through(self._steps, self._plan.tables[key].current)
+        if work.exact and self._plan.keeps_state and target is not None:
+            # What an attempt before this one has left.
+            yield from self._empty(key, self._plan.targets[target.name], 0)
+        try:
+            for changes in chunk_changes(self._plan, work, told):
+                self._counts.chunk_rows += len(changes)
+                self._counts.bytes += changes.rows.nbytes
+                yield from self._wave([changes])
+            if work.remove and self._plan.keeps_state:
+                for changes in removed_changes(self._plan, work, self._steps):
+                    yield from self._made([changes])
+        except SchemaChanged as problem:
+            if self._writing.refused:
+                raise
+            # It was altered or dropped since the driver looked at it.
+            yield from self._surprise(OF_CHUNK, key, work.source, (work.table, problem))
+
+    def _typed(self, work: RangeWork, batch: Batch) -> Any:
+        """Return a batch as changes of its table; None where nothing of it is wanted."""
+        name = TableName.parse(batch.table)
+        key = self._table = table_key(work.source, name)
+        if key in self._plan.passed_over:
+            return None
+        known = self._plan.tables.get(key)
+        target = known.definitions.get(batch.schema_version) if known is not None else None
+        if target is None:
+            value = {
+                "table": name,
+                "version": batch.schema_version,
+                "columns": batch.columns,
+                "primary_key": batch.primary_key,
+                "position": batch.position,
+            }
+            yield from self._surprise(OF_DEFINITION, (key, batch.schema_version), work.source, value)
+            return None
+        assert known is not None, "its definition is known"
+        rows = batch.to_arrow()
+        self._counts.rows += rows.num_rows
+        self._counts.bytes += rows.nbytes
+        if rows.num_rows:
+            last = rows.column("_commit_timestamp")[-1]
+            self._counts.time_us = max(self._counts.time_us, last.cast(pyarrow.int64()).as_py() or 0)
+        rows = without_own(rows, self._plan.loops, self._marked)
+        if known.floor:
+            rows = rows.filter(pc.greater_equal(rows.column("_commit_version"), known.floor))
+        if self._plan.keeps_state:
+            refuse_partial(name, rows)
+        return Changes(target, rows, name) if rows.num_rows else None
+
+    def _statement(self, work: RangeWork, statement: LoggedStatement) -> Iterator[pyarrow.RecordBatch]:
+        # What is wrong with the log behind it is no table's.
+        self._table = ""
+        key = place_key(work.source, statement.position)
+        emptied = self._plan.statements.get(key)
+        if emptied is None:
+            yield from self._surprise(OF_STATEMENT, key, work.source, statement)
+            return
+        for table, name in emptied.items():
+            if table not in self._plan.passed_over:
+                self._table = table
+                yield from self._empty(table, self._plan.targets[name], statement.position.commit_version)
+        self._table = ""
+
+    # --- What becomes of it -----------------------------------------------------------------
+
+    def _wave(self, wave: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+        made: list[Changes] = []
+        for changes in wave:
+            self._table = table_key(self._work.source, changes.source)
+            for one in through(self._steps, changes):
+                if isinstance(one, Rejected):
+                    self._reject(one, changes)
+                    continue
+                made.append(one)
+        if made:
+            yield from self._made(made)
+
+    def _made(self, changes: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+        """Take changes as the steps made them, each in the columns that its target was prepared with."""
+        made = []
+        for one in changes:
+            prepared = self._prepared(one.target)
+            if prepared is None:
+                yield from self._surprise(OF_TARGET, one.target, self._work.source, one.target)
+            elif not self._surprised:
+                made.append(conformed(one, prepared) if self._plan.keeps_state else one)
+        if made and not self._surprised:
+            yield from self._take(made)
+
+    def _prepared(self, target: Target) -> Target | None:
+        """Return the prepared target in whose columns rows fit, None where there is none."""
+        known = self._covered.get(id(target))
+        if known is not None and known[0] is target:
+            return known[1]
+        prepared = self._plan.targets.get(target.name)
+        if prepared is None or not covers(prepared, target, exactly=not self._plan.keeps_state):
+            return None
+        self._covered[id(target)] = (target, prepared)
+        return prepared
+
+    def _take(self, made: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+        plan = self._plan
+        if plan.in_one_stage:
+            for changes in made:
+                self._writing.write(self._number, self._work.source, changes)
+        elif plan.spread is Spread.WHOLE:
+            if len(made) == 1:
+                for piece in slices(made[0]):
+                    yield self._row(0, ROWS, blob_of([piece]))
+            else:
+                yield self._row(0, ROWS, blob_of(made, in_log_order(made)))
+        elif plan.keeps_state:
+            for changes in made:
+                yield from self._gather(changes)
+        else:
+            for changes in made:
+                yield from self._divide(changes)
+
+    def _gather(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
+        held = self._gathered.get(changes.target)
+        if held is None:
+            # What is gathered leaves before it would be worth reducing.
+            held = self._gathered[changes.target] = LastImages(changes.target, _GATHERED_BYTES_MAX)
+        if self._plan.metadata_read is not None:
+            changes = changes.with_rows(with_metadata(changes.rows, self._plan.metadata_read))
+        self._sources[changes.target] = changes.source
+        held.add(changes)
+        self._bytes += changes.rows.nbytes
+        if self._bytes >= _GATHERED_BYTES_MAX:
+            yield from self._let_go()
+
+    def _let_go(self) -> Iterator[pyarrow.RecordBatch]:
+        origin = Origin.LOAD if isinstance(self._work, ChunkWork) else Origin.LOG
+        for target, held in self._gathered.items():
+            rows = held.rows()
+            if rows is not None and rows.num_rows:
+                for batch in rows.to_batches():
+                    yield from self._divide(Changes(target, batch, self._sources[target], origin))
+        self._gathered.clear()
+        self._bytes = 0
+
+    def _divide(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
+        """Yield blobs of changes, each for its part."""
+        plan, target = self._plan, changes.target
+        divided = str(target.name) in self._divided and target.name not in plan.together
+        part = parts_of(target, changes.rows, plan.spread, plan.record.parts, divided)
+        if isinstance(part, int):
+            for piece in slices(changes):
+                yield self._row(part, ROWS, blob_of([piece]))
+            return
+        if not plan.keeps_state and _moves(changes, part):
+            # Both images of an update belong together, and so do all changes of either key.
+            yield from self._surprise(OF_MOVE, target.name, self._work.source, target.name)
+            return
+        for number in range(plan.record.parts):
+            rows = changes.rows.filter(pyarrow.array(part == number))
+            if rows.num_rows:
+                for piece in slices(changes.with_rows(rows)):
+                    yield self._row(number, ROWS, blob_of([piece]))
+
+    def _empty(self, key: str, target: Target, version: int) -> Iterator[pyarrow.RecordBatch]:
+        if self._surprised:
+            return
+        if self._plan.in_one_stage:
+            self._writing.empty(self._number, key, target, version)
+            return
+        for held in [one for one in self._gathered if one.name == target.name]:
+            del self._gathered[held]
+        yield from self._let_go()
+        body = pickle.dumps((key, target, version))
+        whole = self._plan.spread is Spread.WHOLE
+        yield self._row(0 if whole else table_part(target.name, self._plan.record.parts), EMPTIED, body)
+
+    def _end(self) -> Iterator[pyarrow.RecordBatch]:
+        yield from self._let_go()
+        # What is wrong with the dead letter is no table's.
+        self._table = ""
+        if self._aside is not None:
+            self._aside.finish()
+        receipt = self._writing.finish()
+        if receipt is not None:
+            yield self._word(RECEIPT, as_json(receipt))
+
+    # --- Words ------------------------------------------------------------------------------
+
+    def _reject(self, rejected: Rejected, source: Changes) -> None:
+        self._counts.rejected += len(rejected.changes)
+        if self._aside is not None:
+            self._aside.add(rejected, source)
+
+    def _surprise(self, what: str, key: Any, source: str, value: Any) -> Iterator[pyarrow.RecordBatch]:
+        if (what, key) not in self._surprised:
+            self._surprised.add((what, key))
+            self._seq += 1
+            found = Surprise(what, self._number, self._seq, source, value)
+            yield from self._to_all(SURPRISE, pickle.dumps(found))
+
+    def _to_all(self, kind: str, body: bytes) -> Iterator[pyarrow.RecordBatch]:
+        parts = 1 if self._plan.in_one_stage else self._plan.record.parts
+        for part in range(parts):
+            yield _between(part, _FIRST, self._number, kind, body)
+
+    def _word(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
+        part = self._number if self._plan.in_one_stage else 0
+        return _between(part, _FIRST if kind == COUNTS else self._number, self._number, kind, body)
+
+    def _row(self, part: int, kind: str, body: bytes) -> pyarrow.RecordBatch:
+        self._seq += 1
+        return _between(part, self._number, self._seq, kind, body)
+
+
+def _between(part: int, work: int, seq: int, kind: str, body: bytes) -> pyarrow.RecordBatch:
+    columns = [[part], [work], [seq], [kind], [body]]
+    arrays = [pyarrow.array(one, field.type) for one, field in zip(columns, BETWEEN, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=BETWEEN)
+
+
+def _moves(changes: Changes, part: Any) -> bool:
+    """Tell whether an update takes a row from one part to another."""
+    kinds = changes.rows.column("_change_type")
+    after = pc.equal(kinds, "update_postimage").to_numpy(zero_copy_only=False)
+    before = pc.equal(kinds, "update_preimage").to_numpy(zero_copy_only=False)
+    pairs = after[1:] & before[:-1]
+    return bool((part[1:][pairs] != part[:-1][pairs]).any())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One batch as one Spark job, on a classic session or a Connect one."""
+
+import pickle
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow
+from pyspark.sql import SparkSession
+
+from penstock.sinks.sink import Receipt
+from penstock.spark.pipeline.decode_task import decode_works
+from penstock.spark.pipeline.task_plan import (
+    BETWEEN,
+    BETWEEN_SQL,
+    COUNTS,
+    PROBLEM,
+    RECEIPT,
+    SURPRISE,
+    Counts,
+    Failure,
+    Surprise,
+    TaskPlan,
+    packed,
+)
+from penstock.spark.pipeline.write_task import write_parts
+
+_ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_TASKS_PER_PART = 8
+
+
+@dataclass
+class Outcome:
+    """What a job brought: receipts in the order of parts, or surprises in the order of the log, or
+    failures."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    surprises: list[Surprise] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
+
+
+def run_job(session: SparkSession, plan: TaskPlan) -> Outcome:
+    """Run a batch's tasks to their end. Raises what Spark raises where a task itself was lost."""
+    before = session.conf.get(_ROWS_AT_ONCE) or "10000"
+    # Blobs come to Python a few at a time: by default Spark sends 10,000 rows at once, whatever their size.
+    session.conf.set(_ROWS_AT_ONCE, "8")
+    try:
+        return _outcome(_run(session, plan))
+    finally:
+        session.conf.set(_ROWS_AT_ONCE, before)
+
+
+def _run(session: SparkSession, plan: TaskPlan) -> pyarrow.Table:
+    data, works, parts = packed(plan), len(plan.record.works), plan.record.parts
+    # Many small works share a task: starting one costs more than they do.
+    tasks = min(works, _TASKS_PER_PART * max(parts, 1))
+    frame: Any = session.range(0, works, 1, tasks).mapInArrow(partial(decode_works, data), BETWEEN_SQL)
+    if plan.in_driver:
+        found = frame.toArrow().sort_by([("part", "ascending"), ("work", "ascending"), ("seq", "ascending")])
+        return pyarrow.Table.from_batches(write_parts(data, found.to_batches()), schema=BETWEEN)
+    if not plan.in_one_stage:
+        frame = (
+            frame.repartitionById(parts, frame["part"])
+            .sortWithinPartitions("work", "seq")
+            .mapInArrow(partial(write_parts, data), BETWEEN_SQL)
+        )
+    return frame.toArrow()
+
+
+def _outcome(table: Any) -> Outcome:
+    found = Outcome()
+    receipts = []
+    for row in table.to_pylist():
+        body = row["body"]
+        if row["kind"] == RECEIPT:
+            receipts.append((row["part"], body))
+        elif row["kind"] == SURPRISE:
+            found.surprises.append(pickle.loads(body))
+        elif row["kind"] == PROBLEM:
+            found.failures.append(pickle.loads(body))
+        elif row["kind"] == COUNTS:
+            found.counts.append(pickle.loads(body))
+    found.receipts = [_receipt(body) for _, body in sorted(receipts)]
+    found.surprises.sort(key=lambda one: (one.work, one.seq))
+    return found
+
+
+def _receipt(body: bytes) -> Receipt:
+    import json
+
+    value = json.loads(body)
+    return Receipt(**{**value, "staged": tuple(value["staged"])})

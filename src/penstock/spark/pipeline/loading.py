@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which chunks of which tables are next: of the full load, and of tables that are read again.
+
+A chunk's rows are applied before any change behind the place where the log stood when it was read, so what
+the stream brings later decides every key. That holds however far the stream is behind: a chunk may be read at
+any time, and nothing is locked.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from penstock.errors import PenstockError, TransientError
+from penstock.model import Position, TableName
+from penstock.pipeline.load.chunks import plan_over
+from penstock.pipeline.load.session import LoadSession, open_session
+from penstock.pipeline.load.watermark import Watermark, watermark_of
+from penstock.pipeline.record import BatchRecord, ChunkWork
+from penstock.pipeline.settings import PipelineSettings, PipelineSource
+from penstock.pipeline.state import PipelineState, Resnapshot, Standing, TableLoad, split_key, table_key
+from penstock.sinks.sink import Sink
+from penstock.spark.offsets import Offset
+from penstock.spark.pipeline.tables import PipelineTables
+
+_log = structlog.get_logger(__name__)
+
+# How many chunks a task has in one batch: enough that Spark's own work does not count, few enough that a
+# restart repeats little.
+_CHUNKS_PER_CORE = 4
+_CHUNKS_MAX = 256
+
+
+class Loading:
+    """Plans loads for the driver, one table after the other."""
+
+    def __init__(self, settings: PipelineSettings, state: PipelineState, sink: Sink, cores: int) -> None:
+        self._settings = settings
+        self._state = state
+        self._sink = sink
+        self._width = (settings.load.parallel or cores) * _CHUNKS_PER_CORE
+        self._chunks: dict[str, list[dict[str, Any]]] = {}
+        self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
+        self._epochs: dict[str, int] = {}
+
+    # --- What is to be read -----------------------------------------------------------------
+
+    def reread(self, source: str, table: TableName, because: Position | str, *, remove: bool = False) -> None:
+        """Ask for a table to be read again because of what stands at a position, or of another reason; asked
+        twice is once."""
+        digest = hashlib.blake2b(f"{source}/{table}/{because}".encode(), digest_size=6).hexdigest()
+        self._state.request_resnapshot(source, table, remove=remove, number=digest)
+        _log.info("a table is to be read again", source=source, table=str(table), because=str(because))
+
+    def planned(self, standing: Standing, tables: PipelineTables) -> Standing:
+        """Take up what is to be loaded: every table of a full load, once, and what was asked for."""
+        loads = dict(standing.loads)
+        self._epochs = {name: Offset.from_json(one).position.epoch for name, one in standing.offsets.items()}
+        wishes = self._state.requests()
+        asked = [wish for wish in wishes if wish.state == "asked"]
+        try:
+            if self._settings.load.mode != "none":
+                for key in tables.there():
+                    if key not in loads and key not in tables.stopped and not tables.is_streamed(key):
+                        made = self._plan(key, tables, loads, None)
+                        if made is not None:
+                            loads[key] = made
+            for wish in asked:
+                self._take_up(wish, tables, loads)
+        finally:
+            for session, _ in self._sessions.values():
+                session.close()
+            self._sessions.clear()
+        self._let_go(tables, loads)
+        if loads != standing.loads or not standing.planned or tables.stopped != standing.stopped:
+            standing = self._state.write(
+                replace(standing, loads=loads, planned=True, stopped=dict(tables.stopped))
+            )
+        running = {load.request for load in loads.values() if not load.finished}
+        for wish in asked:
+            if wish.number in running:
+                self._state.note_request(wish, "running")
+        for wish in wishes:
+            if wish.state == "running" and wish.number not in running:
+                # A runner did its last batch and died before it could say so.
+                self._note_ended(wish.number, standing)
+        return standing
+
+    def _note_ended(self, number: str, standing: Standing) -> None:
+        """Note what became of a request whose last batch is done."""
+        wish = self._state.request(number)
+        if wish is None or wish.state not in ("asked", "running"):
+            return
+        why = standing.stopped.get(table_key(wish.source, wish.table))
+        if why is None:
+            self._state.note_request(wish, "done")
+        else:
+            self._state.note_request(wish, "failed", f"the pipeline goes on without it: {why}")
+
+    def _take_up(self, wish: Resnapshot, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
+        key = table_key(wish.source, wish.table)
+        before = loads.get(key)
+        if before is not None and not before.finished:
+            if before.request == wish.number:
+                return
+            if before.request or before.where is not None or wish.where is not None:
+                # One after the other.
+                return
+        if tables.source_target(key) is None:
+            self._state.note_request(wish, "failed", f"the pipeline has no table {key}")
+            return
+        if key in tables.stopped and wish.where is not None:
+            why = "the pipeline went on without it, so it has to be read whole: without --where"
+            self._state.note_request(wish, "failed", why)
+            return
+        stopped = tables.stopped.get(key)
+        failed = f"no server is named that has {key}"
+        made: TableLoad | None = None
+        try:
+            if stopped is not None:
+                tables.take_up(key)
+            made = self._plan(key, tables, loads, wish, afresh=stopped is not None)
+        except TransientError:
+            raise
+        except PenstockError as problem:
+            failed = str(problem)
+        if made is not None:
+            loads[key] = made
+            return
+        self._state.note_request(wish, "failed", failed)
+        if stopped is not None:
+            # Without having been read it would go on with a hole.
+            tables.stopped[key] = stopped
+
+    def _let_go(self, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
+        """End the resnapshots of tables that the pipeline goes on without."""
+        for key, why in tables.stopped.items():
+            load = loads.get(key)
+            if load is not None and load.request and not load.finished:
+                wish = self._state.request(load.request)
+                if wish is not None:
+                    self._state.note_request(wish, "failed", f"the pipeline goes on without it: {why}")
+                loads[key] = replace(load, done=load.chunks)
+
+    def _plan(
+        self,
+        key: str,
+        tables: PipelineTables,
+        loads: Mapping[str, TableLoad],
+        wish: Resnapshot | None,
+        *,
+        afresh: bool = False,
+    ) -> TableLoad | None:
+        """Cut a table into chunks; None where nothing of it is to be read. `afresh` tells that the pipeline
+        went on without it until now."""
+        name, table = split_key(key)
+        source, target = self._settings.source(name), tables.source_target(key)
+        if source.server is None or target is None or tables.targets_of_source(key) is None:
+            return None
+        settings = self._settings.load
+        session, watermark = self._session(source)
+        chunks = plan_over(session, target, rows=settings.chunk_rows)
+        pages = (
+            f"loads-{hashlib.blake2b(f'{key} {wish and wish.number}'.encode(), digest_size=8).hexdigest()}"
+        )
+        self._state.put_large(pages, [chunk.to_json() for chunk in chunks])
+        where = settings.where_of(table.database, table.table)
+        if wish is not None and wish.where is not None:
+            where = wish.where if where is None else f"({where}) AND ({wish.where})"
+        before = loads.get(key)
+        # What is read again comes beside rows that are in the target already: the changes until then, deletes
+        # and statements among them, still have to come. A table that it went on without has missed some
+        # already, and one of those that are left may be what it was stopped by.
+        keyless = wish is not None and not wish.remove and not target.primary_key
+        anew = wish is None or (wish.where is None and (afresh or keyless))
+        floor = watermark.version + 1 if anew else before.floor if before is not None else 0
+        _log.info("a table is loaded", table=key, chunks=len(chunks), rows=sum(one.rows for one in chunks))
+        return TableLoad(
+            chunks=len(chunks),
+            rows=sum(chunk.rows for chunk in chunks),
+            pages=pages,
+            where=where,
+            remove=wish is not None and wish.remove,
+            request=wish.number if wish is not None else "",
+            floor=floor if not source.options.is_kept else 0,
+            read_to=before.read_to if before is not None else 0,
+        )
+
+    def _session(self, source: PipelineSource) -> tuple[LoadSession, Watermark]:
+        """Return a session for planning, and a place in the log: what is read from now on holds every change
+        before it."""
+        assert source.server is not None, "only tables of a server are cut into chunks"
+        if source.name not in self._sessions:
+            session = open_session(source.server)
+            epoch = self._epochs.get(source.name, 0)
+            self._sessions[source.name] = session, watermark_of(session, epoch)
+        return self._sessions[source.name]
+
+    # --- What is next -----------------------------------------------------------------------
+
+    def is_asked(self, standing: Standing) -> bool:
+        """Whether a resnapshot waits or runs."""
+        running = any(load.request and not load.finished for load in standing.loads.values())
+        return running or any(wish.state in ("asked", "running") for wish in self._state.requests())
+
+    def next(self, standing: Standing) -> tuple[list[ChunkWork], Mapping[str, int], list[str]]:
+        """Return the chunks of the next batch, how far each table is then, and the requests that end with
+        it."""
+        works: list[ChunkWork] = []
+        rows, rows_max = 0, self._width * self._settings.load.chunk_rows
+        done: dict[str, int] = {}
+        finished: list[str] = []
+        for key, load in standing.loads.items():
+            if load.finished or key in standing.stopped:
+                continue
+            room = _CHUNKS_MAX - len(works)
+            if room <= 0 or rows >= rows_max:
+                break
+            source, table = split_key(key)
+            exact = self._settings.load.mode == "consistent" and not self._chunks_of(load)[0]["key"]
+            if exact and works:
+                break
+            taken = []
+            for chunk in self._chunks_of(load)[load.done : load.done + room]:
+                if rows >= rows_max:
+                    break
+                rows += chunk["rows"]
+                taken.append(chunk)
+            works += [
+                ChunkWork(source, table, chunk, load.where, load.remove, load.request, exact)
+                for chunk in taken
+            ]
+            done[key] = load.done + len(taken)
+            if done[key] == load.chunks and load.request:
+                finished.append(load.request)
+            if exact:
+                break
+        return works, done, finished
+
+    def done(self, standing: Standing, record: BatchRecord) -> None:
+        """Note what ended with a batch."""
+        for number in record.finished:
+            self._note_ended(number, standing)
+        for key in record.loads:
+            load = standing.loads[key]
+            if load.finished:
+                self._chunks.pop(load.pages, None)
+                self._state.drop_large(load.pages)
+
+    def _chunks_of(self, load: TableLoad) -> list[dict[str, Any]]:
+        found = self._chunks.get(load.pages)
+        if found is None:
+            found = self._chunks[load.pages] = self._state.get_large(load.pages) or []
+        return found

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task writes of one batch, and which tables of the sources it writes into each target.
+
+A sink knows its own tables alone. Where it refuses the rows of one, the driver has to know whose they were.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from penstock.changes import Changes, Target
+from penstock.errors import PenstockError
+from penstock.model import TableName
+from penstock.pipeline.state import table_key
+from penstock.sinks.sink import Receipt, Writer
+from penstock.spark.pipeline.task_plan import Failure, TaskPlan
+
+
+class PartWriting:
+    """One part's writing. The sink's writer is opened with the first that comes.
+
+    `refused` tells whether the sink raised the last error.
+    """
+
+    def __init__(self, plan: TaskPlan) -> None:
+        self._plan = plan
+        self._writer: Writer | None = None
+        self._tables: dict[TableName, set[str]] = {}
+        self.refused = False
+
+    def write(self, part: int, source: str, changes: Changes) -> None:
+        """Write changes of a table of a source. Raises what the sink does."""
+        self._note(changes.target, table_key(source, changes.source))
+        with self._asking():
+            self._opened(part).write(changes)
+
+    def empty(self, part: int, key: str, target: Target, version: int) -> None:
+        """Empty the target of a table, as `Writer.empty` does. Raises what the sink does."""
+        self._note(target, key)
+        with self._asking():
+            self._opened(part).empty(target, version)
+
+    def finish(self) -> Receipt | None:
+        """Return the receipt, None where nothing came. Raises what the sink does."""
+        if self._writer is None:
+            return None
+        with self._asking():
+            receipt = self._writer.finish()
+        self._writer = None
+        return receipt
+
+    def abort(self) -> None:
+        """Let go of everything."""
+        if self._writer is not None:
+            with suppress(PenstockError):
+                self._writer.abort()
+
+    def failures(self, problem: PenstockError) -> list[Failure]:
+        """Return what the driver is told of an error of the sink: once for each table of its target."""
+        at = None if self._writer is None else self._writer.at
+        keys = self._tables.get(at, set()) if at is not None else set()
+        return [Failure(problem, table=key) for key in sorted(keys)] or [Failure(problem)]
+
+    def _note(self, target: Target, key: str) -> None:
+        self._tables.setdefault(target.name, set()).add(key)
+
+    def _opened(self, part: int) -> Writer:
+        if self._writer is None:
+            self._writer = self._plan.sink.make().open(self._plan.mark, part)
+        return self._writer
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        self.refused = True
+        yield
+        self.refused = False

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows of itself: a line for each batch, and a record for `penstock pipelines show`."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from penstock.errors import CoordinationLost, PenstockError
+from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.state import PipelineState, Standing
+from penstock.spark.offsets import Offset
+from penstock.spark.pipeline.job import Outcome
+
+_log = structlog.get_logger(__name__)
+
+# How often a run that has nothing to do says so.
+SECONDS_SHOWN = 5.0
+
+
+class Progress:
+    """Counts and rates of one run."""
+
+    def __init__(self, name: str, told: Callable[[Mapping[str, Any]], None] | None) -> None:
+        self._name = name
+        self._told = told
+        self._rows = 0
+        self._written = 0
+        self._heads: dict[str, str] = {}
+        self._shown: dict[str, Any] = {}
+        self._shown_at = 0.0
+        self._loading_since = 0.0
+        self._loaded = 0
+        self._rejected = 0
+
+    def seen(self, source: str, end: Offset, head: Offset) -> None:
+        """Take note of where a source's log ends."""
+        self._heads[source] = str(head.position)
+
+    def batch(
+        self,
+        standing: Standing,
+        record: BatchRecord,
+        outcome: Outcome,
+        seconds: float,
+        state: PipelineState,
+    ) -> None:
+        """Show a batch that is done."""
+        rows = sum(one.rows + one.chunk_rows for one in outcome.counts)
+        chunk_rows = sum(one.chunk_rows for one in outcome.counts)
+        written = sum(one.rows for one in outcome.receipts)
+        time_us = max((one.time_us for one in outcome.counts), default=0)
+        self._rows += rows
+        self._written += written
+        self._loaded += chunk_rows
+        self._rejected += sum(one.rejected for one in outcome.counts)
+        unrepresentable: dict[str, int] = {}
+        for receipt in outcome.receipts:
+            for name, count in receipt.unrepresentable.items():
+                unrepresentable[name] = unrepresentable.get(name, 0) + count
+        shown: dict[str, Any] = {
+            "state": "loading" if standing.loading else "running",
+            "batch": record.number,
+            "rows": rows,
+            "written": written,
+            "seconds": round(seconds, 3),
+            "rows_per_second": round(rows / seconds) if seconds else 0,
+            "rows_in_all": self._rows,
+            "rejected": self._rejected,
+        }
+        if record.end:
+            shown["positions"] = {name: str(Offset.from_json(one)) for name, one in record.end.items()}
+            shown["heads"] = dict(self._heads)
+        if time_us:
+            shown["lag_seconds"] = round(max(0.0, time.time() - time_us / 1e6), 3)
+        if unrepresentable:
+            shown["unrepresentable"] = unrepresentable
+        if record.chunks:
+            shown |= self._of_load(standing, record)
+        _log.info("a batch is done", **{name: value for name, value in shown.items() if name != "state"})
+        self._show(shown, state)
+
+    def _of_load(self, standing: Standing, record: BatchRecord) -> dict[str, Any]:
+        now = time.monotonic()
+        self._loading_since = self._loading_since or now
+        chunks = sum(load.chunks for load in standing.loads.values())
+        done = sum(load.done for load in standing.loads.values())
+        shown: dict[str, Any] = {"chunks": chunks, "chunks_done": done, "rows_loaded": self._loaded}
+        elapsed = now - self._loading_since
+        since = done - len(record.chunks)
+        if elapsed > 0 and since > 0:
+            shown["load_ends_in_seconds"] = round((chunks - done) * elapsed / since)
+        return shown
+
+    def idle(self, standing: Standing, state: PipelineState) -> None:
+        """Show now and then that there is nothing to do."""
+        if time.monotonic() - self._shown_at >= SECONDS_SHOWN:
+            self._show({**self._shown, "state": "waiting for changes"}, state, tell=False)
+
+    def waiting(self, problem: PenstockError) -> None:
+        """Take note of what is waited for."""
+        self._shown["last_problem"] = str(problem)
+
+    def failed(self, problem: PenstockError, state: PipelineState) -> None:
+        """Show what ended the run."""
+        kind = type(problem).__name__
+        with suppress(CoordinationLost):
+            self._show({**self._shown, "state": "failed", "error": kind, "what": str(problem)}, state)
+
+    def _show(self, shown: dict[str, Any], state: PipelineState, *, tell: bool = True) -> None:
+        self._shown = shown
+        self._shown_at = time.monotonic()
+        state.show({"pipeline": self._name, "updated_us": time.time_ns() // 1000, **shown})
+        if tell and self._told is not None:
+            self._told({"pipeline": self._name, **shown})

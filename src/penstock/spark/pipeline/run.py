@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of a pipeline: what to do next, written down, done as one Spark job, committed, and noted as
+done."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, PythonException
+from pyspark.sql import SparkSession
+
+from penstock.errors import (
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    PositionInvalid,
+    PrivilegeMissing,
+    ServerChanged,
+    TransientError,
+)
+from penstock.limits import RECONNECT_PAUSE_SECONDS_MAX
+from penstock.pipeline.record import BatchRecord, RangeWork
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.state import PipelineState, Standing, table_key
+from penstock.sinks.sink import BatchMark, Sink, Spread
+from penstock.spark.offsets import Offset
+from penstock.spark.pipeline.job import Outcome, run_job
+from penstock.spark.pipeline.loading import Loading
+from penstock.spark.pipeline.progress import Progress
+from penstock.spark.pipeline.source_log import SourceLog, around_skips
+from penstock.spark.pipeline.tables import Learned, PipelineTables
+from penstock.spark.pipeline.task_plan import TaskPlan
+
+_log = structlog.get_logger(__name__)
+
+# A batch is run again after each surprise; more rounds than this mean that nothing is learned from them.
+_ROUNDS_MAX = 50
+_POLL_SECONDS = 0.2
+_PAUSE_SECONDS_FIRST = 0.5
+# Tasks return their errors; what Spark itself raises is a worker or an executor that is gone.
+_PASSING = (TransientError, PySparkException, Py4JError)
+# What is wrong with one table, or with the target whose tables they all are: its folder, or our account.
+_OF_ALL_TABLES = (OptionInvalid, PrivilegeMissing)
+
+
+class PipelineRun:
+    """One run of a pipeline on a Spark session, from taking the lease to giving it back.
+
+    With `until_caught_up` it ends once all that stood in the logs at its start, or when its loads ended, is
+    in the target. `told` is called with the progress after each batch.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        session: SparkSession,
+        *,
+        until_caught_up: bool = False,
+        stop: threading.Event | None = None,
+        told: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._until_caught_up = until_caught_up
+        self._stop = stop or threading.Event()
+        self._cores = cores_of(session)
+        self._sink = settings.make_sink()
+        self._steps = settings.make_steps()
+        self._logs = {one.name: SourceLog(one, settings, self._cores) for one in settings.sources}
+        self._targets: dict[str, Offset] | None = None
+        self._progress = Progress(settings.name, told)
+
+    def stop(self) -> None:
+        """End the run after the batch that runs now. May be called from any thread, and from a signal."""
+        self._stop.set()
+
+    def run(self) -> Standing:
+        """Run until stopped, paused, or caught up; return what is done.
+
+        Raises LeaseLost where another runs the pipeline, OptionInvalid where the sink cannot be used, and the
+        error that ended the run.
+        """
+        state = PipelineState.open(self._settings.state, self._settings.name)
+        try:
+            standing = state.take()
+            self._check_sink()
+            return self._loop(state, standing)
+        except PenstockError as problem:
+            if not state.lost:
+                self._progress.failed(problem, state)
+            raise
+        finally:
+            for log in self._logs.values():
+                log.close()
+            self._sink.close()
+            state.close()
+
+    def _check_sink(self) -> None:
+        fatal = [one for one in self._sink.check() if one.fatal]
+        if fatal:
+            raise OptionInvalid(
+                f"the sink cannot be used: {'; '.join(f'{one.subject}: {one.what}' for one in fatal)}",
+                hint="; ".join(one.mend for one in fatal if one.mend) or None,
+            )
+
+    def _loop(self, state: PipelineState, standing: Standing) -> Standing:
+        self._loading = Loading(self._settings, state, self._sink, self._cores)
+        self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
+        self._tables.stopped.update(standing.stopped)
+        standing = self._begin(state, standing)
+        begun = state.begun(standing)
+        if begun is not None:
+            _log.info("a batch that was begun is run again", batch=begun.number)
+            if begun.is_exact:
+                standing = self._given_up(state, standing, begun, None)
+            else:
+                standing = self._complete(state, standing, begun, written=True)
+        while not self._stop.is_set():
+            if state.paused:
+                _log.info("the pipeline is paused", hint=f"penstock pipelines resume {self._settings.name}")
+                break
+            started = time.monotonic()
+            standing = self._loading.planned(standing, self._tables)
+            record = self._next(standing)
+            if record is None:
+                if self._until_caught_up and self._is_caught_up(standing):
+                    break
+                self._progress.idle(standing, state)
+                self._stop.wait(_POLL_SECONDS)
+                continue
+            standing = self._complete(state, standing, record)
+            if not standing.loading:
+                self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
+        return standing
+
+    def _begin(self, state: PipelineState, standing: Standing) -> Standing:
+        """Note where each source begins, before anything of it is read, then get to know the tables."""
+        new = {
+            name: log.first().to_json() for name, log in self._logs.items() if name not in standing.offsets
+        }
+        if new:
+            standing = state.write(replace(standing, offsets={**standing.offsets, **new}))
+        self._retried(self._tables.open)
+        return standing
+
+    # --- What is next -----------------------------------------------------------------------
+
+    def _next(self, standing: Standing) -> BatchRecord | None:
+        """Return the next batch: chunks while tables are loaded, then what the logs have that is new."""
+        number, parts = standing.number + 1, self._settings.batch.parts or self._cores
+        begin, end, ranges = {}, {}, []
+        chunks, loads, finished = self._loading.next(standing)
+        # A batch that is begun anew, and not run again, must have nothing of a log: it would be there twice.
+        if not self._is_first_load(standing) and not any(one.exact for one in chunks):
+            for name, log in self._logs.items():
+                found = self._retried(partial(self._stretch, standing, name, log))
+                if found is None:
+                    continue
+                begin[name], end[name] = found[0].to_json(), found[1].to_json()
+                ranges += found[2]
+        if not ranges and not chunks:
+            return None
+        divided = [
+            str(name) for name, one in self._tables.targets.items() if one.primary_key and not one.unique_keys
+        ]
+        return BatchRecord(
+            number, begin, end, tuple(ranges), tuple(chunks), parts, loads, tuple(finished), tuple(divided)
+        )
+
+    @staticmethod
+    def _is_first_load(standing: Standing) -> bool:
+        """Tell whether the full load is not done: then changes wait, and are read once it is."""
+        return any(
+            not load.finished and not load.request and key not in standing.stopped
+            for key, load in standing.loads.items()
+        )
+
+    def _stretch(
+        self, standing: Standing, name: str, log: SourceLog
+    ) -> tuple[Offset, Offset, list[RangeWork]] | None:
+        begin = Offset.from_json(standing.offsets[name])
+        begin, until = around_skips(begin, self._until(name, standing), standing.skips.get(name, ()))
+        found = log.next(begin, until)
+        if found is None:
+            return None
+        here, end, head = found
+        self._progress.seen(name, end, head)
+        return here, end, log.works(here, end)
+
+    def _until(self, name: str, standing: Standing) -> Offset | None:
+        """Return where a run that ends by itself ends in a source; None while that is not settled."""
+        if not self._until_caught_up:
+            return None
+        if self._targets is None:
+            if standing.loading or self._loading.is_asked(standing):
+                return None
+            # What was read from tables is whole only with the changes made meanwhile.
+            self._targets = {one: log.target() for one, log in self._logs.items()}
+        return self._targets[name]
+
+    def _is_caught_up(self, standing: Standing) -> bool:
+        return self._targets is not None and not standing.loading and not self._loading.is_asked(standing)
+
+    # --- One batch --------------------------------------------------------------------------
+
+    def _complete(
+        self, state: PipelineState, standing: Standing, record: BatchRecord, *, written: bool = False
+    ) -> Standing:
+        """Run a batch until it is done, whatever comes and goes meanwhile."""
+        if not written:
+            state.begin(record)
+        learned = Learned()
+        started = time.monotonic()
+
+        def attempt() -> Outcome:
+            nonlocal record, standing
+            try:
+                return self._rounds(state, standing, record, learned)
+            except (ServerChanged, PositionInvalid):
+                # The same transactions stand elsewhere in the log of the server that answers now.
+                record = self._planned_again(record)
+                if self._has_ranges_by_part():
+                    # Parts that are written already were other ranges: rather twice than never.
+                    standing = state.write(replace(standing, number=record.number))
+                    record = replace(record, number=record.number + 1)
+                state.begin(record)
+                learned.statements.clear()
+                self._tables.undone()
+                return self._rounds(state, standing, record, learned)
+
+        if record.is_exact:
+            try:
+                outcome = attempt()
+            except PythonException as problem:
+                raise _task_failed(problem) from problem
+            except _PASSING as problem:
+                return self._given_up(state, standing, record, problem)
+        else:
+            outcome = self._retried(attempt, state)
+        mark = self._mark(standing, record)
+        # Nothing of a source stands between what the sink keeps and the word that it does.
+        read = self._read_to(standing, record, state)
+
+        def commit() -> None:
+            state.confirm()
+            self._sink.commit(mark, outcome.receipts)
+
+        self._retried(commit, state)
+        self._tables.done()
+        standing = replace(standing.after(record), stopped=dict(self._tables.stopped))
+        for counts in outcome.counts:
+            loads = {key: replace(standing.loads[key], floor=floor) for key, floor in counts.floors.items()}
+            standing = replace(standing, loads={**standing.loads, **loads})
+        for key, version in read.items():
+            standing = standing.having_read(key, version)
+        standing = state.write(standing)
+        self._loading.done(standing, record)
+        self._progress.batch(standing, record, outcome, time.monotonic() - started, state)
+        return standing
+
+    def _read_to(self, standing: Standing, record: BatchRecord, state: PipelineState) -> dict[str, int]:
+        """Return, of tables whose rows were read, the commit version that no change in them has reached."""
+        found: dict[str, int] = {}
+        for one in record.chunks:
+            log, key = self._logs[one.source], table_key(one.source, one.table)
+            if key not in standing.loads or key in found or log.source.options.is_kept:
+                continue
+            head = self._retried(log.target, state).position
+            epoch = Offset.from_json(standing.offsets[one.source]).position.epoch
+            found[key] = replace(head, epoch=epoch).commit_version
+        return found
+
+    def _has_ranges_by_part(self) -> bool:
+        """Tell whether the sink keeps each range of a log for itself, under the batch's number."""
+        return self._sink.spread is Spread.RANGES and type(self._sink).commit is Sink.commit
+
+    def _given_up(
+        self, state: PipelineState, standing: Standing, record: BatchRecord, problem: Exception | None
+    ) -> Standing:
+        """Give a batch's number up: what it reads is another thing each time, and is begun anew."""
+        _log.warning("a batch is begun anew", batch=record.number, why=str(problem)[:500])
+        self._stop.wait(_PAUSE_SECONDS_FIRST)
+        return state.write(replace(standing, number=record.number))
+
+    def _rounds(
+        self, state: PipelineState, standing: Standing, record: BatchRecord, learned: Learned
+    ) -> Outcome:
+        """Run a batch's job, again after each round of surprises. Raises what its tasks raised."""
+        rounds = 0
+        refused: dict[str, PenstockError] = {}
+        while rounds < _ROUNDS_MAX:
+            plan = self._plan(standing, record, learned)
+            state.confirm()
+            outcome = run_job(self._session, plan)
+            if outcome.failures:
+                refused |= {
+                    one.table: one.error for one in outcome.failures if isinstance(one.error, _OF_ALL_TABLES)
+                }
+                # Each time there is a table fewer that could fail.
+                if self._settings.errors.table == "skip_table" and self._tables.stop(outcome.failures):
+                    continue
+                raise self._raised(outcome)
+            if not outcome.surprises:
+                if len(refused) > 1 and not any(one.rows for one in outcome.receipts):
+                    # Nothing of what came could be written: it is the target, and not its tables.
+                    raise next(iter(refused.values()))
+                return outcome
+            rounds += 1
+            self._tables.learn(outcome.surprises, learned, self._floors(standing))
+        raise AssertionError(f"nothing is learned from {outcome.surprises[:3]}")
+
+    @staticmethod
+    def _raised(outcome: Outcome) -> PenstockError:
+        # What can be mended by waiting is tried again only where nothing else is wrong.
+        errors = [one.error for one in outcome.failures]
+        return next((one for one in errors if not isinstance(one, TransientError)), errors[0])
+
+    def _plan(self, standing: Standing, record: BatchRecord, learned: Learned) -> TaskPlan:
+        histories: dict[int, Any] = {}
+        for name, log in self._logs.items():
+            numbers = [at for at, one in enumerate(record.ranges) if one.source == name]
+            found = log.histories([record.ranges[at] for at in numbers])
+            histories |= {at: one for at, one in zip(numbers, found, strict=True) if one is not None}
+        spread = self._sink.spread
+        mark = self._mark(standing, record)
+        if mark.loads and self._sink.load_spread is not None:
+            spread = self._sink.load_spread
+        if self._settings.apply == "serial" and not record.chunks:
+            spread = Spread.WHOLE
+        return TaskPlan(
+            mark=mark,
+            record=record,
+            steps=self._settings.steps,
+            sink=self._settings.sink,
+            spread=spread,
+            keeps_state=self._sink.keeps_state,
+            metadata_read=self._sink.metadata_read,
+            in_driver=self._sink.in_driver,
+            sources={one.name: one for one in self._settings.sources},
+            tables=self._tables.known(self._floors(standing)),
+            targets=self._tables.targets,
+            statements=learned.statements,
+            together=frozenset(learned.together),
+            passed_over=frozenset(self._tables.stopped),
+            unread=frozenset(learned.unread),
+            histories=histories,
+            loops=self._settings.loops,
+            dead_letter=self._settings.dead_letter,
+            rate_rows=self._settings.load.rate,
+            epochs={
+                name: Offset.from_json(offset).position.epoch for name, offset in standing.offsets.items()
+            },
+        )
+
+    def _planned_again(self, record: BatchRecord) -> BatchRecord:
+        ranges: list[RangeWork] = []
+        for name in record.begin:
+            begin, end = Offset.from_json(record.begin[name]), Offset.from_json(record.end[name])
+            ranges += self._logs[name].works(begin, end)
+        return replace(record, ranges=tuple(ranges))
+
+    def _mark(self, standing: Standing, record: BatchRecord) -> BatchMark:
+        loads = not record.ranges and not any(one.request or one.exact for one in record.chunks)
+        return BatchMark(self._settings.name, standing.generation, record.number, loads)
+
+    @staticmethod
+    def _floors(standing: Standing) -> dict[str, int]:
+        return {key: load.floor for key, load in standing.loads.items() if load.floor}
+
+    def _retried(self, work: Callable[[], Any], state: PipelineState | None = None) -> Any:
+        """Do something again while what it needs is away, for as long as the settings say, and as long as the
+        pipeline is ours by the state."""
+        deadline = time.monotonic() + self._settings.errors.retry_for
+        pause = _PAUSE_SECONDS_FIRST
+        while True:
+            try:
+                return work()
+            except TransientError as problem:
+                if state is not None and state.lost:
+                    raise
+                found: PenstockError = problem
+            except PythonException as problem:
+                raise _task_failed(problem) from problem
+            except (PySparkException, Py4JError) as problem:
+                found = ConnectionLost(
+                    f"Spark lost a task: {str(problem)[:500]}", hint="The executors' logs tell why"
+                )
+            if time.monotonic() + pause > deadline or self._stop.is_set():
+                raise found
+            _log.warning("trying again", why=str(found), after_seconds=pause)
+            self._progress.waiting(found)
+            self._stop.wait(pause)
+            pause = min(pause * 2, RECONNECT_PAUSE_SECONDS_MAX)
+
+
+def _task_failed(problem: PythonException) -> OptionInvalid:
+    # Tasks return their errors: this one could not begin, or has a bug, and would fail again.
+    return OptionInvalid(
+        f"a task failed: {str(problem).strip()[-500:]}",
+        hint="What a pipeline is made of must be installed where tasks run",
+    )
+
+
+def cores_of(session: SparkSession) -> int:
+    """Return how many tasks a session runs at once."""
+    try:
+        return max(1, int(session.sparkContext.defaultParallelism))
+    except (AttributeError, PySparkException):
+        # A Connect session shows no context; a range without a count is cut by it.
+        numbers = session.range(0, 4096).selectExpr("spark_partition_id() AS part").distinct()
+        return max(1, numbers.count())

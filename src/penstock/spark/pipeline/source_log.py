@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of one source of a pipeline, as the driver plans by it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.pipeline.ghosts import PipelinePatterns
+from penstock.pipeline.record import RangeWork
+from penstock.pipeline.settings import PipelineSettings, PipelineSource
+from penstock.source.source import place_of
+from penstock.spark.batch import whole_files
+from penstock.spark.kept_stream_log import KeptStreamLog
+from penstock.spark.offsets import Offset
+from penstock.spark.options import ENVELOPE, ReadSettings
+from penstock.spark.stream_log import StreamLog
+from penstock.spark.tracking import TrackedSchemas
+
+
+class SourceLog:
+    """Plans batches of one source: offsets from listings, ranges by size. Holds a session; `close` ends
+    it."""
+
+    def __init__(self, source: PipelineSource, settings: PipelineSettings, cores: int) -> None:
+        self.source = source
+        count = len(settings.sources)
+        self._settings = ReadSettings(
+            source=source.options,
+            tables=PipelinePatterns(source.tables),
+            mode=ENVELOPE,
+            start=source.start,
+            rows_max=None if settings.batch.rows is None else max(1, settings.batch.rows // count),
+            bytes_max=max(4096, settings.batch.bytes // count),
+            ranges_min=max(1, cores // count),
+            range_bytes=settings.batch.range_bytes,
+            fail_on_data_loss=source.fail_on_data_loss,
+            schemas=source.schemas,
+        )
+        self._log = KeptStreamLog(self._settings) if source.options.is_kept else StreamLog(self._settings)
+        self._tracked: TrackedSchemas | None = None
+        self._is_tracking = True
+
+    def close(self) -> None:
+        """End the sessions. The log can be asked again."""
+        self._log.close()
+
+    def first(self) -> Offset:
+        """Return where the pipeline begins in this log."""
+        return self._log.first()
+
+    def target(self) -> Offset:
+        """Return the end of the log now, where a run that ends by itself is to end."""
+        return self._log.target()
+
+    def next(self, begin: Offset, until: Offset | None) -> tuple[Offset, Offset, Offset] | None:
+        """Return where the next batch begins and ends, and the log's end; None where there is nothing new.
+
+        Raises what `StreamLog.resume` raises.
+        """
+        log = self._log
+        here = log.resume(begin)
+        head = seen = log.head_behind(here)
+        if until is not None:
+            head = log.up_to(head, until, here)
+        if place_of(head.position) <= place_of(here.position):
+            return None
+        return here, log.limited(here, head), seen
+
+    def works(self, begin: Offset, end: Offset) -> list[RangeWork]:
+        """Cut a stretch into byte ranges, from a listing alone."""
+        source, ranges, bounds = self._log.plan(begin, end)
+        options = source.options
+        start = self.source.start
+        if start is not None and not isinstance(start, str) and start.time_us is not None:
+            bounds = replace(bounds, time_from_us=start.time_us)
+        return [
+            RangeWork(self.source.name, one, bounds, options.epoch, options.server_key, options.epochs)
+            for one in ranges
+        ]
+
+    def histories(self, works: list[RangeWork]) -> list[dict[str, Any] | None]:
+        """Return the schema history in force at each range's start, None where the log names its columns."""
+        if not works:
+            return []
+        if self._tracked is None and self._is_tracking:
+            self._tracked = TrackedSchemas.open(self._settings, works[0].byte_range.position)
+            self._is_tracking = self._tracked is not None
+        if self._tracked is None:
+            return [None] * len(works)
+        source = self._log.source(works[0].epoch, works[0].server_key or "")
+        self._tracked.advance(source, whole_files([one.byte_range for one in works]))
+        return [self._tracked.at(one.byte_range.position) for one in works]
+
+
+def around_skips(
+    begin: Offset, until: Offset | None, skips: Sequence[Sequence[Mapping[str, Any]]]
+) -> tuple[Offset, Offset | None]:
+    """Return where to begin and to end so that nothing is read of stretches that are passed over."""
+    for one in skips:
+        first, behind = (Offset.from_json(offset) for offset in one)
+        if place_of(begin.position) >= place_of(behind.position):
+            continue
+        if place_of(begin.position) < place_of(first.position):
+            ends_before = until is not None and place_of(until.position) <= place_of(first.position)
+            return begin, until if ends_before else first
+        begin = behind
+    return begin, until

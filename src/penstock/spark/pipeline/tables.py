@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's knowledge of tables: their definitions, and the targets that were prepared for them.
+
+It is kept in the pipeline's state. What tasks meet and it does not know comes as surprises; `learn` takes
+them in the order of the log, prepares targets, and says what the batch has to know before it runs again.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.changes import Target
+from penstock.errors import (
+    OptionInvalid,
+    PenstockError,
+    PrivilegeMissing,
+    SchemaChanged,
+    SchemaInvalid,
+    ServerUnsupported,
+    StreamError,
+    TransientError,
+)
+from penstock.model import Column, TableName, TablePatterns
+from penstock.pipeline.ghosts import PipelinePatterns
+from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.settings import PipelineSettings, PipelineSource
+from penstock.pipeline.state import PipelineState, split_key, table_key
+from penstock.pipeline.step import Step, could_be_named, named_by_rows, target_through
+from penstock.pipeline.table_changes import Consequences, columns_after, consequences_of
+from penstock.sinks.sink import Evolution, Sink
+from penstock.sinks.sql_rows import refuse_other_key
+from penstock.source.reading import LoggedStatement, schema_version
+from penstock.spark.pipeline.task_plan import (
+    OF_CHUNK,
+    OF_DEFINITION,
+    OF_MOVE,
+    OF_STATEMENT,
+    OF_TARGET,
+    Failure,
+    KnownTable,
+    Surprise,
+    place_key,
+)
+
+_log = structlog.get_logger(__name__)
+
+# What may be wrong with one table alone, where it is known whose error it is. All others end the pipeline: a
+# full disk or a login that is refused would end one table after the other. What looks like one table's and is
+# the whole target's is seen by the run, where nothing of a batch could be written.
+_OF_ONE_TABLE = (StreamError, OptionInvalid, PrivilegeMissing, SchemaInvalid, ServerUnsupported)
+
+# How often a table is looked at again that is altered while it is read.
+_LOOKS_MAX = 5
+
+
+@dataclass
+class Learned:
+    """What surprises taught, for one batch: statements dealt with, tables that stay in one part, and those
+    whose chunks are left out. `altered` counts how often a table was found altered while it was read."""
+
+    statements: dict[str, dict[str, TableName]] = field(default_factory=dict)
+    together: set[TableName] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
+    altered: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Table:
+    """A table of a source: its definitions by number, and the one that counts now.
+
+    `logged` are its columns where the log was read to, None where they cannot be told. Of a `streamed` one
+    the log has every row since it was made, so it is never loaded. `gone` follows the log alone, whatever its
+    server has by now, and `was_gone` tells the same of where the last batch that is done ended.
+    """
+
+    current: Target
+    definitions: dict[int, Target]
+    gone: bool = False
+    was_gone: bool = False
+    logged: tuple[Column, ...] | None = None
+    streamed: bool = False
+
+
+class PipelineTables:
+    """All tables of a pipeline.
+
+    `reread(source, table, because, remove=False)` asks for a table to be read again, once for one position in
+    the log or other text; `remove` takes what the source has not from the target.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        state: PipelineState,
+        sink: Sink,
+        steps: Sequence[Step],
+        reread: Callable[..., None],
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._sink = sink
+        self._steps = steps
+        self._reread = reread
+        self._tables: dict[str, _Table] = {}
+        self.targets: dict[TableName, Target] = {}
+        # Tables whose CREATE TABLE was met, and that are not known otherwise yet.
+        self._made: set[str] = set()
+        # Tables that the pipeline goes on without, and why; the runner keeps it in the standing.
+        self.stopped: dict[str, str] = {}
+
+    # --- What is known ----------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take what the state has, and every table that the servers have now; prepare what is new."""
+        value = self._state.get_large("tables") or {"tables": {}, "targets": []}
+        for key, one in value["tables"].items():
+            self._tables[key] = _Table(
+                Target.from_json(one["current"]),
+                {int(number): Target.from_json(target) for number, target in one["definitions"]},
+                one["gone"],
+                one["gone"],
+                None
+                if one["logged"] is None
+                else tuple(Column.from_json(column) for column in one["logged"]),
+                one["streamed"],
+            )
+        prepared = [Target.from_json(one) for one in value["targets"]]
+        self.targets = {target.name: target for target in prepared}
+        for source in self._settings.sources:
+            self._read_server(source)
+        self._prepare()
+
+    def known(self, floors: Mapping[str, int]) -> dict[str, KnownTable]:
+        """Return the tables as tasks need them."""
+        return {
+            key: KnownTable(one.definitions, one.current, floors.get(key, 0))
+            for key, one in self._tables.items()
+        }
+
+    def there(self) -> list[str]:
+        """Return the tables that are there, by key, sorted."""
+        return sorted(key for key, one in self._tables.items() if not one.gone)
+
+    def is_streamed(self, key: str) -> bool:
+        """Whether the log has every row of a table since it was made."""
+        return self._tables[key].streamed
+
+    def source_target(self, key: str) -> Target | None:
+        """Return a table as its source has it now, None where it is not known."""
+        found = self._tables.get(key)
+        return None if found is None else found.current
+
+    def targets_of_source(self, key: str) -> Target | None:
+        """Return what the steps make of a table, None where no row of it passes."""
+        found = self._tables.get(key)
+        return None if found is None else target_through(self._steps, found.current)
+
+    def _read_server(self, source: PipelineSource, only: TableName | None = None) -> set[str]:
+        """Take the definitions that a server has now; return the tables that differ from what was known."""
+        if source.server is None:
+            return set()
+        changed = set()
+        for target in targets_of(source.server, PipelinePatterns(source.tables)):
+            if only is not None and target.name != only:
+                continue
+            key = table_key(source.name, target.name)
+            found = self._tables.get(key)
+            number = schema_version(target.columns)
+            if found is None:
+                self._tables[key] = _Table(target, {number: target}, logged=target.columns)
+                self._tables[key].streamed = key in self._made
+                changed.add(key)
+            elif found.current != target:
+                if not _same_columns(found.current, target):
+                    changed.add(key)
+                found.current = target
+                found.definitions[number] = target
+        return changed
+
+    def done(self) -> None:
+        """Keep which tables are gone: the sink has the batch that was learned for."""
+        for one in self._tables.values():
+            one.was_gone = one.gone
+        self._save()
+
+    def undone(self) -> None:
+        """Go back to which tables were gone before the batch: all of its statements are met again."""
+        for one in self._tables.values():
+            one.gone = one.was_gone
+
+    # --- What is learned --------------------------------------------------------------------
+
+    def learn(self, surprises: Iterable[Surprise], learned: Learned, floors: Mapping[str, int]) -> None:
+        """Take surprises in, in the order of the log, and prepare the targets that they need.
+
+        Raises SchemaChanged where a change is not allowed, or cannot be followed without a server.
+        """
+        altered: set[str] = set()
+        for one in surprises:
+            if one.what == OF_DEFINITION:
+                self._learn_definition(one)
+            elif one.what == OF_STATEMENT:
+                self._learn_statement(one, learned, floors)
+            elif one.what == OF_TARGET:
+                self._prepare_target(one.value)
+            elif one.what == OF_CHUNK:
+                key = table_key(one.source, one.value[0])
+                if key not in altered:
+                    altered.add(key)
+                    self._learn_altered(one, learned)
+            else:
+                assert one.what == OF_MOVE, "there is nothing else"
+                learned.together.add(one.value)
+        self._prepare()
+
+    def _learn_definition(self, surprise: Surprise) -> None:
+        value, source = surprise.value, self._settings.source(surprise.source)
+        key = table_key(surprise.source, value["table"])
+        found = self._tables.get(key)
+        if found is None or not _columns_agree(found.current, value["columns"]):
+            self._read_server(source, value["table"])
+            found = self._tables.get(key)
+        logged = Target(
+            value["table"],
+            tuple(value["columns"]),
+            tuple(value["primary_key"]) or (found.current.primary_key if found else ()),
+            found.current.unique_keys if found else (),
+            found.current.mariadb if found else self._is_mariadb(source),
+        )
+        if found is None:
+            found = self._tables[key] = _Table(logged, {}, streamed=key in self._made)
+        elif found.gone:
+            found.gone = False
+        if _columns_agree(found.current, value["columns"]):
+            # The same columns; the server's words for their types are the better ones.
+            logged = replace(found.current)
+        elif source.server is None or not self._sink.keeps_state:
+            # Nobody tells what comes later, or a feed shows rows as they were.
+            found.current = logged
+        found.definitions[value["version"]] = logged
+        found.logged = tuple(value["columns"])
+
+    def _learn_altered(self, surprise: Surprise, learned: Learned) -> None:
+        """Look again at a table that was altered while its chunk was read. Where that goes on and on, the
+        chunk is left out, and the whole table is read again later."""
+        name, problem = surprise.value
+        source, key = self._settings.source(surprise.source), table_key(surprise.source, name)
+        assert source.server is not None, "only tables of a server are cut into chunks"
+        self._read_server(source, name)
+        learned.altered[key] = learned.altered.get(key, 0) + 1
+        there = targets_of(source.server, TablePatterns([name.sql]))
+        if not there:
+            _log.warning("a table is gone before it was read to its end", table=key, why=str(problem))
+            learned.unread.add(key)
+        elif learned.altered[key] > _LOOKS_MAX:
+            _log.warning("a table is altered again and again, it is read later", table=key, why=str(problem))
+            learned.unread.add(key)
+            self._reread(source.name, name, str(time.time_ns()))
+
+    def _is_mariadb(self, source: PipelineSource) -> bool:
+        return any(
+            one.current.mariadb for key, one in self._tables.items() if split_key(key)[0] == source.name
+        )
+
+    def _learn_statement(self, surprise: Surprise, learned: Learned, floors: Mapping[str, int]) -> None:
+        statement: LoggedStatement = surprise.value
+        source = self._settings.source(surprise.source)
+        patterns = PipelinePatterns(source.tables)
+        spelling = ServerSpelling(self._is_mariadb(source))
+        columns = {
+            name: one.logged
+            for name in statement.tables
+            if (one := self._tables.get(table_key(source.name, name))) is not None and one.logged is not None
+        }
+        found = consequences_of(statement, spelling, columns)
+        _log.info(
+            "a table's definition changes",
+            source=source.name,
+            position=str(statement.position),
+            statement=statement.text[:200],
+        )
+        version = statement.position.commit_version
+
+        def ours(names: Iterable[TableName]) -> list[TableName]:
+            # What a load has read already happened before it.
+            return [
+                name
+                for name in sorted(names)
+                if patterns.matches(name.database, name.table)
+                and floors.get(table_key(source.name, name), 0) <= version
+            ]
+
+        emptied = self._come_and_go(source, found, ours)
+        if self._sink.keeps_state:
+            self._ask_again(source, found, ours, statement, emptied)
+        if touched := ours(found.altered | found.swapped | found.replaced):
+            for name in touched:
+                self._read_server(source, name)
+                one = self._tables.get(table_key(source.name, name))
+                if one is not None:
+                    one.gone = False
+                    replaced = name in found.swapped or name in found.replaced
+                    one.logged = (
+                        one.current.columns
+                        if replaced
+                        else columns_after(name, one.logged, statement.text, statement.database, spelling)
+                    )
+        names: dict[str, TableName] = {}
+        for name in sorted(emptied):
+            key = table_key(source.name, name)
+            target = self._target_of(key)
+            if target is not None and self._shares(key, target.name):
+                self._ask_without(source, name, statement)
+            elif target is not None and self._empties(key):
+                names[key] = target.name
+        learned.together |= set(names.values())
+        learned.statements[place_key(source.name, statement.position)] = names
+
+    def _empties(self, key: str) -> bool:
+        """Tell whether a table that was emptied empties its target."""
+        target: Target | None = self._tables[key].current
+        for step in self._steps:
+            if target is None or not step.empties(target):
+                return False
+            target = step.target(target)
+        return target is not None
+
+    def _shares(self, key: str, target: TableName) -> bool:
+        """Tell whether rows of other tables come into the same target."""
+        others = (
+            target_through(self._steps, one.current) for other, one in self._tables.items() if other != key
+        )
+        return any(made is not None and made.name == target for made in others)
+
+    def _ask_without(self, source: PipelineSource, name: TableName, statement: LoggedStatement) -> None:
+        """Have a table's rows taken out of a target that has those of others too: by reading what is
+        there."""
+        if not self._sink.keeps_state:
+            return
+        if source.server is None:
+            raise SchemaChanged(
+                f"{name} was emptied, and its target has rows of other tables: {statement.text[:200]}",
+                position=str(statement.position),
+                hint="Name the server the log is of (source.server), so that the tables can be compared",
+            )
+        self._reread(source.name, name, statement.position, remove=True)
+
+    def _come_and_go(self, source: PipelineSource, found: Consequences, ours: Any) -> set[TableName]:
+        """Note tables that are gone or there anew; return those whose target loses its rows."""
+        emptied = set(ours(found.emptied))
+        for name in ours(found.come):
+            self._made.add(table_key(source.name, name))
+            one = self._tables.get(table_key(source.name, name))
+            if one is not None and (one.gone or name in found.made):
+                # A table of this name was there before; its rows are not this one's.
+                one.gone = False
+                emptied.add(name)
+        for key, one in self._tables.items():
+            of, name = split_key(key)
+            is_named = name in found.gone or name.database in found.gone_databases
+            if of == source.name and is_named and ours([name]):
+                one.gone = True
+                _log.warning("a table is gone from its source; its target is left", table=key)
+        return emptied
+
+    def _ask_again(
+        self,
+        source: PipelineSource,
+        found: Consequences,
+        ours: Any,
+        statement: LoggedStatement,
+        emptied: set[TableName],
+    ) -> None:
+        """Ask for tables to be read again whose values the log does not show."""
+        for name in ours(found.replaced):
+            emptied.add(name)
+        wanted = set(ours(found.reread | found.replaced))
+        for name in ours(found.swapped):
+            before = self._tables.get(table_key(source.name, name))
+            old = before.logged if before is not None else None
+            self._read_server(source, name)
+            now = self._tables.get(table_key(source.name, name))
+            # The copy of a ghost whose columns are the same has the same rows.
+            if old is None or now is None or not _columns_agree(now.current, old):
+                wanted.add(name)
+        for name in sorted(wanted):
+            if source.server is None:
+                raise SchemaChanged(
+                    f"{name} was changed so that its rows have values which the log does not show:"
+                    f" {statement.text[:200]}",
+                    position=str(statement.position),
+                    hint="Name the server the log is of (source.server), so that the table can be read again",
+                )
+            self._reread(source.name, name, statement.position)
+
+    def _target_of(self, key: str) -> Target | None:
+        one = self._tables.get(key)
+        made = target_through(self._steps, one.current) if one is not None else None
+        return self.targets.get(made.name) if made is not None else None
+
+    # --- What the pipeline goes on without --------------------------------------------------
+
+    def stop(self, failures: Iterable[Failure]) -> bool:
+        """Go on without tables whose rows cannot be worked on or written; tell whether that helps.
+
+        It does where all that is wrong is of tables it went on with until now, or passes by itself.
+        """
+        found = {one.table: one.error for one in failures if not isinstance(one.error, TransientError)}
+        if not found or not all(
+            key in self._tables and key not in self.stopped and isinstance(problem, _OF_ONE_TABLE)
+            for key, problem in found.items()
+        ):
+            return False
+        for key, problem in found.items():
+            self.stopped[key] = str(problem)
+            _log.error("the pipeline goes on without a table", table=key, why=str(problem))
+        return True
+
+    def take_up(self, key: str) -> None:
+        """Go on with a table again, as it is now; it has to be read whole. Raises what preparing it does, and
+        then goes on without it."""
+        name, table = split_key(key)
+        why = self.stopped.pop(key)
+        _log.info("the pipeline goes on with a table again", table=key, was=why)
+        try:
+            self._read_server(self._settings.source(name), table)
+            current = self._tables[key].current
+            made = target_through(self._steps, current)
+            # What was prepared once may be gone from the target, or be another table by now.
+            self._prepare(set() if made is None else set(self._names_of(current, made)))
+        except PenstockError:
+            self.stopped[key] = why
+            raise
+
+    # --- What is prepared -------------------------------------------------------------------
+
+    def _prepare(self, anew: Collection[TableName] = ()) -> None:
+        """Prepare every target whose columns or keys are other ones than it was prepared with, and others."""
+        wanted: dict[TableName, tuple[Target, str]] = {}
+        for key, one in sorted(self._tables.items()):
+            if key in self.stopped or one.gone:
+                continue
+            made = target_through(self._steps, one.current)
+            if made is None:
+                continue
+            for name in self._names_of(one.current, made):
+                before = wanted.get(name)
+                # Several tables become one: it has the columns of all, until all have lost them.
+                joined = made if before is None else _joined(before[0], made)
+                wanted[name] = (replace(joined, name=name), key)
+        for target, key in wanted.values():
+            try:
+                self._prepare_target(target, anew=target.name in anew)
+            except _OF_ONE_TABLE as problem:
+                if self._settings.errors.table != "skip_table":
+                    raise
+                self.stopped[key] = str(problem)
+                _log.error("the pipeline goes on without a table", table=key, why=str(problem))
+        self._save()
+
+    def _names_of(self, source: Target, made: Target) -> list[TableName]:
+        """Return the names of the targets of a table. Those that rows name are known once rows came."""
+        if not named_by_rows(self._steps, source):
+            return [made.name]
+        return [name for name in self.targets if could_be_named(made.name, name)]
+
+    def _prepare_target(self, target: Target, *, anew: bool = False) -> None:
+        before = self.targets.get(target.name)
+        stays = self._settings.schema_changes is not Evolution.EVOLVE and self._sink.keeps_state
+        if before is not None and stays:
+            # Rows that only the new key tells apart would become one.
+            refuse_other_key(target, before.primary_key)
+        wanted = target if before is None else _evolved(before, target, self._settings.schema_changes)
+        if wanted == before and not anew:
+            return
+        self._sink.prepare(wanted, self._settings.schema_changes)
+        self.targets[target.name] = wanted
+
+    def _save(self) -> None:
+        tables = {
+            key: {
+                "current": one.current.to_json(),
+                "definitions": [[number, target.to_json()] for number, target in one.definitions.items()],
+                # A batch that is run again meets the same statements, and has to learn the same from them.
+                "gone": one.was_gone,
+                "logged": None if one.logged is None else [column.to_json() for column in one.logged],
+                "streamed": one.streamed,
+            }
+            for key, one in self._tables.items()
+        }
+        value = {"tables": tables, "targets": [target.to_json() for target in self.targets.values()]}
+        if value != getattr(self, "_saved", None):
+            self._state.put_large("tables", value)
+            self._saved = value
+
+
+def _same_columns(one: Target, other: Target) -> bool:
+    return one.columns == other.columns and one.primary_key == other.primary_key
+
+
+def _columns_agree(target: Target, columns: Sequence[Any]) -> bool:
+    """Tell whether logged columns are those of a target, whatever words they are declared in."""
+    if [column.name for column in columns] != list(target.column_names):
+        return False
+    logged = Target(target.name, tuple(columns), mariadb=target.mariadb)
+    return bool(logged.arrow().types == target.arrow().types)
+
+
+def _joined(one: Target, other: Target) -> Target:
+    known = set(one.column_names)
+    required = {column.name for column in other.columns if not column.nullable}
+    # Rows of either lack what only the other has, and may be null where they may be there.
+    kept = tuple(column if column.name in required else _optional(one, column) for column in one.columns)
+    more = tuple(_optional(other, column) for column in other.columns if column.name not in known)
+    return replace(one, columns=kept + more)
+
+
+def _optional(target: Target, column: Column) -> Column:
+    return column if column.name in target.primary_key else replace(column, nullable=True)
+
+
+def _evolved(before: Target, after: Target, evolution: Evolution) -> Target:
+    """Return what a target becomes where its source's columns changed, by policy. Raises SchemaChanged."""
+    if evolution is Evolution.EVOLVE:
+        known = {column.name: column for column in before.columns}
+        # What was added is null in older rows, until their table is read again.
+        columns = tuple(
+            column if column.name in known and not known[column.name].nullable else _optional(after, column)
+            for column in after.columns
+        )
+        return replace(after, columns=columns)
+    same = [column.name for column in before.columns] == [column.name for column in after.columns]
+    if evolution is Evolution.STOP and not (same and before.arrow().types == after.arrow().types):
+        raise SchemaChanged(
+            f"the columns of {after.name} changed",
+            hint="schema_changes: evolve follows them; penstock run --dry-run shows how",
+        )
+    joined = _joined(before, after)
+    if evolution is not Evolution.ADD_ONLY:
+        joined = replace(joined, columns=joined.columns[: len(before.columns)])
+    return replace(joined, unique_keys=after.unique_keys)

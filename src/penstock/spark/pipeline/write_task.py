@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second stage of a batch, in an executor: what comes for a part is written in its order."""
+
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow
+
+from penstock.errors import PenstockError
+from penstock.spark.pipeline.decode_task import as_json
+from penstock.spark.pipeline.part_writing import PartWriting
+from penstock.spark.pipeline.parts import changes_of
+from penstock.spark.pipeline.task_plan import (
+    BETWEEN,
+    COUNTS,
+    EMPTIED,
+    PROBLEM,
+    RECEIPT,
+    ROWS,
+    SURPRISE,
+    TaskPlan,
+    unpacked,
+)
+
+
+def write_parts(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the receipt of a part and the words to the driver, in the columns of BETWEEN.
+
+    What comes is sorted by work and seq, words first. Where one of them says that the batch cannot be written
+    yet, nothing is.
+    """
+    part = _Part(unpacked(data))
+    try:
+        for batch in batches:
+            yield from part.take(batch)
+        yield from part.finish()
+    except PenstockError as problem:
+        part.writing.abort()
+        for failure in part.writing.failures(problem):
+            yield part.word(PROBLEM, pickle.dumps(failure))
+    except BaseException:
+        part.writing.abort()
+        raise
+
+
+class _Part:
+    """One part's writing."""
+
+    def __init__(self, plan: TaskPlan) -> None:
+        self._works = plan.record.works
+        self._part = 0
+        self._refused = False
+        self.writing = PartWriting(plan)
+
+    def take(self, batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
+        kinds, bodies = batch.column("kind"), batch.column("body")
+        for at in range(batch.num_rows):
+            self._part = batch.column("part")[at].as_py()
+            kind = kinds[at].as_py()
+            if kind in (SURPRISE, PROBLEM):
+                self._refused = True
+                # Every part has it; the driver wants it once.
+                if self._part == 0:
+                    yield batch.slice(at, 1)
+            elif kind == COUNTS:
+                yield batch.slice(at, 1)
+            elif not self._refused:
+                self._write(kind, batch.column("work")[at].as_py(), bodies[at].as_buffer())
+
+    def _write(self, kind: str, work: int, body: Any) -> None:
+        if kind == ROWS:
+            for changes in changes_of(body):
+                self.writing.write(self._part, self._works[work].source, changes)
+        else:
+            assert kind == EMPTIED, "nothing else comes"
+            key, target, version = pickle.loads(body)
+            self.writing.empty(self._part, key, target, version)
+
+    def finish(self) -> Iterator[pyarrow.RecordBatch]:
+        receipt = self.writing.finish()
+        if receipt is not None:
+            yield self.word(RECEIPT, as_json(receipt))
+
+    def word(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
+        values: list[list[Any]] = [[self._part], [0], [0], [kind], [body]]
+        arrays = [pyarrow.array(one, field.type) for one, field in zip(values, BETWEEN, strict=True)]
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=BETWEEN)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data source `penstock`: what Spark asks first, and which reader answers the rest."""
+
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from penstock.errors import OptionInvalid
+from penstock.source.source import open_source
+from penstock.spark.batch import BatchReader, FilteringBatchReader, batch_bounds
+from penstock.spark.options import TYPED, ReadSettings, check_schemas_file, parse_settings
+from penstock.spark.schema import (
+    TableShape,
+    envelope_arrow,
+    newest_in_log,
+    newest_kept,
+    newest_on_server,
+    spark_schema,
+)
+from penstock.spark.stream import StreamReader
+from penstock.spark.tracking import TrackedSchemas
+
+# Spark plans a read with filters in a worker of this module, and only where filter pushdown is enabled.
+_FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class PenstockDataSource(DataSource):
+    """Row changes of MySQL and MariaDB, from binlog files or a live server; see `options.parse_settings`.
+
+    The base class's `options` stay empty: they may hold a password, and Spark may print them.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__({})
+        self._settings = parse_settings(options)
+        self._shape: TableShape | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format("penstock")`."""
+        return "penstock"
+
+    def schema(self) -> StructType:
+        """Return the columns of the newest definition of the table, or those of the envelope.
+
+        Asks the server's information_schema, or walks the files' table maps from the last file back.
+        """
+        settings = self._settings
+        check_schemas_file(settings)
+        if settings.mode != TYPED:
+            return spark_schema(envelope_arrow())
+        self._shape = _newest(settings)
+        return spark_schema(self._shape.arrow(settings.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the batch reader."""
+        kind = FilteringBatchReader if _FILTER_WORKER in sys.modules else BatchReader
+        return kind(self._settings, self._shape_for(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the stream reader."""
+        return StreamReader(self._settings, self._shape_for(schema))
+
+    def _shape_for(self, schema: StructType) -> TableShape | None:
+        """Return the declared table; where Spark was given a schema, it must be the table's own."""
+        settings = self._settings
+        if settings.mode != TYPED:
+            expected = spark_schema(envelope_arrow())
+        else:
+            # Spark asked for no schema where the user gave one.
+            self._shape = self._shape or _newest(settings)
+            expected = spark_schema(self._shape.arrow(settings.columns))
+        if schema != expected:
+            raise OptionInvalid(
+                f"the given schema is not the one of the rows: {expected.simpleString()}",
+                hint="Leave .schema() out; choose columns with option columns",
+            )
+        return self._shape
+
+
+def _newest(settings: ReadSettings) -> TableShape:
+    name = settings.tables.single()
+    assert name is not None, "typed mode names one table"
+    if settings.source.address is not None:
+        return newest_on_server(settings.source.address, name)
+    source = open_source(settings.source)
+    try:
+        bounds = batch_bounds(source, settings)
+        known = newest_kept(source, bounds, name) if settings.schemas is None else None
+        if known is not None:
+            return known
+        tracked = TrackedSchemas.open(settings)
+        if tracked is not None:
+            tracked.advance(source, source.split(bounds.start, bounds.end))
+        return newest_in_log(source, bounds, name, tracked.history if tracked is not None else None)
+    finally:
+        source.close()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`spark.readStream.format("penstock")`: batches of whole transactions, planned from where the log ends."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.errors import OptionInvalid
+from penstock.source.bounds import Bound
+from penstock.source.source import place_of, shown_tables
+from penstock.spark.batch import whole_files
+from penstock.spark.kept_stream_log import KeptStreamLog
+from penstock.spark.offsets import Offset
+from penstock.spark.options import TYPED, ReadSettings
+from penstock.spark.partition import Decoding, EmptyPartition, RangePartition, read_partition
+from penstock.spark.schema import TableShape
+from penstock.spark.stream_log import StreamLog
+from penstock.spark.tracking import TrackedSchemas
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Offsets and plans on the driver, decoding on executors.
+
+    A batch ends at a transaction boundary, and covers the same transactions whenever it is planned again.
+    What pickles are the settings; the driver's sessions stay on the driver.
+    """
+
+    def __init__(self, settings: ReadSettings, shape: TableShape | None) -> None:
+        if settings.end is not None:
+            raise OptionInvalid(
+                "endingOffsets and endingTimestamp are for batch reads",
+                hint="End a stream with .trigger(availableNow=True)",
+            )
+        self._settings = settings
+        self._shape = shape
+        self._log: StreamLog | None = None
+        self._tracked: TrackedSchemas | None = None
+        self._first: dict[str, Any] | None = None
+        self._target: Offset | None = None
+        self._seen: Offset | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_log": None, "_tracked": None}
+
+    @property
+    def _driver_log(self) -> StreamLog:
+        kind = KeptStreamLog if self._settings.source.is_kept else StreamLog
+        self._log = self._log or kind(self._settings)
+        return self._log
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a stream without a checkpoint starts; see `StreamLog.first`.
+
+        Spark asks more than once before the first batch, and a busy server's end moves on in between: the
+        first answer stands.
+        """
+        self._first = self._first or self._driver_log.first().to_json()
+        return self._first
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit the options set. Of two, Spark is told one and both hold."""
+        if self._settings.bytes_max is not None:
+            return ReadMaxBytes(self._settings.bytes_max)
+        if self._settings.rows_max is not None:
+            return ReadMaxRows(self._settings.rows_max)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the end of the log now as the end of this run."""
+        self._target = self._driver_log.target()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next batch: the head, less what limits leave for later.
+
+        Returns `start` itself where there is nothing new. Raises what `StreamLog.resume` raises.
+        """
+        log = self._driver_log
+        begin = Offset.from_json(start)
+        here = log.resume(begin)
+        head = log.head_behind(here)
+        self._seen = head
+        if self._target is not None:
+            head = log.up_to(head, self._target, here)
+        moved = here.position.epoch != begin.position.epoch
+        if place_of(head.position) <= place_of(here.position):
+            return here.to_json() if moved else start
+        end = head if isinstance(limit, ReadAllAvailable) else log.limited(here, head)
+        return end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the end of the log as last seen, for Spark's progress reports."""
+        return None if self._seen is None else self._seen.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Cut a batch into byte ranges, from a listing alone."""
+        source, ranges, bounds = self._driver_log.plan(Offset.from_json(start), Offset.from_json(end))
+        if isinstance(self._settings.start, Bound):
+            bounds = replace(bounds, time_from_us=self._settings.start.time_us)
+        if self._tracked is None and ranges:
+            self._tracked = TrackedSchemas.open(self._settings, ranges[0].position)
+        if self._tracked is not None:
+            self._tracked.advance(source, whole_files(ranges))
+        decoding = Decoding(
+            mode=self._settings.mode,
+            tables=shown_tables(source, self._settings.tables),
+            columns=self._settings.columns,
+            declared=self._shape.columns
+            if self._shape is not None and self._settings.mode == TYPED
+            else None,
+            bounds=bounds,
+        )
+        planned: list[InputPartition] = [
+            RangePartition(
+                source.options, one, decoding, self._tracked.at(one.position) if self._tracked else None
+            )
+            for one in ranges
+        ]
+        return planned or [EmptyPartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Decode one range. Runs on executors, without the driver's state."""
+        return read_partition(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept for a batch, so nothing is let go of."""
+
+    def stop(self) -> None:
+        """End the driver's sessions."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver of a stream asks of the log: who answers, where it ends, and what a batch covers.
+
+Every question is a listing or a status statement; only limits make it walk event headers.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from penstock.capture.connection import Connection, connect
+from penstock.errors import PenstockError, PositionInvalid, PositionPurged, ServerChanged
+from penstock.model import Position, ServerAddress
+from penstock.source.asking import PAUSES_OF_A_STREAM_SECONDS, ask_again
+from penstock.source.bounds import Bound, Bounds
+from penstock.source.source import ByteRange, Source, open_source, place_of
+from penstock.spark.offsets import EARLIEST, LATEST, Offset
+from penstock.spark.options import ReadSettings
+
+_Answer = TypeVar("_Answer")
+_log = structlog.get_logger(__name__)
+
+
+class StreamLog:
+    """The log of one stream, seen from the driver. Holds a session while it lives; `close` ends it."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+        self._session: Connection | None = None
+        self._sources: dict[tuple[int, str], Source] = {}
+
+    def close(self) -> None:
+        """End the sessions. The log can be asked again."""
+        self._hang_up()
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
+
+    def first(self) -> Offset:
+        """Return where a stream without a checkpoint starts: a server's head, or the first of the files."""
+        start = self._settings.start or (LATEST if self._settings.is_live else EARLIEST)
+        if start == LATEST:
+            return self.head(0)
+        key = self.server_key()
+        if start == EARLIEST:
+            return Offset(self._ask(self.source(0, key).earliest), server_key=key)
+        if isinstance(start, Offset):
+            return start if start.server_key else replace(start, server_key=key)
+        assert isinstance(start, Bound), "options are earliest, latest, an offset or a bound"
+        if start.position is not None:
+            return Offset(start.position, server_key=key)
+        source = self.source(0, key)
+        if start.gtid_set is not None:
+            gtid_set = start.gtid_set
+            found = self._ask(lambda: source.find_gtid_set(gtid_set))
+            return Offset(found, gtid_set, key, by_set=True)
+        assert start.time_us is not None, "a bound has one field"
+        time_us = start.time_us
+        return Offset(self._ask(lambda: source.find_time(time_us)), server_key=key)
+
+    def head(self, epoch: int) -> Offset:
+        """Return the end of the log now, as an offset of an epoch."""
+        address = self._settings.source.address
+        if address is None:
+            return Offset(self._ask(self.source(epoch, "").head))
+
+        def ask() -> Offset:
+            session = self._connected(address)
+            head = session.head()
+            return Offset(Position(epoch, head.file, head.offset), head.gtid_set, session.identity().key)
+
+        return self._ask(ask)
+
+    def head_behind(self, here: Offset) -> Offset:
+        """Return the end of the log now, as an offset that goes on from another."""
+        return self.head(here.position.epoch)
+
+    def target(self) -> Offset:
+        """Return the end of the log now, where a run that ends by itself is to end."""
+        return self.head(0)
+
+    def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
+        """Return the head, or the target where that is earlier; `here` is where the run stands."""
+        if target.server_key != head.server_key:
+            return head
+        target = replace(target, position=replace(target.position, epoch=here.position.epoch))
+        return min(head, target, key=lambda one: place_of(one.position))
+
+    def server_key(self) -> str:
+        """Return the identity of the server that answers now, "" for files."""
+        address = self._settings.source.address
+        return "" if address is None else self._ask(lambda: self._connected(address).identity().key)
+
+    def source(self, epoch: int, key: str) -> Source:
+        """Return the source that reads one server's log in one epoch."""
+        found = self._sources.get((epoch, key))
+        if found is None:
+            options = replace(self._settings.source, epoch=epoch, server_key=key or None)
+            found = self._sources[epoch, key] = open_source(options)
+        return found
+
+    def resume(self, begin: Offset) -> Offset:
+        """Return where to go on from an offset: itself, or its place in the log of the server now there.
+
+        Another server starts a new epoch. Raises ServerChanged where the offset has no GTID set to find
+        its place by, and PositionInvalid where the log ends before it, unless `failOnDataLoss` is off: then
+        it is the first place there is.
+        """
+        key = self.server_key()
+        if begin.server_key not in ("", key):
+            return self._relocate(begin, key)
+        head = self.head(begin.position.epoch)
+        if place_of(head.position) >= place_of(begin.position):
+            return begin if begin.server_key else replace(begin, server_key=key)
+        problem = PositionInvalid(
+            f"the log ends at {head.position}, before the stream's own position",
+            position=str(begin.position),
+            hint="Was the server reset, or restored? Start from a new snapshot with a new checkpoint",
+        )
+        # A log that was begun anew counts from the start again, so its positions need a new epoch.
+        return self._after_loss(begin, key, begin.position.epoch + 1, problem)
+
+    def limited(self, begin: Offset, head: Offset) -> Offset:
+        """Return the last transaction end up to the head that keeps the stream's limits.
+
+        Raises PositionPurged, unless `failOnDataLoss` is off: then the limits count from the first position.
+        """
+        settings = self._settings
+        if settings.rows_max is None and settings.bytes_max is None:
+            return head
+        source = self.source(begin.position.epoch, head.server_key)
+
+        def walk(start: Position) -> Position:
+            return self._ask(lambda: source.walk(start, head.position, settings.rows_max, settings.bytes_max))
+
+        try:
+            end = walk(begin.position)
+        except PositionPurged as problem:
+            begin = self._after_loss(begin, head.server_key, begin.position.epoch, problem)
+            end = walk(begin.position)
+        return head if place_of(end) >= place_of(head.position) else Offset(end, server_key=head.server_key)
+
+    def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
+        """Return what a batch reads: ranges of a source, and the filters on its transactions.
+
+        The same for the same offsets, however often a batch is planned again. Raises what `resume` raises.
+        """
+        key = self.server_key()
+        if end.server_key not in ("", key):
+            return self._plan_elsewhere(begin, end, key)
+        bounds = Bounds(gtid_after=begin.gtid_set if begin.by_set else None)
+        if begin.position.epoch != end.position.epoch:
+            begin, bounds = self._origin(begin, end, key)
+        source = self.source(end.position.epoch, key)
+        try:
+            ranges = self._split(source, begin.position, end.position)
+        except (PositionPurged, PositionInvalid) as problem:
+            begin = self._after_loss(begin, key, end.position.epoch, problem)
+            ranges = self._split(source, begin.position, end.position)
+        return source, ranges, bounds
+
+    def _origin(self, begin: Offset, end: Offset, key: str) -> tuple[Offset, Bounds]:
+        """Return where a batch that crosses into a new epoch begins there."""
+        source = self.source(end.position.epoch, key)
+        if begin.server_key == key:
+            # The same server began its log anew, so all of it came after.
+            return Offset(self._ask(source.earliest), server_key=key), Bounds()
+        found = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
+        return Offset(found, begin.gtid_set, key, by_set=True), Bounds(gtid_after=begin.gtid_set)
+
+    def _plan_elsewhere(self, begin: Offset, end: Offset, key: str) -> tuple[Source, list[ByteRange], Bounds]:
+        """Plan a batch whose server is gone: the same transactions, by GTID, at the one that is there."""
+        if not (begin.gtid_set and end.gtid_set):
+            raise self._server_changed(end, key)
+        source = self.source(end.position.epoch + 1, key)
+        first = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
+        ranges = self._split(source, first, self.head(end.position.epoch + 1).position)
+        return source, ranges, Bounds(gtid_after=begin.gtid_set, gtid_until=end.gtid_set)
+
+    def _split(self, source: Source, start: Position, end: Position) -> list[ByteRange]:
+        settings = self._settings
+        return self._ask(lambda: source.split(start, end, settings.ranges_min, settings.range_bytes))
+
+    def _relocate(self, begin: Offset, key: str) -> Offset:
+        if not begin.gtid_set:
+            raise self._server_changed(begin, key)
+        epoch = begin.position.epoch + 1
+        source = self.source(epoch, key)
+        _log.warning("another server answers, going on by GTID", was=begin.server_key, now=key, epoch=epoch)
+        found = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
+        return Offset(found, begin.gtid_set, key, by_set=True)
+
+    def _after_loss(
+        self, begin: Offset, key: str, epoch: int, problem: PositionPurged | PositionInvalid
+    ) -> Offset:
+        if self._settings.fail_on_data_loss:
+            raise problem
+        found = Offset(self._ask(self.source(epoch, key).earliest), server_key=key)
+        self._tell_loss(begin, found, problem)
+        return found
+
+    def _tell_loss(self, begin: Offset, found: Offset, problem: PenstockError) -> None:
+        _log.error(
+            "changes are lost: the stream goes on at the first position there is (failOnDataLoss=false)",
+            instance=self._settings.source.instance,
+            lost_from=str(begin.position),
+            goes_on_at=str(found.position),
+            why=str(problem),
+        )
+
+    def _server_changed(self, offset: Offset, key: str) -> ServerChanged:
+        return ServerChanged(
+            f"{self._settings.source.address} is now {key}, the checkpoint belongs to {offset.server_key}",
+            position=str(offset.position),
+            hint="Its offset has no GTID set to go on by: set gtid_mode=ON, or start from a new snapshot",
+        )
+
+    def _connected(self, address: ServerAddress) -> Connection:
+        if self._session is None:
+            self._session = connect(address)
+        return self._session
+
+    def _hang_up(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        """Ask again while the server is away, with a pause that doubles."""
+        return ask_again(question, self._hang_up, PAUSES_OF_A_STREAM_SECONDS)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schema histories between the driver, which moves them on, and the executors, which decode with them.
+
+They matter only for logs that do not name their columns (binlog_row_metadata=MINIMAL). An executor starts at
+its range with the definitions in force there, and moves them on by the statements in its range.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.capture.connection import connect
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.server_tables import ServerTables
+from penstock.errors import SchemaInvalid
+from penstock.model import Position
+from penstock.source.decoding import RangeDecoding
+from penstock.source.logged_tables import LoggedTables
+from penstock.source.reading import Schemas
+from penstock.source.source import ByteRange, Source, SourceOptions, open_source, place_of
+from penstock.spark.options import ReadSettings
+
+_METADATA = "binlog_row_metadata"
+
+
+def known_schemas(options: SourceOptions, history: dict[str, Any] | None) -> Schemas | None:
+    """Return what tells definitions to a range: the driver's history, the log, the server, or None."""
+    if history is None and options.is_kept:
+        return LoggedTables(open_source(options))
+    reread = ServerTables(options.address) if options.address is not None else None
+    if history is not None:
+        return SchemaHistory.from_json(history, reread)
+    return SchemaHistory(reread=reread) if reread is not None else None
+
+
+class TrackedSchemas:
+    """The driver's schema history of one read, known up to `position`.
+
+    Seeded from the tracking file where there is one, else from the schema file, else from the server, whose
+    definitions of now are taken back to where the read starts.
+    """
+
+    def __init__(self, history: SchemaHistory, position: Position | None, tracking: Path | None) -> None:
+        self.history = history
+        self._position = position
+        self._tracking = tracking
+
+    @classmethod
+    def open(cls, settings: ReadSettings, start: Position | None = None) -> "TrackedSchemas | None":
+        """Return a history for a read that starts there; None where the log itself names or keeps them.
+
+        A server that writes full metadata now may still have rows without it behind it; those few ask the
+        server from the executors. Raises SchemaInvalid.
+        """
+        address = settings.source.address
+        reread = ServerTables(address) if address is not None else None
+        tracking = None
+        if settings.schema_tracking is not None:
+            tracking = Path(settings.schema_tracking.removeprefix("file://")) / "schemas.json"
+        if tracking is not None and tracking.exists():
+            value = _saved(tracking)
+            position = Position.parse(value["position"]) if value["position"] else None
+            return cls(SchemaHistory.from_json(value["history"], reread), position, tracking)
+        if settings.source.is_kept and settings.schemas is None:
+            return None
+        if settings.schemas is not None:
+            return cls(SchemaHistory.from_file(settings.schemas, reread=reread), None, tracking)
+        if address is None or start is None:
+            return None
+        with connect(address) as connection:
+            if tracking is None and connection.variables(_METADATA).get(_METADATA) == "FULL":
+                return None
+            history = SchemaHistory.from_server(connection, settings.tables, position=start, reread=reread)
+        return cls(history, start, tracking)
+
+    def advance(self, source: Source, ranges: Sequence[ByteRange]) -> None:
+        """Take the statements of consecutive ranges into account that were not yet, and save the result.
+
+        Reads event headers, no row values.
+        """
+        for byte_range in ranges:
+            done = self._position
+            if done is not None and place_of(byte_range.position) < place_of(done):
+                continue
+            decoding = RangeDecoding(source, byte_range, emit="transactions", statements=True)
+            for state in decoding.states(drop_open=True):
+                if state == "batch":
+                    decoding.take_batch()
+                    continue
+                statement = decoding.decoder.take_statement()
+                if not statement.is_change:
+                    file, _, offset = statement.end_position.rpartition(":")
+                    end = Position(byte_range.epoch, file, int(offset))
+                    self.history.apply(statement.text, statement.database, end)
+            self._position = Position(byte_range.epoch, *decoding.decoder.position)
+        if self._tracking is not None:
+            self._save(self._tracking)
+
+    def at(self, position: Position) -> dict[str, Any]:
+        """Return the history in JSON form, without what came after a position."""
+        value = self.history.to_json()
+        for table in value["tables"]:
+            table["definitions"] = [
+                entry
+                for entry in table["definitions"]
+                if entry[0] is None or place_of(Position.parse(entry[0])) <= place_of(position)
+            ]
+        return value
+
+    def _save(self, path: Path) -> None:
+        """Write the file whole or not at all: a new file takes the old one's name."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_suffix(".new")
+        text = json.dumps(
+            {"position": str(self._position) if self._position else None, "history": self.history.to_json()}
+        )
+        with written.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(path)
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise SchemaInvalid(f"schema tracking file {path} cannot be read: {problem}") from problem
+    if not isinstance(value, dict) or value.keys() != {"position", "history"}:
+        raise SchemaInvalid(
+            f"{path} is no schema tracking file", hint="Name another folder with schemaTrackingLocation"
+        )
+    return value
