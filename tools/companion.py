@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that is no source of changes (a coordinator, a cache, a store), private to the process that starts
+it: a folder and a port of its own, ended with its process, by its pid.
+
+    with Redis() as server:
+        server.port
+"""
+
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from tools.servers.child import end, spawn
+from tools.servers.errors import ServerFailed
+from tools.servers.server import free_port
+
+STOP_SECONDS_MAX = 10.0
+
+
+class Companion(ABC):
+    """A server on a free port of 127.0.0.1 that it keeps; as a context manager it runs inside the block."""
+
+    NAME: ClassVar[str]
+    START_SECONDS_MAX: ClassVar[float] = 60.0
+
+    def __init__(self) -> None:
+        self._kept: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def argv(self, folder: Path) -> list[str]:
+        """Return the words that start it in a folder, on `port`; write there what it is to read.
+
+        Raises PartMissing.
+        """
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Tell whether it serves on `port` now."""
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process; it must run."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start it, again with what it kept, and return once it answers. Raises PartMissing, ServerFailed."""
+        if self._kept is None:
+            self._kept = tempfile.TemporaryDirectory(prefix=f"penstock-{self.NAME.lower()}-")
+            self.port = free_port()
+        folder = Path(self._kept.name)
+        try:
+            argv = self.argv(folder)
+        except BaseException:
+            self.close()
+            raise
+        self._process = spawn(argv, folder / "output")
+        deadline = time.monotonic() + self.START_SECONDS_MAX
+        while not self.answers():
+            if time.monotonic() > deadline or not self.running:
+                output = (folder / "output").read_text(errors="replace")
+                self.kill()
+                raise ServerFailed(f"{self.NAME} does not start:\n{output[-4000:]}")
+            time.sleep(0.02)
+        return self
+
+    def kill(self) -> None:
+        """End it as a crash does; what it kept stays for the next start."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """Stop it, and remove what it kept."""
+        if self._process is not None:
+            end(self._process, STOP_SECONDS_MAX)
+            self._process = None
+        if self._kept is not None:
+            self._kept.cleanup()
+            self._kept = None

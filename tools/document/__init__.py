@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of docs/reference, each made from the code that is the truth of it.
+
+`PAGES` maps a page's file name to the function that returns its text. `python -m tools.document` writes
+them; a test of the suite fails where one on disk differs.
+"""
+
+from collections.abc import Callable
+
+from tools.document import cli, errors, limits, options, pipelines, sink_types, types
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli.page,
+    "errors.md": errors.page,
+    "limits.md": limits.page,
+    "options.md": options.page,
+    "pipelines.md": pipelines.page,
+    "sink_types.md": sink_types.page,
+    "types.md": types.page,
+}
+
+__all__ = ["PAGES"]

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of what a pipeline may be told: its sections, every step and every sink."""
+
+import inspect
+import re
+import textwrap
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock.pipeline import settings_sections as sections
+from penstock.pipeline import step, steps
+from penstock.settings_values import Section
+from penstock.sinks import sink, targets
+from tools.document.markdown import document, table
+
+_SECTIONS: dict[str, type[Section]] = {
+    "source": sections.SourceSection,
+    "source.tls": sections.TlsSection,
+    "load": sections.LoadSettings,
+    "batch": sections.BatchSettings,
+    "errors": sections.ErrorSettings,
+    "loops": sections.LoopSettings,
+}
+# What stands in the file's first level, and is told in a part of its own.
+_APART = {
+    "source": "below",
+    "sources": "a list of sources, each with what `source` has",
+    "load": "below, or its mode alone",
+    "steps": "a list, in the order written: [steps](#steps)",
+    "sink": "one of the [sinks](#sinks)",
+    "batch": "below",
+    "errors": "below",
+    "loops": "below",
+}
+# How amounts with a unit show in a schema.
+_AMOUNTS = {("string", "integer"): "bytes: `64MiB`", ("string", "number"): "a time: `30s`"}
+
+
+def page() -> str:
+    """Return the page."""
+    head = (
+        "What may stand in `pipeline.yaml`, and in the arguments of `penstock.Pipeline`. A value may hold\n"
+        "`${NAME}`, which is taken from the environment. `penstock run --json-schema` prints the same for\n"
+        "editors. The guide: [pipelines](../guides/pipelines.md)."
+    )
+    parts = [head, _first_level()]
+    for name, section in _SECTIONS.items():
+        parts += [f"## {name}", _doc(section), _fields(section)]
+    parts += [
+        "## Steps",
+        "Each may also be told `tables` and `exclude`: patterns of the tables it is for, by the names\n"
+        "they have when they reach it. A step that can fail on single rows takes `on_error`: `stop`,\n"
+        "`skip`, or `dead_letter`; else it does what `errors.rows` says.",
+    ]
+    for verb in step.verbs():
+        module = import_module(f"{steps.__name__}.{verb}")
+        parts += [f"### {verb}", *_prose(module), _fields(module.Settings, {"tables", "exclude", "on_error"})]
+    parts.append("## Sinks")
+    for kind in sink.kinds():
+        module = import_module(f"{targets.__name__}.{kind}")
+        needs = f"Needs `pip install 'penstock[{module.EXTRA}]'`." if module.EXTRA else ""
+        parts += [f"### {kind}", *_prose(module), *([needs] if needs else []), _fields(module.Settings)]
+    return document("Pipelines", "src/penstock/pipeline/settings_sections.py", *filter(None, parts))
+
+
+def _first_level() -> str:
+    rows = []
+    for name, field in sections.PipelineSection.model_fields.items():
+        if name in _APART:
+            rows.append((f"`{name}`", "", "", _sentence(field.description, _APART[name])))
+        else:
+            rows.append(_row(sections.PipelineSection, name))
+    return table(("setting", "value", "default", "meaning"), rows)
+
+
+def _sentence(description: str | None, more: str) -> str:
+    return f"{description}; {more}" if description else more
+
+
+def _fields(section: type[BaseModel], left_out: set[str] | None = None) -> str:
+    rows = [_row(section, name) for name in section.model_fields if name not in (left_out or set())]
+    return table(("setting", "value", "default", "meaning"), rows) if rows else ""
+
+
+def _row(section: type[BaseModel], name: str) -> tuple[str, str, str, str]:
+    schema = section.model_json_schema()
+    told = schema["properties"][name]
+    needed = name in schema.get("required", ())
+    default = "needed" if needed else _default(told)
+    return f"`{name}`", _kind(told, schema.get("$defs", {})), default, _meaning(told)
+
+
+def _meaning(told: dict[str, Any]) -> str:
+    return re.sub(r"\s+", " ", str(told.get("description", "")))
+
+
+def _default(told: dict[str, Any]) -> str:
+    value = told.get("default")
+    if value in (None, "", (), [], {}) or isinstance(value, dict | list):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if told.get("type") == ["string", "integer"]:
+        return f"`{value >> 20}MiB`" if value % (1 << 20) == 0 else f"`{value}`"
+    if told.get("type") == ["string", "number"]:
+        return f"`{value:g}s`"
+    return f"`{value}`"
+
+
+def _kind(told: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """Return what a value is, in a word or two."""
+    if "$ref" in told:
+        target = definitions[told["$ref"].rpartition("/")[2]]
+        return _kind(target, definitions) if "enum" in target else "a section"
+    if "enum" in told:
+        return ", ".join(f"`{one}`" for one in told["enum"])
+    if "const" in told:
+        return f"`{told['const']}`"
+    for several in ("anyOf", "oneOf", "allOf"):
+        if several in told:
+            found = [_kind(one, definitions) for one in told[several] if one.get("type") != "null"]
+            return " or ".join(dict.fromkeys(found))
+    if told.get("type") == "array":
+        inner = told.get("items") or {}
+        return f"list of {_kind(inner, definitions)}" if inner else "list"
+    if told.get("type") == "object":
+        inner = told.get("additionalProperties")
+        return f"mapping to {_kind(inner, definitions)}" if isinstance(inner, dict) else "mapping"
+    kind = told.get("type", "text")
+    words = {"string": "text", "integer": "number", "number": "number", "boolean": "`true`, `false`"}
+    if isinstance(kind, list):
+        return _AMOUNTS[tuple(kind)]
+    return words.get(kind, str(kind))
+
+
+def _doc(thing: Any) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split())
+
+
+def _prose(module: Any) -> list[str]:
+    """Return a module's docstring as paragraphs, without its first name and with examples as code."""
+    text = inspect.getdoc(module) or ""
+    parts = []
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.split("\n")
+        is_code = lines[0].startswith(("- ", "    "))
+        code = textwrap.dedent(paragraph).rstrip()
+        parts.append(f"```yaml\n{code}\n```" if is_code else " ".join(paragraph.split()))
+    first = re.sub(r"^`\w+`: ", "", parts[0])
+    return [first[:1].upper() + first[1:], *parts[1:]]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of what sinks make of types: for each SQL type of the source what holds its values in a target."""
+
+import json
+
+from penstock.changes import Target
+from penstock.model import Column, TableName
+from penstock.sinks import (
+    elasticsearch_documents,
+    lake_types,
+    mongodb_documents,
+    mysql_tables,
+    postgres_tables,
+)
+from penstock.sinks.clickhouse_types import stored_columns
+from penstock.sinks.mysql_connection import Dialect
+from tools.document.markdown import document, table
+from tools.document.types import BYTES, MOMENTS, NUMBERS, TEXTS, SqlType
+
+# Integers in Iceberg have at least so many bits.
+_ICEBERG_BITS = 32
+
+_MYSQL = Dialect(mariadb=False, version=(9, 0))
+
+_HEAD = (
+    "What holds a column's values in each kind of target, where the pipeline makes it; `files` is Parquet,\n"
+    "by the names of Arrow, and `mysql` a MySQL 9. The conformance suite writes every one and reads it\n"
+    "back. `redis`, `kafka`, `http` and `stdout` write text, as [messages](../formats/messages.md) show it.\n"
+    "A value that its column cannot hold is null there, and counted."
+)
+
+
+def page() -> str:
+    """Return the page."""
+    columns = (
+        "SQL",
+        "`mysql`",
+        "`postgres`",
+        "`clickhouse`",
+        "`mongodb`",
+        "`elasticsearch`",
+        "`files`, `delta`",
+        "`iceberg`",
+    )
+    parts = [_HEAD]
+    for title, kinds in (
+        ("Numbers", NUMBERS),
+        ("Days and times", MOMENTS),
+        ("Text", TEXTS),
+        ("Bytes", BYTES),
+    ):
+        parts += [f"## {title}", table(columns, [_row(kind) for kind in kinds])]
+    return document("Types in targets", "the sinks of src/penstock/sinks", *parts)
+
+
+def _row(kind: SqlType) -> list[str]:
+    columns = (Column("id", "int", None, False), Column("value", kind.text, kind.charset))
+    target = Target(TableName("shop", "orders"), columns, ("id",), mariadb=kind.mariadb)
+    declared = target.arrow().field("value").type
+    where = " (MariaDB)" if kind.mariadb else ""
+    names = [
+        mysql_tables.type_text(kind.text, kind.mariadb, _MYSQL),
+        postgres_tables.types_of(target)["value"],
+        stored_columns(target)[1].sql,
+        mongodb_documents.bson_type(target, "value"),
+        _mapped(elasticsearch_documents.mapping(target)["value"]),
+        str(lake_types.stored_type(declared)),
+        str(lake_types.stored_type(declared, _ICEBERG_BITS)),
+    ]
+    return [f"`{kind.text}`{where}", *(f"`{name}`" for name in names)]
+
+
+def _mapped(found: dict[str, object]) -> str:
+    """Return how a field is mapped, in a word where that says it."""
+    shown = {name: value for name, value in found.items() if name not in ("type", "fields")}
+    return f"{found['type']} {json.dumps(shown)}" if shown else str(found["type"])

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Elasticsearch node, private to the process that starts it.
+
+    with Elasticsearch() as server:
+        server.url          # "http://127.0.0.1:40213"
+
+It is the distribution that Elasticsearch's own tests run, from Maven's central repository, with no more
+modules than HTTP needs, and started by a program of ours, as its own refuses to run as root.
+"""
+
+import hashlib
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+from tools.companion import Companion
+from tools.maven import artifacts, cached, program, run
+
+VERSION = "8.19.3"
+
+_ARTIFACTS = (f"org.elasticsearch.distribution.integ-test-zip:elasticsearch:{VERSION}:zip",)
+# What is needed of it: the server's own modules, and HTTP.
+_PARTS = ("lib/", "modules/transport-netty4/")
+_MAIN = """
+import java.nio.file.Path;
+import java.util.Map;
+import org.elasticsearch.common.logging.LogConfigurator;
+import org.elasticsearch.common.settings.Settings;
+import org.elasticsearch.env.Environment;
+import org.elasticsearch.node.Node;
+import org.elasticsearch.plugins.PluginsLoader;
+
+public class Main {
+    public static void main(String[] words) throws Exception {
+        Settings settings = Settings.builder()
+            .put("path.home", words[0])
+            .put("path.data", words[1] + "/data")
+            .put("path.logs", words[1] + "/logs")
+            .put("http.port", words[2])
+            .put("transport.port", "0")
+            .put("network.host", "127.0.0.1")
+            .put("discovery.type", "single-node")
+            .put("node.name", "test")
+            .put("node.processors", 2)
+            .put("cluster.routing.allocation.disk.threshold_enabled", false)
+            .build();
+        LogConfigurator.registerErrorListener();
+        LogConfigurator.configureWithoutConfig(Settings.builder().put("logger.level", "WARN").build());
+        Environment environment = new Environment(settings, Path.of(words[1]));
+        Node node = new Node(environment, PluginsLoader.createPluginsLoader(
+            PluginsLoader.loadModulesBundles(environment.modulesDir()),
+            PluginsLoader.loadPluginsBundles(environment.pluginsDir()),
+            Map.of()));
+        node.start();
+        Thread.currentThread().join();
+    }
+}
+"""
+
+
+def install() -> Path:
+    """Return the folder of the distribution and of our program, made if missing. Raises PartMissing."""
+    made = hashlib.sha256(_MAIN.encode()).hexdigest()[:12]
+
+    def build(folder: Path) -> None:
+        home = folder / "built" / "home"
+        [archive] = artifacts(f"elasticsearch-{VERSION}", _ARTIFACTS).glob("*.zip")
+        with zipfile.ZipFile(archive) as opened:
+            for name in opened.namelist():
+                inside = name.partition("/")[2]
+                if inside.startswith(_PARTS) and not name.endswith("/"):
+                    (home / inside).parent.mkdir(parents=True, exist_ok=True)
+                    (home / inside).write_bytes(opened.read(name))
+        (home / "plugins").mkdir()
+        (folder / "Main.java").write_text(_MAIN)
+        run([program("javac"), "-cp", f"{home}/lib/*", "-d", str(folder / "built"), "Main.java"], folder)
+
+    return cached(f"elasticsearch-{VERSION}-{made}", build)
+
+
+class Elasticsearch(Companion):
+    """The node."""
+
+    NAME = "Elasticsearch"
+
+    @property
+    def url(self) -> str:
+        """Where it listens, as the sink is told."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def argv(self, folder: Path) -> list[str]:
+        installed = install()
+        home = installed / "home"
+        natives = sorted(str(path) for path in (home / "lib" / "platform").glob("linux-*"))
+        options = [
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            f"-Des.path.home={home}",
+            "-Djna.nosys=true",
+            f"-Des.nativelibs.path={':'.join(natives)}",
+            f"-Djava.io.tmpdir={folder}",
+        ]
+        modules = ["-p", str(home / "lib"), "--add-modules=ALL-MODULE-PATH", "--add-modules=jdk.net"]
+        words = ["-cp", str(installed), "Main", str(home), str(folder), str(self.port)]
+        return [program("java"), *options, *modules, *words]
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/_cluster/health", timeout=1.0) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Kafka broker that is its own controller (KRaft), private to the process that starts it.
+
+with Kafka() as broker:
+    broker.servers          # "127.0.0.1:40213"
+"""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from tools.companion import Companion
+from tools.maven import artifacts, program
+from tools.servers.errors import ServerFailed
+from tools.servers.server import free_port
+
+VERSION = "4.1.0"
+
+_ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{VERSION}",)
+_CLUSTER = "cGVuc3RvY2stdGVzdHMtMQ"
+# A request for the versions that a broker speaks: its length, key 18, version 0, a number, no name.
+_VERSIONS_REQUEST = bytes.fromhex("0000000a00120000000000010000")
+_JVM = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=ERROR")
+
+
+def install() -> Path:
+    """Return the folder of Kafka's jars, fetched where they are missing. Raises PartMissing."""
+    return artifacts(f"kafka-{VERSION}", _ARTIFACTS)
+
+
+class Kafka(Companion):
+    """The broker. Topics are made when they are first written to, with `partitions` partitions."""
+
+    NAME = "Kafka"
+
+    def __init__(self, partitions: int = 3) -> None:
+        super().__init__()
+        self._partitions = partitions
+        self._controller_port = 0
+
+    @property
+    def servers(self) -> str:
+        """Where it listens, as `bootstrap.servers` names it."""
+        return f"127.0.0.1:{self.port}"
+
+    def argv(self, folder: Path) -> list[str]:
+        jars = install()
+        settings = folder / "server.properties"
+        java = [program("java"), *_JVM, "-cp", f"{jars}{os.sep}*"]
+        if not settings.exists():
+            self._controller_port = free_port()
+            settings.write_text(self._properties(folder / "kept"))
+            format_words = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
+            formatted = subprocess.run(
+                [*java, *format_words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            )
+            if formatted.returncode != 0:
+                raise ServerFailed(f"Kafka's folder cannot be made:\n{formatted.stderr[-2000:]}")
+        return [*java, "kafka.Kafka", str(settings)]
+
+    def _properties(self, kept: Path) -> str:
+        listeners = f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{self._controller_port}"
+        values = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "listeners": listeners,
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": kept,
+            "num.partitions": self._partitions,
+            # One broker holds the only copy of everything, its own topics included.
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "num.network.threads": 1,
+            "num.io.threads": 2,
+            "log.cleaner.dedupe.buffer.size": 4 << 20,
+        }
+        return "".join(f"{name}={value}\n" for name, value in values.items())
+
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as asked:
+                asked.sendall(_VERSIONS_REQUEST)
+                return len(asked.recv(8)) == 8
+        except OSError:
+            return False

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real PostgreSQL server, private to the process that starts it.
+
+with Postgres() as server:
+    server.url          # "postgresql://postgres@127.0.0.1:40213/postgres"
+"""
+
+import os
+import pwd
+import subprocess
+from pathlib import Path
+
+from tools.companion import Companion
+from tools.servers.errors import PartMissing, ServerFailed
+from tools.servers.packages import program_on_host
+
+# It does not run as root; one of these accounts is there.
+_ACCOUNTS = ("postgres", "nobody")
+
+_SETTINGS = """
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+fsync = off
+full_page_writes = off
+synchronous_commit = off
+max_connections = 60
+shared_buffers = 64MB
+max_wal_size = 512MB
+log_min_messages = error
+deadlock_timeout = 100ms
+"""
+
+
+class Postgres(Companion):
+    """The server; settings suit tests: it survives a kill of the process, not a loss of power."""
+
+    NAME = "PostgreSQL"
+
+    @property
+    def url(self) -> str:
+        """Where it listens, as the sink is told; `postgres` has no password."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def argv(self, folder: Path) -> list[str]:
+        programs = _programs()
+        kept = folder / "kept"
+        prefix: list[str] = []
+        if os.geteuid() == 0:
+            account = _account()
+            # A change of the account takes away the signal by which a child ends with its parent.
+            prefix = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+            prefix.append("--pdeathsig=KILL")
+            folder.chmod(0o711)
+            if not kept.exists():
+                kept.mkdir(mode=0o700)
+                os.chown(kept, account.pw_uid, account.pw_gid)
+        if not (kept / "PG_VERSION").exists():
+            words = [
+                "-D",
+                str(kept),
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--locale=C",
+                "--no-sync",
+            ]
+            made = subprocess.run(
+                [*prefix, str(programs / "initdb"), *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                cwd="/",
+                timeout=60,
+            )
+            if made.returncode != 0:
+                raise ServerFailed(f"PostgreSQL's folder cannot be made:\n{made.stderr[-2000:]}")
+            with (kept / "postgresql.conf").open("a") as settings:
+                settings.write(_SETTINGS)
+        return [*prefix, str(programs / "postgres"), "-D", str(kept), "-p", str(self.port)]
+
+    def answers(self) -> bool:
+        # It listens before it lets anybody in.
+        words = [str(_programs() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, timeout=10).returncode == 0
+
+
+def _programs() -> Path:
+    return program_on_host("/usr/lib/postgresql/*/bin/initdb", "postgresql").parent
+
+
+def _account() -> pwd.struct_passwd:
+    for name in _ACCOUNTS:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise PartMissing("PostgreSQL does not run as root, and there is no account postgres")

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TCP proxy on loopback that cuts the connections it carries, at a place or on demand.
+
+One thread owns every socket, so a reset is sent when it is asked for and not when a blocked reader
+lets go. Bytes are counted per connection and only in the direction from the server to the client,
+from the server's greeting on.
+"""
+
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+CHUNK_BYTES = 64 * 1024
+PENDING_BYTES_MAX = 256 * 1024
+WAIT_SECONDS_MAX = 30
+PACKET_HEADER_BYTES = 4
+
+Cut = Literal["reset", "close", "silence"]
+
+
+@dataclass(eq=False)
+class _Flow:
+    """One direction of a connection: bytes read from one socket and not yet written to the other."""
+
+    source: socket.socket
+    sink: socket.socket
+    pending: bytearray = field(default_factory=bytearray)
+    read_bytes: int = 0
+    ended: bool = False
+    closed: bool = False
+
+
+class _Packets:
+    """Where the packets of one direction begin: a 3-byte length, a sequence number, the payload."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._header = bytearray()
+        self._rest = 0
+
+    def middle_from(self, chunk: bytes, begin: int) -> int | None:
+        """Walk on over a chunk; return the middle of its first packet that begins at `begin` or later."""
+        middle: int | None = None
+        at = 0
+        while at < len(chunk):
+            if self._rest:
+                step = min(self._rest, len(chunk) - at)
+                self._rest -= step
+            else:
+                step = min(PACKET_HEADER_BYTES - len(self._header), len(chunk) - at)
+                self._header += chunk[at : at + step]
+            at += step
+            if len(self._header) == PACKET_HEADER_BYTES:
+                self._rest = int.from_bytes(self._header[:3], "little")
+                start = self._offset + at - PACKET_HEADER_BYTES
+                self._header.clear()
+                if middle is None and start >= begin and self._rest > 1:
+                    middle = start + PACKET_HEADER_BYTES + self._rest // 2
+        self._offset += len(chunk)
+        return middle
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    begin_bytes: int
+    how: Cut
+    in_packet: bool
+
+
+@dataclass(eq=False)
+class _Connection:
+    up: _Flow
+    down: _Flow
+    packets: _Packets = field(default_factory=_Packets)
+    plan: _Plan | None = None
+    cut_at: int | None = None
+    cut_how: Cut | None = None
+    silent: bool = False
+
+
+class Proxy:
+    """Carries connections from `port` to a server's port; as a context manager it runs inside the block.
+
+    The three cuts: "reset" ends both sides with a TCP reset, "close" with an orderly end, and
+    "silence" leaves both sides open and carries nothing more, as a lost network path does.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self.server_port = server_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._connections: list[_Connection] = []
+        self._orders: deque[Callable[[], None]] = deque()
+        self._plans: list[_Plan] = []
+        self._refusing = False
+        self._closing = False
+        self._progress = threading.Condition()
+        self.accepted_count = 0
+        self.cut_count = 0
+        self.bytes_down = 0
+        self._thread = threading.Thread(target=self._run, name=f"proxy-{self.port}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def through(self, url: str) -> str:
+        """Return a server's URL with this proxy's port in it."""
+        parts = urlsplit(url)
+        account, at, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{account}{at}127.0.0.1:{self.port}").geturl()
+
+    def cut(self, how: Cut = "reset") -> int:
+        """Cut every live connection now; return how many that were."""
+        counted: list[int] = []
+
+        def order() -> None:
+            live = [connection for connection in self._connections if not connection.silent]
+            for connection in live:
+                self._cut(connection, how)
+            counted.append(len(live))
+
+        self._do(order)
+        return counted[0]
+
+    def cut_after(
+        self, bytes_down: int, how: Cut = "reset", *, in_packet: bool = False, times: int = 1
+    ) -> None:
+        """Cut the next connections to reach so many bytes from the server, as many as `times`, there.
+
+        A connection that has passed that many already is cut at its next byte. With `in_packet` the
+        cut is in the middle of the first packet that begins at that byte or later; over TLS there
+        are no packets to see.
+        """
+        self._do(lambda: self._plans.extend([_Plan(bytes_down, how, in_packet)] * times))
+
+    def disarm(self) -> None:
+        """Forget the cuts that `cut_after` has planned."""
+        self._do(self._plans.clear)
+
+    def resume(self) -> None:
+        """Carry on with the connections that were silenced; no byte of theirs is lost."""
+
+        def order() -> None:
+            for connection in self._connections:
+                connection.silent = False
+
+        self._do(order)
+
+    def refuse(self, refusing: bool = True) -> None:
+        """Reset each new connection at once, as long as `refusing`."""
+
+        def order() -> None:
+            self._refusing = refusing
+
+        self._do(order)
+
+    def wait_for(self, condition: Callable[[Self], bool], seconds_max: float = WAIT_SECONDS_MAX) -> None:
+        """Wait until a condition over this proxy's counts holds; raise `TimeoutError` after a bound."""
+        with self._progress:
+            if not self._progress.wait_for(lambda: condition(self), seconds_max):
+                raise TimeoutError(
+                    f"after {seconds_max} s: {self.accepted_count} connections, {self.cut_count} cuts, "
+                    f"{self.bytes_down} bytes from the server"
+                )
+
+    def close(self) -> None:
+        """Close every connection and the port."""
+        if self._closing:
+            return
+
+        def order() -> None:
+            self._closing = True
+
+        if self._thread.is_alive():
+            self._do(order)
+            self._thread.join(WAIT_SECONDS_MAX)
+        # Only now is nobody left who wakes the thread up or is woken.
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _do(self, order: Callable[[], None]) -> None:
+        """Run an order in the thread that owns the sockets, and wait for it."""
+        done = threading.Event()
+
+        def run() -> None:
+            order()
+            done.set()
+
+        self._orders.append(run)
+        self._wake_out.send(b"!")
+        if not done.wait(WAIT_SECONDS_MAX):
+            raise TimeoutError(f"the proxy on port {self.port} does not run: use it as a context manager")
+
+    def _run(self) -> None:
+        while not self._closing:
+            ready = self._poll()
+            if self._wake_in.fileno() in ready:
+                self._wake_in.recv(CHUNK_BYTES)
+            while self._orders:
+                self._orders.popleft()()
+            if self._listener.fileno() in ready:
+                self._accept()
+            for connection in list(self._connections):
+                self._carry(connection, ready)
+            with self._progress:
+                self._progress.notify_all()
+        for connection in list(self._connections):
+            self._drop(connection, "close")
+        self._listener.close()
+
+    def _poll(self) -> set[int]:
+        wanted = {self._wake_in.fileno(): select.POLLIN, self._listener.fileno(): select.POLLIN}
+        for connection in self._connections:
+            for flow in () if connection.silent else (connection.up, connection.down):
+                if not flow.ended and len(flow.pending) < PENDING_BYTES_MAX and connection.cut_how is None:
+                    wanted[flow.source.fileno()] = wanted.get(flow.source.fileno(), 0) | select.POLLIN
+                if flow.pending:
+                    wanted[flow.sink.fileno()] = wanted.get(flow.sink.fileno(), 0) | select.POLLOUT
+        poll = select.poll()
+        for number, events in wanted.items():
+            poll.register(number, events)
+        return {number for number, _ in poll.poll()}
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        self.accepted_count += 1
+        try:
+            if self._refusing:
+                raise ConnectionRefusedError
+            server = socket.create_connection(("127.0.0.1", self.server_port), WAIT_SECONDS_MAX)
+        except OSError:
+            # A server that is down answers a client with a reset, and so does its proxy.
+            _reset(client)
+            return
+        for side in (client, server):
+            side.setblocking(False)
+            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections.append(_Connection(_Flow(client, server), _Flow(server, client)))
+
+    def _carry(self, connection: _Connection, ready: set[int]) -> None:
+        if connection.silent:
+            return
+        try:
+            for flow in (connection.up, connection.down):
+                if flow.source.fileno() in ready and not flow.ended and connection.cut_how is None:
+                    self._read(connection, flow)
+                if flow.pending:
+                    self._write(connection, flow)
+                if flow.ended and not flow.pending and not flow.closed:
+                    flow.sink.shutdown(socket.SHUT_WR)
+                    flow.closed = True
+        except OSError:
+            # One side has gone without an orderly end, so the other is told the same.
+            self._drop(connection, "reset")
+            return
+        if connection.cut_how is not None and not connection.down.pending:
+            self._cut(connection, connection.cut_how)
+        elif connection.up.closed and connection.down.closed:
+            self._drop(connection, "close")
+
+    def _read(self, connection: _Connection, flow: _Flow) -> None:
+        try:
+            chunk = flow.source.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            flow.ended = True
+            return
+        if flow is connection.down:
+            chunk = self._before_cut(connection, chunk)
+        flow.pending += chunk
+        flow.read_bytes += len(chunk)
+
+    def _before_cut(self, connection: _Connection, chunk: bytes) -> bytes:
+        """Return the part of a chunk that comes before a planned cut, which is then due."""
+        plan = self._plans[0] if self._plans else None
+        if plan is not connection.plan:
+            # Another connection was cut in place of this one, or the plans were forgotten.
+            connection.plan = plan
+            connection.cut_at = None if plan is None or plan.in_packet else plan.begin_bytes
+        passed = connection.down.read_bytes
+        middle = connection.packets.middle_from(chunk, plan.begin_bytes if plan is not None else 0)
+        if plan is None:
+            return chunk
+        if connection.cut_at is None:
+            connection.cut_at = middle
+        if connection.cut_at is None or connection.cut_at > passed + len(chunk):
+            return chunk
+        connection.cut_how = plan.how
+        self._plans.pop(0)
+        return chunk[: max(0, connection.cut_at - passed)]
+
+    def _write(self, connection: _Connection, flow: _Flow) -> None:
+        try:
+            sent = flow.sink.send(flow.pending)
+        except BlockingIOError:
+            return
+        del flow.pending[:sent]
+        if flow is connection.down:
+            self.bytes_down += sent
+
+    def _cut(self, connection: _Connection, how: Cut) -> None:
+        self.cut_count += 1
+        connection.plan = connection.cut_at = connection.cut_how = None
+        if how == "silence":
+            connection.silent = True
+        else:
+            self._drop(connection, how)
+
+    def _drop(self, connection: _Connection, how: Literal["reset", "close"]) -> None:
+        self._connections.remove(connection)
+        for side in (connection.up.source, connection.up.sink):
+            if how == "reset":
+                _reset(side)
+            else:
+                side.close()
+
+
+def _reset(side: socket.socket) -> None:
+    """Close a socket with a TCP reset: socket(7), SO_LINGER with no time to linger."""
+    side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    side.close()

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real ZooKeeper server, an ensemble of one, private to the process that starts it.
+
+with ZooKeeper() as ensemble:
+    ensemble.hosts          # "127.0.0.1:40213"
+"""
+
+import os
+import socket
+from pathlib import Path
+
+from tools.companion import Companion
+from tools.maven import artifacts, program
+
+VERSION = "3.9.3"
+
+# A session may be as short as two ticks.
+TICK_MILLISECONDS = 250
+
+_ARTIFACTS = (
+    f"org.apache.zookeeper:zookeeper:{VERSION}",
+    "io.dropwizard.metrics:metrics-core:4.1.12.1",
+    "org.xerial.snappy:snappy-java:1.1.10.5",
+)
+
+
+def install() -> Path:
+    """Return the folder of ZooKeeper's jars, fetched where they are missing. Raises PartMissing."""
+    return artifacts(f"zookeeper-{VERSION}", _ARTIFACTS)
+
+
+class ZooKeeper(Companion):
+    """The server."""
+
+    NAME = "ZooKeeper"
+
+    @property
+    def hosts(self) -> str:
+        """Where it listens, as a URL names it."""
+        return f"127.0.0.1:{self.port}"
+
+    def argv(self, folder: Path) -> list[str]:
+        jars = install()
+        (folder / "zoo.cfg").write_text(
+            f"dataDir={folder / 'kept'}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
+            f"tickTime={TICK_MILLISECONDS}\nmaxSessionTimeout=60000\nmaxClientCnxns=0\n"
+            "admin.enableServer=false\n4lw.commands.whitelist=ruok,cons\n"
+        )
+        # What it writes outlives its process without a sync, and nothing here takes the power away.
+        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        return [program("java"), *options, "-cp", f"{jars}{os.sep}*", main, str(folder / "zoo.cfg")]
+
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as asked:
+                asked.sendall(b"ruok")
+                return asked.recv(4) == b"imok"
+        except OSError:
+            return False
