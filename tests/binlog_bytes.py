@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binlog files taken apart into events and put together again, with positions and checksums made anew.
+
+The header of an event: timestamp 4, type 1, server id 4, length 4, end position 4, flags 2, little-endian.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+MAGIC = b"\xfebin"
+HEADER = struct.Struct("<IBIIIH")
+CHECKSUM = struct.Struct("<I")
+
+QUERY, ROTATE, FORMAT_DESCRIPTION, XID = 2, 4, 15, 16
+TABLE_MAP, INCIDENT, HEARTBEAT, ANNOTATE = 19, 26, 27, 160
+WRITE_ROWS_V1, UPDATE_ROWS_V1, DELETE_ROWS_V1, WRITE_ROWS, UPDATE_ROWS, DELETE_ROWS = 23, 24, 25, 30, 31, 32
+GTID, ANONYMOUS_GTID, PREVIOUS_GTIDS = 33, 34, 35
+PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD, TAGGED_GTID = 39, 40, 42
+MARIADB_GTID, MARIADB_GTID_LIST, START_ENCRYPTION = 162, 163, 164
+MARIADB_QUERY_COMPRESSED = 165
+MARIADB_ROWS_COMPRESSED = (166, 167, 168, 169, 170, 171)
+FLAG_IN_USE, FLAG_ARTIFICIAL = 0x01, 0x20
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. `body` has neither header nor checksum."""
+
+    timestamp: int
+    code: int
+    server_id: int
+    end_position: int
+    flags: int
+    body: bytes
+    offset: int = 0
+    checksum: bool = True
+
+    @property
+    def size(self) -> int:
+        """The length of the whole event."""
+        return HEADER.size + len(self.body) + (CHECKSUM.size if self.checksum else 0)
+
+    def encode(self, checksum: int | None = None) -> bytes:
+        """Return the event's bytes with its CRC32, or with `checksum` in its place."""
+        head = HEADER.pack(
+            self.timestamp, self.code, self.server_id, self.size, self.end_position & 0xFFFFFFFF, self.flags
+        )
+        plain = head + self.body
+        if not self.checksum:
+            return plain
+        return plain + CHECKSUM.pack(zlib.crc32(plain) if checksum is None else checksum)
+
+
+def events(data: bytes, checksum: bool = True, offset: int = len(MAGIC)) -> Iterator[Event]:
+    """Yield the events of a file's bytes. The format description has a checksum in every file."""
+    while offset < len(data):
+        timestamp, code, server_id, size, end, flags = HEADER.unpack_from(data, offset)
+        assert HEADER.size <= size <= len(data) - offset, f"no event at {offset}"
+        has_checksum = checksum or code == FORMAT_DESCRIPTION
+        tail = CHECKSUM.size if has_checksum else 0
+        body = data[offset + HEADER.size : offset + size - tail]
+        yield Event(timestamp, code, server_id, end, flags, body, offset, has_checksum)
+        offset += size
+
+
+def assemble(parts: Iterable[Event], offset: int = 0) -> bytes:
+    """Return events back to back, with positions and checksums that fit; from offset 0, with a magic."""
+    out = bytearray(MAGIC if offset == 0 else b"")
+    start = offset
+    for event in parts:
+        end = start + len(out) + event.size
+        out += replace(event, end_position=end).encode()
+    return bytes(out)
+
+
+def first_event_end(data: bytes) -> int:
+    """Return where the format description ends."""
+    return len(MAGIC) + HEADER.unpack_from(data, len(MAGIC))[3]
+
+
+def codes(data: bytes, checksum: bool = True) -> list[int]:
+    """Return the types of a file's events."""
+    return [event.code for event in events(data, checksum)]

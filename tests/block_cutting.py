@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole byte strings through the block cutter, and its records taken apart."""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from penstock._native import BlockCutter
+from tests.conftest import ROOT
+
+SMALL_LOGS = sorted((ROOT / "native/kernel/tests/logs").glob("*.binlog"))
+
+RECORD = struct.Struct("<QQIIqq16sQIIIIQIB3xQQQ4xI")
+BEGINS, ENDS, STATEMENT, CONSECUTIVE, UNCOUNTED = 1, 2, 4, 8, 16
+FULL_PACKET_BYTES = 0xFFFFFF
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record, as it stands in an index."""
+
+    start: int
+    end: int
+    file_number: int
+    server_id: int
+    time_us: int
+    time_max_us: int
+    source: bytes
+    number: int
+    event_index: int
+    transactions: int
+    changes: int
+    events: int
+    tables: int
+    flags: int
+    epoch: int
+    last_boundary: int
+    transaction_start: int
+    sequence_start: int
+
+    def concerns(self, table: str) -> bool:
+        """Whether the block may hold changes of a table, written `database.table`."""
+        return bool(self.tables >> (zlib.crc32(table.encode()) & 63) & 1)
+
+
+def records_of(packed: bytes) -> list[Record]:
+    """Return records after their checksums were proved."""
+    found = []
+    for at in range(0, len(packed), RECORD.size):
+        one = packed[at : at + RECORD.size]
+        *values, checksum = RECORD.unpack(one)
+        assert checksum == zlib.crc32(one[:-4])
+        assert one[93:96] == bytes(3)
+        assert one[120:124] == bytes(4)
+        found.append(Record(**dict(zip((field.name for field in fields(Record)), values, strict=True))))
+    return found
+
+
+@dataclass
+class Part:
+    """What one source file gave, from where it was begun."""
+
+    file: str
+    offset: int
+    format_description: bytes
+    gtid_set: str
+    content: bytearray = field(default_factory=bytearray)
+    packed: bytearray = field(default_factory=bytearray)
+    statements: list[tuple[str, str, int, int]] = field(default_factory=list)
+    end: int = 0
+    boundary: int = 0
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of its blocks."""
+        return records_of(bytes(self.packed))
+
+
+class Cutting:
+    """Feeds one cutter and keeps what it hands out, by source file."""
+
+    def __init__(self, **options: Any) -> None:
+        given: dict[str, Any] = {
+            "epoch": 0,
+            "file": "binlog.000001",
+            "offset": 0,
+            "live": False,
+            "flavor": "mysql",
+        }
+        self.cutter = BlockCutter(**(given | options))
+        self.parts: list[Part] = []
+        self.holes: list[tuple[int, int]] = []
+        self.left = b""
+        if not options.get("live") and options.get("offset"):
+            self._begin()
+
+    def packets(self, received: Iterable[bytes | memoryview]) -> "Cutting":
+        """Feed the packets of a dump, in the pieces in which they come."""
+        return self._feed(self.cutter.feed_packets, received)
+
+    def events(self, pieces: Iterable[bytes | memoryview]) -> "Cutting":
+        """Feed event bytes, in the pieces in which they come."""
+        return self._feed(self.cutter.feed, pieces)
+
+    def close(self) -> "Cutting":
+        """Close the last block."""
+        self.cutter.close_block()
+        self._take()
+        return self
+
+    def _feed(
+        self, feed: Callable[[bytes | memoryview], int], pieces: Iterable[bytes | memoryview]
+    ) -> "Cutting":
+        held = b""
+        for piece in pieces:
+            held += piece
+            used = feed(held)
+            self._take()
+            while self.cutter.state != "input":
+                if self.cutter.state == "file":
+                    self.cutter.take_file()
+                    self._begin()
+                else:
+                    before = self.cutter.data_end
+                    self.cutter.take_hole()
+                    self.holes.append((before, self.cutter.offset))
+                used += feed(memoryview(held)[used:])
+                self._take()
+            held = held[used:]
+        self.left = held
+        return self
+
+    def _begin(self) -> None:
+        cutter = self.cutter
+        self.parts.append(Part(cutter.file, cutter.offset, cutter.format_description, cutter.gtid_set))
+
+    def _take(self) -> None:
+        cutter = self.cutter
+        if not cutter.untaken:
+            return
+        part = self.parts[-1]
+        start, end, boundary = cutter.data_start, cutter.data_end, cutter.boundary
+        assert cutter.data_file == part.file
+        statements = cutter.take_statements()
+        chunk = cutter.take_data()
+        assert len(chunk) == end - start
+        part.content += chunk
+        part.packed += cutter.take_records()
+        part.statements += statements
+        part.end, part.boundary = end, boundary
+
+
+def cut(content: bytes | memoryview, pieces: int = 1 << 20, **options: Any) -> Cutting:
+    """Cut the bytes of one file, offered in pieces; the last block is closed."""
+    view = memoryview(content)
+    return Cutting(**options).events(view[at : at + pieces] for at in range(0, len(view), pieces)).close()
+
+
+def framed(events: Iterable[bytes], mark: bytes = b"", sequence: int = 1) -> Iterator[bytes]:
+    """Yield the packets in which a server sends events; `mark` is what semi-synchronous replication adds."""
+    for event in events:
+        rest = b"\x00" + mark + event
+        while True:
+            part, rest = rest[:FULL_PACKET_BYTES], rest[FULL_PACKET_BYTES:]
+            yield len(part).to_bytes(3, "little") + bytes([sequence & 0xFF]) + part
+            sequence += 1
+            if len(part) < FULL_PACKET_BYTES:
+                break
+
+
+def flavor_of(path: Path) -> str:
+    """Return the flavor of the server that wrote a log of the small ones."""
+    return "mariadb" if path.name.startswith("mariadb") else "mysql"

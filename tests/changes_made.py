@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes made by hand, in the form in which a pipeline has them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow
+
+from penstock import _native
+from penstock.changes import SYSTEM_COLUMNS, Changes, Origin, Target
+from penstock.model import Column, TableName
+
+# Times of commits count seconds from here.
+EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def target_of(
+    columns: Mapping[str, str | Column],
+    key: Sequence[str] = ("id",),
+    *,
+    name: str = "shop.orders",
+    unique: Sequence[Sequence[str]] = (),
+    mariadb: bool = False,
+) -> Target:
+    """Return a target; columns by name with their SQL types, texts in utf8mb4."""
+    made = []
+    for column, declared in columns.items():
+        if isinstance(declared, Column):
+            made.append(declared)
+        else:
+            charset = "utf8mb4" if declared.startswith(("char", "varchar", "text", "enum", "set")) else None
+            made.append(Column(column, declared, charset, column not in key))
+    return Target(TableName.parse(name), tuple(made), tuple(key), tuple(map(tuple, unique)), mariadb)
+
+
+@dataclass(frozen=True)
+class Made:
+    """One row of changes: its type, its version, and its values by column; what is not named is null."""
+
+    change: str
+    version: int
+    values: Mapping[str, Any]
+    row: int = 0
+    unrepresentable: Mapping[str, str] | None = None
+    absent: Sequence[str] | None = None
+
+
+def insert(version: int, row: int = 0, **values: Any) -> list[Made]:
+    """Return an insert."""
+    return [Made("insert", version, values, row)]
+
+
+def delete(version: int, row: int = 0, **values: Any) -> list[Made]:
+    """Return a delete."""
+    return [Made("delete", version, values, row)]
+
+
+def update(version: int, before: Mapping[str, Any], after: Mapping[str, Any], row: int = 0) -> list[Made]:
+    """Return both images of an update."""
+    return [Made("update_preimage", version, before, row), Made("update_postimage", version, after, row)]
+
+
+def changes_of(target: Target, *made: Sequence[Made], origin: Origin = Origin.LOG) -> Changes:
+    """Return rows as changes, in the order given."""
+    rows = [one for group in made for one in group]
+    schema = rows_schema(target)
+    columns: list[pyarrow.Array] = [
+        pyarrow.array([one.values.get(name) for one in rows], schema.field(name).type)
+        for name in target.column_names
+    ]
+    columns += [
+        pyarrow.array([one.change for one in rows], pyarrow.string()),
+        pyarrow.array([one.version for one in rows], pyarrow.int64()),
+        pyarrow.array(
+            [EPOCH + timedelta(seconds=one.version) for one in rows], schema.field("_commit_timestamp").type
+        ),
+        pyarrow.array([_metadata(target, one) for one in rows], schema.field("_metadata").type),
+    ]
+    return Changes(target, pyarrow.RecordBatch.from_arrays(columns, schema=schema), target.name, origin)
+
+
+def rows_schema(target: Target) -> pyarrow.Schema:
+    """Return the schema of a target's changes, as the kernel emits them."""
+    declared = [(one.name, one.type_text, one.charset, one.nullable) for one in target.columns]
+    schema = pyarrow.schema(_native.arrow_schema(declared, mariadb=target.mariadb))
+    return pyarrow.schema([schema.field(name) for name in (*target.column_names, *SYSTEM_COLUMNS)])
+
+
+def _metadata(target: Target, one: Made) -> dict[str, Any]:
+    return {
+        "instance": "test",
+        "database": target.name.database,
+        "table": target.name.table,
+        "gtid": None,
+        "file": "mysql-bin.000001",
+        "offset": one.version * 16,
+        "row": one.row,
+        "server_id": 1,
+        "thread_id": None,
+        "schema_version": 1,
+        "absent": list(one.absent) if one.absent else None,
+        "unrepresentable": list(one.unrepresentable.items()) if one.unrepresentable else None,
+    }

@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.coordinate.checkpoint import Checkpoint, Checkpoints
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import (
+    ABSENT,
+    CoordinationStore,
+    backend_names,
+    decoded_name,
+    path_of,
+)
+from penstock.errors import (
+    CoordinationLost,
+    LeaseLost,
+    LimitExceeded,
+    OptionInvalid,
+    VersionConflict,
+)
+from penstock.limits import COORDINATION_RECORD_BYTES_MAX
+from tests import coordination_process
+from tests.coordination_backends import (
+    OPERATION_SECONDS,
+    SESSION_SECONDS,
+    WAIT_SECONDS_MAX,
+    Backend,
+    MemoryBackend,
+    SqliteBackend,
+    ZooKeeperBackend,
+    is_lost,
+    wait_until,
+)
+
+# What a handover may take beside the session's own time: polls, and a machine that is busy.
+SLACK_SECONDS = 5.0
+
+LEASE = "/shop/lease"
+
+
+# One process has this one for itself.
+ALONE = "memory"
+
+
+@pytest.fixture(params=backend_names())
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """Each backend in turn: one that is in the folder and not here is an error."""
+    made: dict[str, Callable[[], Backend]] = {
+        ALONE: MemoryBackend,
+        "sqlite": lambda: SqliteBackend(tmp_path),
+        "zookeeper": lambda: ZooKeeperBackend(request.getfixturevalue("zookeeper")),
+    }
+    with made[request.param]() as opened:
+        yield opened
+
+
+# For tests of several processes.
+between_processes = pytest.mark.parametrize(
+    "backend", [name for name in backend_names() if name != ALONE], indirect=True
+)
+
+
+@pytest.fixture
+def store(backend: Backend) -> CoordinationStore:
+    return backend.open()
+
+
+@pytest.fixture
+def other(backend: Backend) -> CoordinationStore:
+    """The same records, as another process sees them."""
+    return backend.open()
+
+
+# --- Records ----------------------------------------------------------------------------------
+
+
+def test_a_record_is_what_was_written(store: CoordinationStore, other: CoordinationStore) -> None:
+    for value in (b"", b"one", bytes(range(256)), b"\n" * 40, b"0123456789abcdef" * 3):
+        store.put("/shop/orders", value)
+        for reader in (store, other):
+            record = reader.get("/shop/orders")
+            assert record is not None
+            assert record.value == value
+            assert not record.of_session
+    assert store.get("/shop") is None
+    assert store.get("/shop/orders/below") is None
+
+
+def test_a_record_is_written_over_the_version_that_was_read(
+    store: CoordinationStore, other: CoordinationStore
+) -> None:
+    first = store.put("/shop/orders", b"1", ABSENT)
+    with pytest.raises(VersionConflict):
+        other.put("/shop/orders", b"other", ABSENT)
+    second = other.put("/shop/orders", b"2", first)
+    assert second > first
+    with pytest.raises(VersionConflict):
+        store.put("/shop/orders", b"3", first)
+    with pytest.raises(VersionConflict):
+        store.put("/shop/nothing", b"3", 0)
+    third = store.put("/shop/orders", b"3")
+    record = other.get("/shop/orders")
+    assert record is not None
+    assert (record.value, record.version) == (b"3", third)
+
+
+def test_a_record_is_deleted_in_the_version_that_was_read(store: CoordinationStore) -> None:
+    first = store.put("/shop/orders", b"1")
+    second = store.put("/shop/orders", b"2")
+    with pytest.raises(VersionConflict):
+        store.delete("/shop/orders", first)
+    store.delete("/shop/orders", second)
+    assert store.get("/shop/orders") is None
+    store.delete("/shop/orders")
+    with pytest.raises(VersionConflict):
+        store.delete("/shop/orders", second)
+
+
+def test_names_are_listed_one_level_deep(store: CoordinationStore, other: CoordinationStore) -> None:
+    odd = ["a/b", "..", "ü ñ", "50%", "new\nline", "."]
+    for name in odd:
+        store.put(path_of("shop", name, "record"), name.encode())
+    store.put("/shopping", b"")
+    assert sorted(decoded_name(name) for name in other.list("/shop")) == sorted(odd)
+    assert list(other.list("/")) == ["shop", "shopping"]
+    assert list(other.list("/nothing")) == []
+    for name in odd:
+        record = other.get(path_of("shop", name, "record"))
+        assert record is not None
+        assert record.value == name.encode()
+        other.delete(path_of("shop", name, "record"))
+    assert list(store.list("/")) == ["shopping"]
+
+
+def test_a_record_may_have_others_below_it(store: CoordinationStore) -> None:
+    store.put("/shop/orders/record", b"below")
+    store.put("/shop/orders", b"above", ABSENT)
+    record = store.get("/shop/orders")
+    assert record is not None
+    assert record.value == b"above"
+    store.delete("/shop/orders", record.version)
+    assert store.get("/shop/orders") is None
+    assert store.get("/shop/orders/record") is not None
+
+
+def test_a_record_that_is_too_large_is_refused(store: CoordinationStore) -> None:
+    store.put("/shop/orders", b"x" * COORDINATION_RECORD_BYTES_MAX)
+    with pytest.raises(LimitExceeded):
+        store.put("/shop/orders", b"x" * (COORDINATION_RECORD_BYTES_MAX + 1))
+
+
+def test_threads_and_stores_count_without_a_loss(store: CoordinationStore, other: CoordinationStore) -> None:
+    counting = [
+        threading.Thread(target=coordination_process.increment, args=(one, "/count", 20))
+        for one in (store, store, other)
+    ]
+    for thread in counting:
+        thread.start()
+    for thread in counting:
+        thread.join()
+    record = store.get("/count")
+    assert record is not None
+    assert record.value == b"60"
+
+
+@between_processes
+def test_processes_count_without_a_loss(backend: Backend) -> None:
+    counting = [coordination_process.start("increment", backend.url, "/count", 50) for _ in range(2)]
+    for process in counting:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    record = backend.open().get("/count")
+    assert record is not None
+    assert record.value == b"100"
+
+
+# --- Watches ----------------------------------------------------------------------------------
+
+
+def test_a_watch_tells_of_every_change_below(store: CoordinationStore, other: CoordinationStore) -> None:
+    told = threading.Event()
+    watch = store.watch("/shop", told.set)
+    changes: list[Callable[[], object]] = [
+        lambda: other.put("/shop/orders/record", b"1"),
+        lambda: other.put("/shop/orders/record", b"2"),
+        lambda: store.put("/shop/orders/record", b"3"),
+        lambda: other.put("/shop/orders/deep/er", b""),
+        lambda: other.delete("/shop/orders/record"),
+        lambda: other.put("/shop/orders/record", b"4"),
+        lambda: other.put("/shop", b"5"),
+        lambda: other.delete("/shop"),
+    ]
+    for number, change in enumerate(changes):
+        # What comes late of the change before is not taken for this one's.
+        wait_quiet(told)
+        change()
+        assert told.wait(WAIT_SECONDS_MAX), number
+    watch.close()
+    wait_quiet(told)
+    other.put("/shop/orders/record", b"6")
+    assert not told.wait(0.5)
+
+
+def test_whoever_is_told_reads_the_change(store: CoordinationStore, other: CoordinationStore) -> None:
+    told = threading.Event()
+    store.watch("/count", told.set)
+    for number in range(30):
+        other.put("/count", str(number).encode())
+        while True:
+            assert told.wait(WAIT_SECONDS_MAX), number
+            told.clear()
+            record = store.get("/count")
+            if record is not None and record.value == str(number).encode():
+                break
+
+
+# --- Sessions ---------------------------------------------------------------------------------
+
+
+def test_a_session_s_records_go_with_it(store: CoordinationStore, other: CoordinationStore) -> None:
+    session, another = store.session(SESSION_SECONDS), other.session(SESSION_SECONDS)
+    created = session.put_ephemeral(LEASE, b"mine")
+    assert session.put_ephemeral(LEASE, b"again") == created
+    with pytest.raises(VersionConflict):
+        another.put_ephemeral(LEASE, b"theirs")
+    another.remove(LEASE)
+    record = other.get(LEASE)
+    assert record is not None
+    assert (record.value, record.created, record.of_session) == (b"mine", created, True)
+    assert session.alive
+    assert session.certain
+    session.close()
+    assert not session.alive
+    assert not session.certain
+    wait_until(lambda: other.get(LEASE) is None)
+    assert another.put_ephemeral(LEASE, b"theirs") > created
+    another.remove(LEASE)
+    assert store.get(LEASE) is None
+    with pytest.raises(CoordinationLost):
+        session.put_ephemeral(LEASE, b"late")
+
+
+def test_a_session_lives_as_long_as_it_gives_signs(
+    store: CoordinationStore, other: CoordinationStore
+) -> None:
+    session = store.session(SESSION_SECONDS)
+    session.put_ephemeral(LEASE, b"mine")
+    threading.Event().wait(2.5 * SESSION_SECONDS)
+    assert session.certain
+    assert other.get(LEASE) is not None
+
+
+def test_a_session_that_expires_is_told_and_its_records_go(
+    backend: Backend, store: CoordinationStore, other: CoordinationStore
+) -> None:
+    session = store.session(SESSION_SECONDS)
+    lost, told = threading.Event(), threading.Event()
+    session.on_lost(lost.set)
+    session.put_ephemeral(LEASE, b"mine")
+    other.watch(LEASE, told.set)
+    told.clear()
+    backend.expire(store, session)
+    assert lost.wait(WAIT_SECONDS_MAX)
+    assert not session.alive
+    wait_until(lambda: other.get(LEASE) is None)
+    assert told.wait(WAIT_SECONDS_MAX)
+    late = threading.Event()
+    session.on_lost(late.set)
+    assert late.is_set()
+    with pytest.raises(CoordinationLost):
+        session.put_ephemeral(LEASE, b"late")
+
+
+def test_a_session_that_is_closed_is_not_lost(store: CoordinationStore) -> None:
+    session = store.session(SESSION_SECONDS)
+    lost = threading.Event()
+    session.on_lost(lost.set)
+    session.close()
+    assert not lost.wait(0.3)
+
+
+# --- Leases and fencing -----------------------------------------------------------------------
+
+
+def test_a_lease_has_one_holder_and_tokens_rise(backend: Backend) -> None:
+    tokens = []
+    for number in range(4):
+        store, other = backend.open(), backend.open()
+        lease = Lease.acquire(store, store.session(SESSION_SECONDS), LEASE, f"one-{number}")
+        assert lease is not None
+        session = other.session(SESSION_SECONDS)
+        assert Lease.acquire(other, session, LEASE, "two") is None
+        assert lease.held
+        tokens.append(lease.token)
+        lease.release()
+        assert not lease.held
+        following = Lease.acquire(other, session, LEASE, "two")
+        assert following is not None
+        tokens.append(following.token)
+        other.delete(LEASE)
+        store.close()
+        other.close()
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_holder_that_lost_its_lease_writes_no_checkpoint(
+    backend: Backend, store: CoordinationStore, other: CoordinationStore
+) -> None:
+    session = store.session(SESSION_SECONDS)
+    lease = Lease.acquire(store, session, LEASE, "one")
+    assert lease is not None
+    mine, theirs = Checkpoints(store, "/shop"), Checkpoints(other, "/shop")
+    assert mine.take(0, lease.token).checkpoint is None
+    first = Checkpoint.now("mysql-bin.000001:100", "uuid:1-5", "key", 7)
+    mine.write(0, lease.token, first)
+    backend.expire(store, session)
+    wait_until(lambda: other.get(LEASE) is None)
+    following = Lease.acquire(other, other.session(SESSION_SECONDS), LEASE, "two")
+    assert following is not None
+    assert theirs.take(0, following.token).checkpoint == first
+    with pytest.raises(LeaseLost):
+        mine.write(0, lease.token, Checkpoint.now("mysql-bin.000001:200"))
+    with pytest.raises(LeaseLost):
+        mine.take(0, lease.token)
+    assert theirs.read(0) == first
+    # What the store has ended is known here with the next sign of life.
+    wait_until(lambda: not lease.held)
+
+
+def test_a_store_that_does_not_answer_is_said_to_be_lost_and_comes_back(
+    backend: Backend, store: CoordinationStore, other: CoordinationStore
+) -> None:
+    session = store.session(60 * SESSION_SECONDS)
+    lease = Lease.acquire(store, session, LEASE, "one")
+    told = threading.Event()
+    store.watch("/shop", told.set)
+    version = store.put("/shop/orders", b"1")
+    with backend.cut_off(store):
+        took = wait_until(lambda: is_lost(lambda: store.put("/shop/orders", b"2", version)))
+        assert took < OPERATION_SECONDS + SLACK_SECONDS
+    wait_until(lambda: not is_lost(lambda: store.get("/shop/orders")))
+    wait_until(lambda: lease is not None and lease.held)
+    told.clear()
+    record = store.get("/shop/orders")
+    assert record is not None
+    other.put("/shop/orders", b"3")
+    assert told.wait(WAIT_SECONDS_MAX)
+
+
+def test_a_holder_that_is_cut_off_is_uncertain_then_lost_and_fenced(backend: Backend) -> None:
+    store = backend.open()
+    session = store.session(SESSION_SECONDS)
+    lease = Lease.acquire(store, session, LEASE, "one")
+    assert lease is not None
+    mine = Checkpoints(store, "/shop")
+    mine.take(0, lease.token)
+    lost = threading.Event()
+    lease.on_lost(lost.set)
+    with backend.cut_off(store):
+        wait_until(lambda: not lease.held)
+        if isinstance(backend, MemoryBackend):
+            backend.expire(store, session)
+        assert lost.wait(WAIT_SECONDS_MAX)
+        assert not session.alive
+    other = backend.open()
+    following = wait_for_lease(other, "two")
+    assert following.token > lease.token
+    Checkpoints(other, "/shop").take(0, following.token)
+    wait_until(lambda: not is_lost(lambda: store.get("/shop/orders")))
+    with pytest.raises(LeaseLost):
+        mine.write(0, lease.token, Checkpoint.now("mysql-bin.000001:200"))
+
+
+@between_processes
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_holder_that_dies_is_followed_within_its_session_time(
+    backend: Backend, number: signal.Signals
+) -> None:
+    holder = coordination_process.start("hold", backend.url, LEASE, "one", SESSION_SECONDS)
+    assert holder.stdout is not None
+    try:
+        token = int(holder.stdout.readline())
+        store = backend.open()
+        session = store.session(SESSION_SECONDS)
+        assert Lease.acquire(store, session, LEASE, "two") is None
+        holder.send_signal(number)
+        following: list[Lease] = []
+
+        def taken() -> bool:
+            following.extend(filter(None, [Lease.acquire(store, session, LEASE, "two")]))
+            return bool(following)
+
+        assert wait_until(taken) < SESSION_SECONDS + SLACK_SECONDS
+        assert following[0].token > token
+        if number == signal.SIGSTOP:
+            # It finds out by its own clock, before anything else tells it.
+            holder.send_signal(signal.SIGCONT)
+            assert holder.stdout.readline() == "False\n"
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+# --- Opening ----------------------------------------------------------------------------------
+
+
+def test_a_store_is_refused_in_a_forked_process(store: CoordinationStore) -> None:
+    store.put("/shop/orders", b"1")
+    child = os.fork()
+    if child == 0:
+        try:
+            store.get("/shop/orders")
+        except OptionInvalid:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_a_store_that_was_closed_answers_nothing(store: CoordinationStore) -> None:
+    session = store.session(SESSION_SECONDS)
+    store.close()
+    store.close()
+    assert not session.alive
+    with pytest.raises(CoordinationLost):
+        store.get("/shop/orders")
+
+
+# --- Small things -----------------------------------------------------------------------------
+
+
+def wait_quiet(told: threading.Event) -> None:
+    """Wait until a watch has told of everything that happened."""
+    while told.wait(0.2):
+        told.clear()
+
+
+def wait_for_lease(store: CoordinationStore, holder: str) -> Lease:
+    """Take the lease once it is free."""
+    session = store.session(SESSION_SECONDS)
+    found: list[Lease] = []
+
+    def taken() -> bool:
+        try:
+            found.extend(filter(None, [Lease.acquire(store, session, LEASE, holder)]))
+        except CoordinationLost:
+            return False
+        return bool(found)
+
+    wait_until(taken)
+    return found[0]

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every log does, wherever it keeps its bytes: in memory alone, in files alone, or in both."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.daemon import check
+from penstock.errors import (
+    LimitExceeded,
+    LogFull,
+    OptionInvalid,
+    PositionInvalid,
+    PositionPurged,
+    SourceMissing,
+)
+from penstock.logstore import memory_log
+from penstock.logstore.disk import Disk
+from penstock.logstore.log import Log
+from penstock.logstore.memory_disk import MemoryDisk
+from penstock.logstore.memory_log import MemoryLog
+from penstock.model import Position
+from penstock.settings import LogSettings
+from tests.captured_log import capturing, head_of, settings_of, wait_for_position
+from tests.fixture_types import FreshDatabase
+from tests.logstore_source import SETTINGS, TIME_S, Captured, boundaries, check_log, server_files
+from tools.servers import Server
+
+MODES = ["memory", "file", "mixed"]
+MIXED_BYTES = 6000
+
+
+def settings(mode: str, **changes: object) -> LogSettings:
+    memory_bytes = {"memory": 1 << 20, "file": 0, "mixed": MIXED_BYTES}[mode]
+    return SETTINGS.model_copy(update={"mode": mode, "memory_bytes": memory_bytes, **changes})
+
+
+def open_mode(mode: str, folder: Path, disk: Disk | None = None, **changes: object) -> Log:
+    if mode == "memory":
+        return MemoryLog.open_memory(settings(mode, **changes), instance="shop", clock=lambda: TIME_S)
+    return Log.open(folder, settings(mode, **changes), disk, clock=lambda: TIME_S)
+
+
+@pytest.fixture(params=MODES)
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    # Syncs of a real disk take most of the time of a log this small, and change nothing here.
+    with open_mode(request.param, Path("/log"), MemoryDisk(1 << 26)) as opened:
+        yield opened
+
+
+def capture_in_a_thread(log: Log, each: Callable[[Captured, int], None]) -> threading.Thread:
+    thread = threading.Thread(target=Captured(log, each=each).run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_what_was_captured_is_read_back_whole(log: Log) -> None:
+    Captured(log).run()
+    check_log(log, whole=True)
+    assert len(log.segments) > 6
+
+
+def test_any_range_is_that_of_the_source(log: Log) -> None:
+    Captured(log).run()
+    for file in server_files():
+        first = 4 + int.from_bytes(file.content[13:17], "little")
+        for start in range(first, len(file.content), 331):
+            for stop in (start + 1, start + 900, len(file.content)):
+                stop = min(stop, len(file.content))
+                read = b"".join(log.read(file.epoch, file.name, start, stop))
+                assert read == file.content[start:stop]
+
+
+def test_every_boundary_has_its_gtid_set_and_is_found_by_it(log: Log) -> None:
+    Captured(log).run()
+    first = log.earliest()
+    assert first is not None
+    for position, gtid_set in boundaries().items():
+        if position < first:
+            continue
+        assert log.gtid_set(position) == gtid_set
+        if position.epoch == 0 and gtid_set:
+            assert log.locate_gtid_set(gtid_set).position <= max(
+                one for one, same in boundaries().items() if one.epoch == 0 and same == gtid_set
+            )
+
+
+def test_every_position_and_every_time_is_found(log: Log) -> None:
+    Captured(log).run()
+    first = log.earliest()
+    assert first is not None
+    for position in boundaries():
+        if position >= first:
+            located = log.locate_position(position).position
+            assert located == position or located.file != position.file
+    for record in log.segments:
+        if record.time_first_us:
+            found = log.locate_time(record.time_first_us).position
+            assert found <= Position(record.epoch, log.segment_head(record).file, record.base)
+
+
+def test_a_reader_follows_a_log_that_grows_and_gets_every_byte_once(log: Log) -> None:
+    got: dict[tuple[int, str], bytes] = {}
+    writer = capture_in_a_thread(log, lambda _captured, _count: None)
+    last = server_files()[-1]
+    end = Position(last.epoch, last.name, len(last.content))
+    seen: Position | None = None
+    while seen != end:
+        visible = log.wait_visible(seen, timeout=60)
+        assert visible is not None
+        assert seen is None or visible > seen
+        for extent in log.extents():
+            if extent.first > visible:
+                continue
+            file = (extent.epoch, extent.file)
+            done = extent.start + len(got.get(file, b""))
+            stop = min(extent.end, visible.offset) if extent.file == visible.file else extent.end
+            if done < stop:
+                got[file] = got.get(file, b"") + b"".join(log.read(*file, done, stop))
+        seen = visible
+    writer.join(60)
+    for file in server_files():
+        first = 4 + int.from_bytes(file.content[13:17], "little")
+        assert got[file.epoch, file.name] == file.content[first:]
+
+
+def test_what_is_visible_only_grows_and_is_a_boundary(log: Log) -> None:
+    seen: list[Position] = []
+
+    def look(_captured: Captured, _count: int) -> None:
+        if log.visible is not None:
+            seen.append(log.visible)
+
+    Captured(log, piece_bytes=150, each=look).run()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 30
+    assert set(seen) <= set(boundaries())
+
+
+def test_a_sync_says_how_far_the_log_is_durable(log: Log) -> None:
+    Captured(log).run()
+    assert log.sync() == log.visible == log.durable
+    assert log.wait_durable(None, timeout=0) == log.durable
+
+
+def test_the_status_adds_up(log: Log) -> None:
+    Captured(log).run()
+    status = log.status()
+    assert status.segments == len(log.segments)
+    assert status.epoch == 1
+    assert (status.earliest, status.visible) == (log.earliest(), log.head())
+    assert status.transactions > 20
+    assert status.bytes > sum(len(file.content) for file in server_files()) * 0.9
+
+
+def test_what_is_not_there_is_refused_by_the_same_errors(log: Log) -> None:
+    with pytest.raises(SourceMissing):
+        log.head()
+    assert log.earliest() is None
+    Captured(log).run()
+    last = server_files()[-1]
+    with pytest.raises(PositionInvalid):
+        list(log.read(last.epoch, last.name, 400, len(last.content) + 1))
+    with pytest.raises(PositionPurged):
+        log.locate_position(Position(0, "mysql-bin.000000", 4))
+    with pytest.raises(PositionInvalid):
+        log.locate_position(Position(1, last.name, len(last.content) + 1000))
+    with pytest.raises(SourceMissing):
+        log.head_bytes(0, "mysql-bin.000099")
+
+
+def test_an_unfinished_transaction_that_comes_again_is_there_once(log: Log) -> None:
+    captured = Captured(log, piece_bytes=150)
+
+    class Stop(Exception):
+        """The connection is lost."""
+
+    def lose(_captured: Captured, count: int) -> None:
+        if count % 37 == 36:
+            raise Stop
+
+    captured.each = lose
+    for _ in range(100):
+        try:
+            captured.run()
+            break
+        except Stop:
+            continue
+    check_log(log, whole=True)
+
+
+def test_closing_wakes_who_waits(log: Log) -> None:
+    Captured(log).run()
+    answers: list[Position | None] = []
+    waiting = threading.Thread(target=lambda: answers.append(log.wait_visible(log.visible)), daemon=True)
+    visible = log.visible
+    waiting.start()
+    log.close()
+    waiting.join(60)
+    assert answers == [visible]
+
+
+# --- What is a mode's own -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["file", "mixed"])
+def test_files_outlast_the_process(tmp_path: Path, mode: str) -> None:
+    with open_mode(mode, tmp_path / "log") as log:
+        Captured(log).run()
+        visible = log.visible
+    with open_mode(mode, tmp_path / "log") as log:
+        assert log.visible == visible
+        check_log(log, whole=True)
+
+
+def test_memory_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_mode("memory", tmp_path / "log") as log:
+        Captured(log).run()
+        assert not log.folder.exists()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_mixed_mode_answers_from_memory_what_it_has_there(tmp_path: Path) -> None:
+    with open_mode("mixed", tmp_path / "log") as log:
+        Captured(log).run()
+        assert log.memory is not None
+        assert 0 < log.memory.bytes_held <= MIXED_BYTES
+        last, first = server_files()[-1], server_files()[0]
+        start = len(last.content) - 100
+        held = log.memory.read(last.epoch, last.name, start, len(last.content))
+        assert held is not None
+        assert b"".join(held) == last.content[start:]
+        assert log.memory.read(first.epoch, first.name, 300, 400) is None
+        assert b"".join(log.read(first.epoch, first.name, 300, 400)) == first.content[300:400]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryLog:
+    """A log in memory that has room for about a third of the source."""
+    monkeypatch.setattr(memory_log, "MEMORY_BYTES_MIN", 1)
+    log = open_mode("memory", tmp_path, memory_bytes=30_000)
+    assert isinstance(log, MemoryLog)
+    return log
+
+
+def patient(log: Log) -> list[float]:
+    """Let the log's writer try again as long as the log is full; return when it was held back."""
+    append, held = log.append, []
+
+    def again(*values: object, **named: object) -> None:
+        while True:
+            try:
+                return append(*values, **named)  # type: ignore[arg-type]
+            except LogFull:
+                held.append(time.monotonic())
+                time.sleep(0.002)
+
+    log.append = again  # type: ignore[method-assign]
+    return held
+
+
+def test_without_a_reader_the_oldest_bytes_of_memory_leave(small: MemoryLog) -> None:
+    held = patient(small)
+    Captured(small).run()
+    assert not held
+    first = small.earliest()
+    assert first is not None
+    assert first > Position(0, server_files()[0].name, 2000)
+    last = server_files()[-1]
+    assert small.visible == Position(last.epoch, last.name, len(last.content))
+    check_log(small)
+
+
+def test_the_writer_is_held_back_until_every_registered_reader_has_acknowledged(small: MemoryLog) -> None:
+    held = patient(small)
+    begun = threading.Event()
+    start = Position(0, server_files()[0].name, 127)
+
+    def register(_captured: Captured, count: int) -> None:
+        if count == 1:
+            small.register("fast", start)
+            small.register("slow", start)
+            begun.set()
+
+    writer = capture_in_a_thread(small, register)
+    assert begun.wait(60)
+    deadline = time.monotonic() + 60
+    while not held and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert held
+    small.acknowledge("fast", small.head())
+    stuck = small.head()
+    time.sleep(0.05)
+    assert small.head() == stuck, "the slow reader holds it back"
+    assert small.full_because() is None or "slow" in (small.full_because() or "")
+    got = b""
+    last = server_files()[-1]
+    end = Position(last.epoch, last.name, len(last.content))
+    while small.head() != end or small.acknowledged()["slow"] != end:
+        visible = small.head()
+        at = small.acknowledged()["slow"]
+        for extent in small.extents():
+            first = max(extent.first, at)
+            stop = min(extent.last, visible)
+            if (first.epoch, first.file) == (extent.epoch, extent.file) and first < stop:
+                got += b"".join(small.read(extent.epoch, extent.file, first.offset, stop.offset))
+        small.acknowledge("slow", visible)
+        small.acknowledge("fast", visible)
+        assert time.monotonic() < deadline
+    writer.join(60)
+    expected = b"".join(
+        file.content[4 + int.from_bytes(file.content[13:17], "little") :] for file in server_files()
+    )
+    assert got == expected, "every byte once"
+
+
+def test_a_reader_that_leaves_lets_the_writer_go_on(small: MemoryLog) -> None:
+    held = patient(small)
+    start = Position(0, server_files()[0].name, 127)
+    writer = capture_in_a_thread(
+        small, lambda _captured, count: small.register("reader", start) if count == 1 else None
+    )
+    deadline = time.monotonic() + 60
+    while not held and time.monotonic() < deadline:
+        time.sleep(0.002)
+    small.release("reader")
+    writer.join(60)
+    assert not writer.is_alive()
+
+
+def test_a_late_reader_of_memory_is_told_where_it_begins(small: MemoryLog) -> None:
+    Captured(small).run()
+    with pytest.raises(PositionPurged) as purged:
+        small.register("late", Position(0, server_files()[0].name, 127))
+    assert str(small.earliest()) in str(purged.value)
+    assert small.acknowledged() == {}
+
+
+def test_a_transaction_that_memory_cannot_hold_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory_log, "MEMORY_BYTES_MIN", 1)
+    log = open_mode("memory", tmp_path, memory_bytes=4000)
+    with pytest.raises(LimitExceeded) as refused:
+        Captured(log, piece_bytes=150).run()
+    assert "log.memory_bytes" in str(refused.value)
+
+
+def test_acknowledgements_are_checked(small: MemoryLog) -> None:
+    Captured(small).run()
+    small.register("reader", small.head())
+    with pytest.raises(OptionInvalid):
+        small.register("reader", small.head())
+    with pytest.raises(OptionInvalid):
+        small.acknowledge("nobody", small.head())
+    with pytest.raises(PositionInvalid):
+        small.acknowledge("reader", Position(9, "mysql-bin.000001", 4))
+
+
+def test_a_log_in_memory_has_a_least_size() -> None:
+    with pytest.raises(OptionInvalid):
+        MemoryLog.open_memory(settings("memory", memory_bytes=1000), instance="shop")
+
+
+# --- A real server, captured ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_is_captured_in_every_mode(
+    mode: str, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    start = head_of(mariadb_server)
+    mariadb_server.sql("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2), (3)", database=database)
+    end = head_of(mariadb_server)
+    folder = tmp_path / "log"
+    chosen = settings_of(folder, mariadb_server.url(), {"mode": mode}, start=f"{start.file}:{start.offset}")
+    own = (mariadb_server.data_directory / start.file).read_bytes()[start.offset : end.offset]
+    with capturing(chosen) as capture:
+        wait_for_position(capture, end)
+        log = capture.log()
+        assert b"".join(log.read(0, start.file, start.offset, end.offset)) == own
+    assert folder.exists() == (mode != "memory")
+
+
+def test_what_memory_forgets_is_not_acknowledged_to_the_server(tmp_path: Path) -> None:
+    chosen = settings_of(tmp_path, "mysql://repl@127.0.0.1:1", {"mode": "memory"}, semi_sync=True)
+    with pytest.raises(OptionInvalid) as refused:
+        check(chosen)
+    assert "semi_sync" in str(refused.value)

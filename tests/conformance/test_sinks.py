@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every sink that mirrors tables does, whatever it writes to."""
+
+import itertools
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from penstock.changes import Changes, Origin, Target
+from penstock.errors import OptionInvalid, SchemaChanged, StreamError
+from penstock.model import Column, TableName
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.fixture_types import MissingPart
+from tests.sink_backends import Row, SinkBackend, sink_backends
+from tools.servers import PartMissing
+
+_databases = itertools.count(1)
+COLUMNS = {"id": "int", "name": "varchar(40)"}
+MakeTarget = Callable[..., Target]
+
+
+@pytest.fixture(scope="module", params=sorted(sink_backends()))
+def backend(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator[SinkBackend]:
+    """Each target in turn."""
+    backend = sink_backends()[request.param]()
+    try:
+        backend.start()
+    except PartMissing as error:
+        missing_part(request.param, str(error))
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def sink(backend: SinkBackend) -> Iterator[Sink]:
+    sink = backend.sink()
+    yield sink
+    sink.close()
+
+
+@pytest.fixture
+def table() -> MakeTarget:
+    """Return what makes targets in a database of the test's own."""
+    database = f"conform_{next(_databases)}"
+
+    def make(columns: Any = None, key: Sequence[str] = ("id",), **more: Any) -> Target:
+        return target_of(columns or COLUMNS, key, name=f"{database}.orders", **more)
+
+    return make
+
+
+class Pipe:
+    """Writes batches one after the other, as a pipeline does."""
+
+    def __init__(self, sink: Sink, evolution: Evolution = Evolution.EVOLVE) -> None:
+        self.sink = sink
+        self.evolution = evolution
+        self.number = 0
+
+    def batch(self, *parts: Sequence[Changes], again: bool = False) -> list[Receipt]:
+        """Write a batch, of which each task has a part. With `again` it is the last one, once more."""
+        self.number += 0 if again else 1
+        mark = BatchMark("conformance", "1", self.number)
+        receipts = []
+        for number, part in enumerate(parts):
+            for changes in part:
+                self.sink.prepare(changes.target, self.evolution)
+            writer = self.sink.open(mark, number)
+            for changes in part:
+                writer.write(changes)
+            receipts.append(writer.finish())
+        self.sink.commit(mark, receipts)
+        return receipts
+
+    def changes(self, target: Target, *made: list[Made], again: bool = False) -> list[Receipt]:
+        """Write changes of one table in one part."""
+        return self.batch([changes_of(target, *made)], again=again)
+
+
+def row(number: int, name: str | None = None) -> Row:
+    return {"id": number, "name": name}
+
+
+def test_a_sink_pickles_and_finds_nothing_wrong(backend: SinkBackend, sink: Sink) -> None:
+    assert [one for one in sink.check() if one.fatal] == []
+    copied = pickle.loads(pickle.dumps(sink))
+    assert [one for one in copied.check() if one.fatal] == []
+    copied.close()
+    assert sink.delivery in Delivery
+
+
+def test_a_table_is_made_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target = table()
+    sink.prepare(target, Evolution.EVOLVE)
+    sink.prepare(target, Evolution.STOP)
+    assert backend.rows(sink, target) == []
+
+
+def test_rows_come_change_and_go(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(sink)
+    pipe.changes(target, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"), insert(2, id=3))
+    assert backend.rows(sink, target) == [row(1, "a"), row(2, "b"), row(3)]
+    pipe.changes(
+        target, update(3, row(1, "a"), row(1, "x")), delete(4, id=2, name="b"), insert(5, id=4, name="")
+    )
+    assert backend.rows(sink, target) == [row(1, "x"), row(3), row(4, "")]
+
+
+def test_the_last_of_several_changes_of_a_row_counts(
+    backend: SinkBackend, sink: Sink, table: MakeTarget
+) -> None:
+    target, pipe = table(), Pipe(sink)
+    pipe.changes(
+        target,
+        insert(1, id=1, name="a"),
+        update(1, row(1, "a"), row(1, "b"), 1),
+        insert(1, 2, id=2),
+        delete(1, 3, id=2),
+        insert(2, id=3),
+        delete(2, 1, id=3),
+        insert(2, 2, id=3, name="again"),
+    )
+    assert backend.rows(sink, target) == [row(1, "b"), row(3, "again")]
+    pipe.changes(target, delete(3, id=1, name="b"), insert(3, 1, id=1, name="c"))
+    assert backend.rows(sink, target) == [row(1, "c"), row(3, "again")]
+
+
+def test_keys_change_and_change_places(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(sink)
+    pipe.changes(
+        target, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"), insert(1, 2, id=3, name="c")
+    )
+    pipe.changes(
+        target,
+        update(2, row(3, "c"), row(30, "c")),
+        update(3, row(1, "a"), row(-1, "a")),
+        update(3, row(2, "b"), row(1, "b"), 1),
+        update(3, row(-1, "a"), row(2, "a"), 2),
+    )
+    assert backend.rows(sink, target) == [row(1, "b"), row(2, "a"), row(30, "c")]
+
+
+def test_a_batch_may_come_again(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(sink)
+    pipe.changes(target, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"))
+    batch = [update(2, row(1, "a"), row(5, "a")), delete(3, id=2, name="b"), insert(4, id=6, name="f")]
+    for again in (False, True, True):
+        pipe.changes(target, *batch, again=again)
+        assert backend.rows(sink, target) == [row(5, "a"), row(6, "f")]
+
+
+def test_a_writer_that_gives_up_does_no_harm(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(sink)
+    pipe.changes(target, insert(1, id=1, name="a"))
+    changes = changes_of(target, delete(2, id=1, name="a"), insert(3, id=2, name="b"))
+    writer = sink.open(BatchMark("conformance", "1", 2), 0)
+    writer.write(changes)
+    writer.abort()
+    assert backend.rows(sink, target) in ([row(1, "a")], [row(2, "b")])
+    pipe.batch([changes])
+    assert backend.rows(sink, target) == [row(2, "b")]
+
+
+def test_rows_of_a_load_yield_to_the_log(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(sink)
+    loaded = changes_of(
+        target,
+        insert(5, id=1, name="a"),
+        insert(5, id=2, name="b"),
+        insert(5, id=3, name="c"),
+        origin=Origin.LOAD,
+    )
+    # A change at the load's own version was made behind it.
+    logged = changes_of(target, update(5, row(1, "a"), row(1, "x")), delete(6, id=2, name="b"))
+    pipe.batch([loaded, logged])
+    assert backend.rows(sink, target) == [row(1, "x"), row(3, "c")]
+
+
+def test_an_error_of_one_table_names_it(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    good, pipe = table(), Pipe(sink)
+    bad = replace(good, name=TableName(good.name.database, "bad"))
+    pipe.batch([changes_of(one, insert(1, id=1, name="a")) for one in (good, bad)])
+    if not backend.spoil(sink, bad):
+        return
+    batch = [changes_of(one, insert(2, id=2, name="b"), insert(2, 1, id=3, name="b")) for one in (good, bad)]
+    writer = sink.open(BatchMark("conformance", "1", 2), 0)
+
+    def write() -> None:
+        for changes in batch:
+            writer.write(changes)
+        writer.finish()
+
+    with pytest.raises((StreamError, OptionInvalid)):
+        write()
+    assert writer.at == bad.name
+    writer.abort()
+    # The same batch goes on without it.
+    pipe.batch(batch[:1])
+    assert backend.rows(sink, good) == [row(1, "a"), row(2, "b"), row(3, "b")]
+
+
+def test_an_emptied_table_keeps_what_came_after(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(sink)
+    other = replace(target, name=TableName(target.name.database, "others"))
+    pipe.batch(
+        [changes_of(target, insert(1, id=1, name="a")), changes_of(other, insert(1, 1, id=1, name="kept"))]
+    )
+    mark = BatchMark("conformance", "1", 2)
+    for _ in range(2):
+        writer = sink.open(mark, 0)
+        writer.write(changes_of(target, insert(2, id=2, name="b")))
+        writer.empty(target, 3)
+        writer.write(changes_of(target, insert(4, id=3, name="c")))
+        sink.commit(mark, [writer.finish()])
+        assert backend.rows(sink, target) == [row(3, "c")]
+    assert backend.rows(sink, other) == [row(1, "kept")]
+
+
+def test_a_key_of_texts_tells_rows_apart(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target = table({"a": "varchar(9)", "b": "int", "n": "int"}, ("a", "b"))
+    keys = [
+        ("x", 1),
+        ("X", 1),
+        ("x ", 1),
+        ("ä", 1),
+        ("a", 1),
+        ("", 1),
+        ("\"\\'\n", 1),
+        ("日本\U0001f600", 1),
+        ("x", 2),
+    ]
+    pipe = Pipe(sink)
+    pipe.changes(target, *(insert(1, number, a=a, b=b, n=number) for number, (a, b) in enumerate(keys)))
+    found = {(one["a"], one["b"]): one["n"] for one in backend.rows(sink, target)}
+    assert found == {key: number for number, key in enumerate(keys)}
+    pipe.changes(target, *(delete(2, number, a=a, b=b, n=number) for number, (a, b) in enumerate(keys[1:])))
+    assert [(one["a"], one["b"]) for one in backend.rows(sink, target)] == [("x", 1)]
+
+
+def _point(x: float, y: float) -> bytes:
+    return struct.pack("<I", 0) + struct.pack("<BIdd", 1, 1, x, y)
+
+
+# Every type, with its bounds where a target may have others.
+TYPES: dict[str, tuple[str, list[Any]]] = {
+    "tinyint": ("tinyint", [-128, 127]),
+    "tinyint_unsigned": ("tinyint unsigned", [0, 255]),
+    "smallint": ("smallint", [-(2**15), 2**15 - 1]),
+    "smallint_unsigned": ("smallint unsigned", [0, 2**16 - 1]),
+    "mediumint": ("mediumint", [-(2**23), 2**23 - 1]),
+    "mediumint_unsigned": ("mediumint unsigned", [0, 2**24 - 1]),
+    "int": ("int", [-(2**31), 2**31 - 1]),
+    "int_unsigned": ("int unsigned", [0, 2**32 - 1]),
+    "bigint": ("bigint", [-(2**63), 2**63 - 1]),
+    "bigint_unsigned": ("bigint unsigned", [Decimal(0), Decimal(2**64 - 1)]),
+    "bit_1": ("bit(1)", [0, 1]),
+    "bit_64": ("bit(64)", [Decimal(0), Decimal(2**64 - 1)]),
+    "decimal": ("decimal(10,2)", [Decimal("-99999999.99"), Decimal("0.01")]),
+    "decimal_38": ("decimal(38,10)", [Decimal("-1234567890123456789012345678.0123456789"), Decimal("1.5")]),
+    "decimal_65": (
+        "decimal(65,30)",
+        [
+            "-99999999999999999999999999999999999.999999999999999999999999999999",
+            "0.000000000000000000000000000001",
+        ],
+    ),
+    "float": ("float", [0.10000000149011612, -3.4028234663852886e38]),
+    "double": ("double", [0.1, -1.7976931348623157e308]),
+    "year": ("year", [1901, 2155]),
+    "date": ("date", [date(1900, 1, 1), date(2299, 12, 31)]),
+    "time": ("time", [-3_020_399_000_000, 3_020_399_000_000]),
+    "time_6": ("time(6)", [-1, 3_020_399_000_000]),
+    "datetime": ("datetime", [datetime(1900, 1, 1), datetime(2299, 12, 31, 23, 59, 59)]),
+    "datetime_6": (
+        "datetime(6)",
+        [datetime(2026, 3, 1, 1, 2, 3, 456_789), datetime(1969, 12, 31, 23, 59, 59, 999_999)],
+    ),
+    "timestamp": ("timestamp", [datetime(1970, 1, 1, 0, 0, 1), datetime(2038, 1, 19, 3, 14, 7)]),
+    "timestamp_6": ("timestamp(6)", [datetime(2026, 3, 1, 1, 2, 3, 456_789), datetime(1970, 1, 1, 0, 0, 1)]),
+    "char": ("char(10)", ["", "ä\U0001f600"]),
+    "varchar": ("varchar(255)", ["tab\t line\r\n quote\"' back\\slash \\N \x01", " blanks "]),
+    "text": ("text", ["x" * 60_000, ""]),
+    "enum": ("enum('a','b')", ["a", "b"]),
+    "set": ("set('a','b')", ["", "a,b"]),
+    "json": ("json", ['{"a": [1, 2.5, null, true, "ä"], "b": {}}', "[]"]),
+    "binary": ("binary(4)", [b"\x00\xff\x00\x00", b"abcd"]),
+    "blob": ("blob", [bytes(range(256)), b""]),
+    "geometry": ("geometry", [_point(1.5, -2.0), _point(0, 0)]),
+    "vector": ("vector(3)", [[1.5, -2.0, 0.0], [0.0, 0.0, 3.0]]),
+}
+
+
+def test_every_type_comes_back_as_it_was(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    types = {name: made for name, made in TYPES.items() if name not in backend.LOSES}
+    target = table({"id": "int"} | {name: declared for name, (declared, _) in types.items()})
+    columns = [replace(one, charset="utf8mb4") if one.type_text == "text" else one for one in target.columns]
+    target = replace(target, columns=tuple(columns))
+    values = [
+        {"id": number} | {name: made[number] for name, (_, made) in types.items()} for number in range(2)
+    ]
+    changes = changes_of(target, insert(1, **values[0]), insert(1, 1, **values[1]), insert(1, 2, id=2))
+    [receipt] = Pipe(sink).batch([changes])
+    assert receipt.rows == 3
+    assert not receipt.unrepresentable
+    wanted = changes.rows.select(target.column_names).to_pylist()
+    for found, expected in zip(backend.rows(sink, target), wanted, strict=True):
+        assert found == expected
+
+
+def test_a_value_that_its_column_cannot_hold_is_told(
+    backend: SinkBackend, sink: Sink, table: MakeTarget
+) -> None:
+    target = table({"id": "int", "day": "date"})
+    made = Made("insert", 1, {"id": 1}, 0, {"day": "0000-00-00"})
+    [receipt] = Pipe(sink).batch([changes_of(target, [made], insert(1, 1, id=2))])
+    if backend.KEEPS_UNREPRESENTABLE:
+        assert not receipt.unrepresentable
+        return
+    assert receipt.unrepresentable == {f"{target.name}.day": 1}
+    assert backend.rows(sink, target) == [{"id": 1, "day": None}, {"id": 2, "day": None}]
+
+
+def test_columns_come_widen_and_go(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    pipe = Pipe(sink)
+    pipe.changes(table(), insert(1, id=1, name="a"))
+    more = table({"id": "int", "count": "smallint", "name": "varchar(40)"})
+    if backend.HAS_COLUMNS:
+        assert sink.plan(more, Evolution.EVOLVE)
+    pipe.changes(more, insert(2, id=2, name="b", count=7))
+    assert backend.rows(sink, more) == [
+        {"id": 1, "count": None, "name": "a"},
+        {"id": 2, "count": 7, "name": "b"},
+    ]
+    wider = table({"id": "int", "count": "bigint", "name": Column("name", "varchar(400)", "utf8mb4")})
+    pipe.changes(wider, insert(3, id=3, name="c" * 400, count=2**40))
+    assert backend.rows(sink, wider)[1:] == [
+        {"id": 2, "count": 7, "name": "b"},
+        {"id": 3, "count": 2**40, "name": "c" * 400},
+    ]
+    fewer = table({"id": "int", "name": Column("name", "varchar(400)", "utf8mb4")})
+    pipe.changes(fewer, update(4, row(1, "a"), row(1, "x")))
+    assert backend.rows(sink, fewer)[:2] == [row(1, "x"), row(2, "b")]
+
+
+def test_columns_are_added_and_none_is_taken_away_where_that_is_said(
+    backend: SinkBackend, sink: Sink, table: MakeTarget
+) -> None:
+    if not backend.HAS_COLUMNS:
+        return
+    pipe = Pipe(sink, Evolution.ADD_ONLY)
+    count, total = Column("count", "int", None, False), Column("total", "int", None, False)
+    first = table({"id": "int", "count": count, "total": total, "name": "varchar(40)"})
+    pipe.changes(first, insert(1, id=1, count=5, total=50, name="a"))
+    more = table({"id": "int", "added": "datetime", "count": count, "total": total, "name": "varchar(40)"})
+    added = datetime(2026, 1, 2, 3, 4, 5)
+    pipe.changes(more, insert(2, id=2, added=added, count=6, total=60, name="b"))
+    # What the source dropped stays, and is null from then on, whether its rows still name it or not.
+    fewer = table({"id": "int", "added": "datetime", "total": replace(total, nullable=True)})
+    pipe.changes(fewer, insert(3, id=3))
+    pipe.changes(fewer, update(4, {"id": 1, "total": 50}, {"id": 1, "total": 51}))
+    everything = table(
+        {"id": "int", "added": "datetime", "count": "int", "total": "int", "name": "varchar(40)"}
+    )
+    found = backend.rows(sink, everything)
+    assert found[1:] == [
+        {"id": 2, "added": added, "count": 6, "total": 60, "name": "b"},
+        {"id": 3, "added": None, "count": None, "total": None, "name": None},
+    ]
+    assert (found[0]["id"], found[0]["added"], found[0]["total"]) == (1, None, 51)
+
+
+@pytest.mark.parametrize("declared", ["bigint", "double", "varchar(40)"])
+def test_types_stay_where_columns_are_only_added(
+    backend: SinkBackend, sink: Sink, table: MakeTarget, declared: str
+) -> None:
+    if not backend.HAS_COLUMNS:
+        return
+    pipe = Pipe(sink)
+    before = table({"id": "int", "count": "int"})
+    pipe.changes(before, insert(1, id=1, count=5))
+    after = table({"id": "int", "count": declared, "further": "int"})
+    values = {"bigint": 2**40, "double": 0.5, "varchar(40)": "many"}
+    try:
+        sink.prepare(after, Evolution.ADD_ONLY)
+    except SchemaChanged:
+        # Nothing was done of it, and rows as they were go on.
+        assert "further" not in str(sink.plan(before, Evolution.STOP))
+        pipe.changes(before, insert(2, id=2, count=6))
+        assert backend.rows(sink, before) == [{"id": 1, "count": 5}, {"id": 2, "count": 6}]
+        return
+    # Else the column holds such values as it is.
+    pipe.evolution = Evolution.ADD_ONLY
+    pipe.changes(after, insert(2, id=2, count=values[declared]))
+    assert backend.rows(sink, after)[1] == {"id": 2, "count": values[declared], "further": None}
+
+
+@pytest.mark.parametrize("evolution", [Evolution.ADD_ONLY, Evolution.IGNORE])
+def test_a_key_that_the_source_lost_costs_no_rows(
+    backend: SinkBackend, sink: Sink, table: MakeTarget, evolution: Evolution
+) -> None:
+    columns = {
+        "id": Column("id", "int", None, False),
+        "name": Column("name", "varchar(40)", "utf8mb4", False),
+    }
+    pipe = Pipe(sink)
+    pipe.changes(table(columns, unique=[("name",)]), insert(1, id=1, name="a"))
+    pipe.evolution = evolution
+    pipe.changes(table(columns), insert(2, id=2, name="a"), insert(3, id=3, name="a"))
+    assert [one["id"] for one in backend.rows(sink, table(columns))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("evolution", [Evolution.ADD_ONLY, Evolution.IGNORE])
+def test_rows_that_another_key_tells_apart_are_not_taken_for_one(
+    backend: SinkBackend, sink: Sink, table: MakeTarget, evolution: Evolution
+) -> None:
+    columns = {
+        "id": Column("id", "int", None, False),
+        "name": Column("name", "varchar(40)", "utf8mb4", False),
+    }
+    sink.prepare(table(columns), Evolution.EVOLVE)
+    pipe, wider = Pipe(sink, evolution), table(columns, ("id", "name"))
+    try:
+        pipe.changes(wider, insert(1, id=1, name="a"), insert(2, id=1, name="b"))
+    except SchemaChanged:
+        return
+    assert backend.rows(sink, wider) == [row(1, "a"), row(1, "b")]
+
+
+def test_the_parts_of_a_batch_are_one(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(sink)
+    # All of a table comes to one part where the sink says so.
+    count = 1 if sink.spread in (Spread.TABLES, Spread.WHOLE) else 4
+    parts = [
+        [changes_of(target, *(insert(1, number, id=number) for number in range(part, 400, count)))]
+        for part in range(count)
+    ]
+    receipts = pipe.batch(*parts)
+    assert sum(one.rows for one in receipts) == 400
+    assert [one["id"] for one in backend.rows(sink, target)] == list(range(400))
+
+
+def test_a_full_load_in_parts_is_there_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    """Rows of a load come to several writers and come again; then changes; then another pipeline's load."""
+    target, pipe = table(), Pipe(sink)
+    sink.prepare(target, Evolution.EVOLVE)
+
+    def load(generation: str, version: int) -> None:
+        mark = BatchMark("conformance", generation, 1, loads=True)
+        receipts = []
+        for part in range(2):
+            rows = [insert(version, id=number, name="loaded") for number in range(part, 40, 2)]
+            writer = sink.open(mark, part)
+            writer.write(changes_of(target, *rows, origin=Origin.LOAD))
+            receipts.append(writer.finish())
+        sink.commit(mark, receipts)
+
+    wanted = [row(number, "loaded") for number in range(40)]
+    for _ in range(2):
+        load("1", 5)
+        assert backend.rows(sink, target) == wanted
+    pipe.number = 1
+    pipe.changes(target, update(6, row(0, "loaded"), row(0, "new")), delete(6, id=39, name="loaded"))
+    assert backend.rows(sink, target) == [row(0, "new"), *wanted[1:39]]
+    # A pipeline that was reset loads its tables once more, into what is there.
+    load("2", 9)
+    assert backend.rows(sink, target) == wanted

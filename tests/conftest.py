@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers for every test, and one policy on parts that a machine does not have.
+
+A test is skipped only where the machine cannot have a part that it needs, and the end of the run says
+which parts were missing and how to get them. Under `CI=true` a missing part is a failure.
+
+`--server-flavors mysql,mariadb` (or `PENSTOCK_FLAVORS`) leaves the other servers out, by name.
+"""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    # Tests import `tools` and `bench`, which are no part of the installed package.
+    sys.path.insert(0, str(ROOT))
+
+from tests.fixture_types import FreshDatabase, MissingPart, StartServer  # noqa: E402
+from tools.servers import FLAVORS, PartMissing, Server  # noqa: E402
+from tools.zookeeper import ZooKeeper  # noqa: E402
+
+_MISSING = pytest.StashKey[dict[str, str]]()
+_LEFT_OUT = "left out by --server-flavors"
+_database_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--server-flavors",
+        default=os.environ.get("PENSTOCK_FLAVORS", ",".join(FLAVORS)),
+        help=f"the database servers that tests may start, divided by commas (default: {','.join(FLAVORS)})",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_MISSING] = {}
+    config.addinivalue_line("markers", "slow: takes more than ten seconds")
+    config.addinivalue_line(
+        "markers", "long: a sweep for PENSTOCK_LONG=1 (make fault, make fuzz), not for every day"
+    )
+    unknown = _flavors(config) - set(FLAVORS)
+    if unknown:
+        raise pytest.UsageError(
+            f"--server-flavors: {', '.join(sorted(unknown))} is none of {', '.join(FLAVORS)}"
+        )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no process ends with one of them while others rest.
+
+    The long sweeps are left to their own verbs: pytest counts them as deselected, none is skipped.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
+    if os.environ.get("PENSTOCK_LONG"):
+        return
+    long = [item for item in items if item.get_closest_marker("long") is not None]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    missing = config.stash[_MISSING]
+    if not skipped and not missing:
+        return
+    terminalreporter.section("not tested on this machine", red=True, bold=True)
+    for part, reason in sorted(missing.items()):
+        terminalreporter.line(f"missing: {part}: {reason}")
+    for report in skipped:
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        terminalreporter.line(f"skipped: {report.nodeid}: {why}")
+
+
+def _flavors(config: pytest.Config) -> set[str]:
+    return {flavor.strip() for flavor in config.getoption("--server-flavors").split(",") if flavor.strip()}
+
+
+@pytest.fixture(scope="session")
+def missing_part(pytestconfig: pytest.Config) -> MissingPart:
+    """Skip the calling test because the machine lacks a part; under `CI=true`, fail it."""
+
+    def report(part: str, reason: str) -> NoReturn:
+        pytestconfig.stash[_MISSING][part] = reason
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(f"{part} is missing: {reason}", pytrace=False)
+        pytest.skip(f"{part} is missing: {reason}")
+
+    return report
+
+
+@pytest.fixture(scope="session")
+def server_of(pytestconfig: pytest.Config, missing_part: MissingPart) -> Iterator[Callable[[str], Server]]:
+    """Return a flavor's shared server, started at its first use and kept for the whole run."""
+    servers: dict[str, Server] = {}
+
+    def get(flavor: str) -> Server:
+        if flavor not in _flavors(pytestconfig):
+            pytest.skip(f"{flavor}: {_LEFT_OUT}")
+        try:
+            server = servers.get(flavor)
+            if server is None:
+                server = servers[flavor] = Server(flavor)
+            return server if server.running else server.start()
+        except PartMissing as error:
+            missing_part(f"{flavor} server", str(error))
+
+    yield get
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def mysql_server(server_of: Callable[[str], Server]) -> Server:
+    """The shared MySQL 9 server."""
+    return server_of("mysql")
+
+
+@pytest.fixture(scope="session")
+def mariadb_server(server_of: Callable[[str], Server]) -> Server:
+    """The shared MariaDB server of this machine's own distribution."""
+    return server_of("mariadb")
+
+
+@pytest.fixture(scope="session")
+def mariadb11_server(server_of: Callable[[str], Server]) -> Server:
+    """The shared MariaDB 11.8 server."""
+    return server_of("mariadb11")
+
+
+@pytest.fixture(params=FLAVORS)
+def server(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Server:
+    """Each flavor's shared server in turn: the test runs once on every one of them."""
+    return server_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def zookeeper(missing_part: MissingPart) -> Iterator[ZooKeeper]:
+    """The shared ZooKeeper server, an ensemble of one."""
+    ensemble = ZooKeeper()
+    try:
+        ensemble.start()
+    except PartMissing as error:
+        missing_part("ZooKeeper", str(error))
+    yield ensemble
+    ensemble.close()
+
+
+@pytest.fixture
+def fresh_database() -> Iterator[FreshDatabase]:
+    """Return a function that creates an empty database on a server, dropped after the test.
+
+    Its name is used once in the run, so the binlog of a shared server stays unambiguous.
+    """
+    created: list[tuple[Server, str]] = []
+
+    def create(server: Server) -> str:
+        name = f"test_{next(_database_numbers):04d}"
+        server.sql(f"CREATE DATABASE {name}")
+        created.append((server, name))
+        return name
+
+    yield create
+    for server, name in created:
+        if server.running:
+            server.sql(f"DROP DATABASE IF EXISTS {name}")
+
+
+@pytest.fixture
+def start_server(pytestconfig: pytest.Config, missing_part: MissingPart) -> Iterator[StartServer]:
+    """Return a function that starts a server of the test's own, with its own options."""
+    servers: list[Server] = []
+
+    def start(
+        flavor: str = "mysql", *, tls: bool = False, directory: Path | None = None, **options: Any
+    ) -> Server:
+        if flavor not in _flavors(pytestconfig):
+            pytest.skip(f"{flavor}: {_LEFT_OUT}")
+        try:
+            server = Server(flavor, options, tls=tls, directory=directory)
+            servers.append(server)
+            return server.start()
+        except PartMissing as error:
+            missing_part(f"{flavor} server", str(error))
+
+    yield start
+    for server in servers:
+        server.close()

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon, its network, its disk and its servers die under load: the log is the server's, byte for byte."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from penstock.capture.kept_schemas import kept_schemas
+from penstock.errors import LogFull
+from penstock.logstore.log import Log
+from penstock.logstore.reader import LogReader
+from penstock.model import Position
+from tests.captured_log import assert_equal_to_server, capturing, head_of, settings_of, wait_for
+from tests.daemon_process import DaemonProcess
+from tests.fixture_types import StartServer
+from tests.logstore_source import SETTINGS, Captured, check_log
+from tools.servers import Server
+from tools.servers.proxy import Proxy
+from tools.servers.server import free_port
+
+KILLS = 200 if os.environ.get("PENSTOCK_LONG") else 5
+
+# Between kills the daemon runs for so long at most: some die while they start, some in full flow.
+LIFE_SECONDS_MAX = 0.8
+
+
+class Load:
+    """Commits transactions of all sizes into one table from several sessions, and rotates now and then.
+
+    `committed` counts what returned; commits that fail because their server died are tried again.
+    """
+
+    def __init__(self, server: Server, sessions: int = 2, rotate: bool = True) -> None:
+        self._server = server
+        self._rotate = rotate
+        self._ending = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"load-{number}")
+            for number in range(sessions)
+        ]
+        self.committed = 0
+        server.sql("CREATE DATABASE IF NOT EXISTS d")
+        server.sql("CREATE TABLE IF NOT EXISTS d.t (a BIGINT PRIMARY KEY AUTO_INCREMENT, n INT, b LONGTEXT)")
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _run(self, number: int) -> None:
+        dice = random.Random(number)
+        while not self._ending.is_set():
+            try:
+                with self._server.connect() as connection, connection.cursor() as cursor:
+                    self._commit(cursor, dice)
+            except pymysql.err.MySQLError:
+                # Its server is down: it comes back.
+                time.sleep(0.05)
+
+    def _commit(self, cursor: Any, dice: random.Random) -> None:
+        while not self._ending.is_set():
+            cursor.execute("BEGIN")
+            for _ in range(dice.randint(1, 4)):
+                width = dice.choice((10, 200, 5_000, 60_000))
+                cursor.execute("INSERT INTO d.t (n, b) VALUES (%s, REPEAT('y', %s))", (self.committed, width))
+            cursor.execute("COMMIT")
+            self.committed += 1
+            if self._rotate and dice.random() < 0.01:
+                cursor.execute("FLUSH BINARY LOGS")
+                cursor.execute(f"ALTER TABLE d.t ADD COLUMN c{dice.getrandbits(40)} INT")
+            # The server shares the machine with everybody else.
+            time.sleep(0.002)
+
+
+@contextmanager
+def daemon_of(
+    tmp_path: Path, source: str, log: dict[str, Any] | None = None, **instance: Any
+) -> Iterator[DaemonProcess]:
+    """Run a daemon with one instance, `shop`, from the beginning of the server's log."""
+    settings = {
+        "log": {"folder": str(tmp_path / "log"), "segment_bytes": "1MiB", **(log or {})},
+        "instances": {"shop": {"source": source, "start": "earliest", **instance}},
+    }
+    with DaemonProcess(tmp_path, settings) as daemon:
+        yield daemon
+
+
+def settle(daemon: DaemonProcess, server: Server) -> None:
+    """Wait until the daemon has all that the server has."""
+    head = head_of(server)
+    daemon.wait_for_head(head.file, head.offset)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("flavor", "fsync"), [("mysql", "seconds"), ("mariadb", "never")])
+def test_a_daemon_killed_at_any_moment_loses_and_repeats_nothing(
+    start_server: StartServer, tmp_path: Path, flavor: str, fsync: str
+) -> None:
+    server = start_server(flavor)
+    dice = random.Random(fsync)
+    with Load(server) as load, daemon_of(tmp_path, server.url(), {"fsync": fsync}) as daemon:
+        for kill in range(KILLS):
+            time.sleep(dice.uniform(0, LIFE_SECONDS_MAX))
+            daemon.kill()
+            if kill % 2 == 0:
+                # What is behind the last whole transaction is of no more use; every reader sees so.
+                LogReader.open(tmp_path / "log" / "shop")
+            daemon.start()
+        enough = load.committed + 20
+        while load.committed < enough:
+            time.sleep(0.05)
+        load.__exit__()
+        settle(daemon, server)
+        assert daemon.terminate() == 0
+    compared = assert_equal_to_server(tmp_path / "log" / "shop", server)
+    assert compared > 20_000 * KILLS
+    assert_definition_is_kept(tmp_path / "log" / "shop", server)
+
+
+def assert_definition_is_kept(folder: Path, server: Server) -> None:
+    """Assert that the definition kept with a log is the one that the server has now."""
+    log = LogReader.open(folder)
+    kept = kept_schemas(log).at(log.head()).schema("d", "t")
+    assert kept is not None
+    assert [one.name for one in kept.columns] == [row[0] for row in server.sql("SHOW COLUMNS FROM d.t")]
+    assert len(kept.columns) > 3
+
+
+def test_networks_cut_anywhere_cost_nothing(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("mariadb")
+    dice = random.Random(7)
+    with Proxy(server.port) as proxy, Load(server) as load:
+        source = proxy.through(server.url()) + "?ssl_mode=disabled"
+        with daemon_of(tmp_path, source) as daemon:
+            daemon.wait_for(lambda status: status["state"] == "running")
+            for _ in range(6):
+                cuts = proxy.cut_count
+                proxy.cut_after(dice.randint(1, 400_000), dice.choice(("reset", "close")))
+                proxy.wait_for(lambda one, cuts=cuts: one.cut_count > cuts)  # type: ignore[misc]
+            load.__exit__()
+            settle(daemon, server)
+            assert daemon.status()["connects"] > 2
+    assert_equal_to_server(tmp_path / "log" / "shop", server)
+
+
+def test_a_server_that_dies_under_load_is_followed_on(start_server: StartServer, tmp_path: Path) -> None:
+    # A crash may take what the server itself had not synced, and with it what a replica has seen.
+    server = start_server("mariadb", sync_binlog=1)
+    with Load(server) as load, daemon_of(tmp_path, server.url()) as daemon:
+        for _ in range(2):
+            enough = load.committed + 30
+            while load.committed < enough:
+                time.sleep(0.02)
+            server.kill()
+            time.sleep(0.2)
+            server.start()
+        load.__exit__()
+        settle(daemon, server)
+        status = daemon.status()
+        assert (status["state"], status["epoch"]) == ("running", 0)
+    assert_equal_to_server(tmp_path / "log" / "shop", server)
+
+
+def test_a_log_that_is_purged_under_a_dead_daemon_stops_it_by_name(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server("mariadb")
+    with Load(server) as load, daemon_of(tmp_path, server.url()) as daemon:
+        daemon.wait_for(lambda status: (status["position"] or "") > "mysql-bin.000001:100000")
+        daemon.kill()
+        enough = load.committed + 10
+        while load.committed < enough:
+            time.sleep(0.02)
+        server.sql("FLUSH BINARY LOGS")
+        server.sql("FLUSH BINARY LOGS")
+        server.sql(f"PURGE BINARY LOGS TO '{server.sql('SHOW BINARY LOGS')[-1][0]}'")
+        daemon.start()
+        status = daemon.wait_for(lambda one: one["state"] == "stopped")
+        assert status["error"]["kind"] == "PositionPurged"
+        held = LogReader.open(tmp_path / "log" / "shop").head()
+        assert held.file in status["error"]["message"]
+        # What it has stays readable.
+        assert daemon.get("/v1/instances/shop/head")["position"] == str(held)
+
+
+def test_a_full_disk_holds_capture_until_there_is_room(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("mariadb")
+    with small_disk(tmp_path / "disk", 64) as disk:
+        log = {
+            "folder": str(disk),
+            "free_bytes_min": "0B",
+            "memory_bytes": "4MiB",
+            "retention": {"age": "24h"},
+        }
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(58 << 20))
+        with Load(server) as load, daemon_of(tmp_path, server.url(), log) as daemon:
+            status = daemon.wait_for(lambda one: one["state"] == "held")
+            assert "no room" in status["why"]
+            full = status["position"]
+            enough = load.committed + 20
+            while load.committed < enough:
+                time.sleep(0.02)
+            load.__exit__()
+            daemon.kill()
+            daemon.start()
+            status = daemon.wait_for(lambda one: one["state"] in ("held", "waiting"))
+            ballast.unlink()
+            settle(daemon, server)
+            assert Position.parse(daemon.status()["position"]) > Position.parse(full)
+        assert_equal_to_server(disk / "shop", server)
+
+
+def test_a_log_that_a_full_disk_keeps_from_being_opened_makes_room_by_itself(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        with Log.open(disk / "shop", SETTINGS) as log:
+            Captured(log).run()
+        # What a kill may have left to be made again needs room.
+        log.layout.segments(log.disk)[-1].index_path.unlink()
+        (disk / "ballast").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize))
+        with pytest.raises(LogFull):
+            Log.open(disk / "shop", SETTINGS)
+        kept = {"retention": {"age": None, "bytes": 8000}, "memory_bytes": 0}
+        with capturing(settings_of(disk, f"mysql://nobody@127.0.0.1:{free_port()}", kept)) as capture:
+            wait_for(capture, lambda one: one.position is not None)
+        with Log.open(disk / "shop", SETTINGS) as again:
+            assert 0 < len(again.segments) < len(log.segments)
+            check_log(again, whole=True)
+
+
+@contextmanager
+def small_disk(path: Path, mib: int) -> Iterator[Path]:
+    """Mount a disk of so many MiB; without the right to, skip, or fail under `CI=true`."""
+    path.mkdir()
+    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size={mib}m tmpfs '{path}' 2>/dev/null") != 0:
+        part = "a small disk is missing: it needs the right to mount one"
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(part, pytrace=False)
+        pytest.skip(part)
+    try:
+        yield path
+    finally:
+        os.system(f"umount '{path}'")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A writer of a lake that is killed at any step, and comes again, leaves each change once."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+import pytest
+from deltalake import DeltaTable
+
+from penstock.sinks.iceberg_table import catalog_of
+from penstock.sinks.sink import Sink, make_sink, settings_of
+from penstock.sinks.targets.iceberg import IcebergSink
+from tests.client_programs.write_lake import batch, write
+from tests.conftest import ROOT
+
+STEPS_MAX = 40
+TABLES = ("orders", "visits")
+Row = dict[str, Any]
+
+
+class Lake:
+    """A folder with what one sink writes, and a process that writes it and dies."""
+
+    def __init__(self, kind: str, mode: str | None, folder: Path) -> None:
+        settings = {"path": str(folder)} | ({"mode": mode} if mode else {})
+        self.mode = mode or "feed"
+        self.folder = folder
+        self.sink: Sink = make_sink(kind, settings_of(kind)(**settings))
+        self._writer = subprocess.Popen(
+            [sys.executable, "-m", "tests.client_programs.write_lake", kind, json.dumps(settings)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        self._writer.communicate(timeout=30)
+
+    def is_killed(self, number: int, step: int) -> bool:
+        """Write a batch up to a step, and tell whether there was one."""
+        assert self._writer.stdin
+        assert self._writer.stdout
+        self._writer.stdin.write(f"{number} {step}\n")
+        self._writer.stdin.flush()
+        answer = self._writer.stdout.readline().strip()
+        assert answer in ("killed", "done")
+        return answer == "killed"
+
+    def rows(self, table: str) -> list[Row]:
+        """Return the rows of a table as the format's own reader has them."""
+        if self.sink.kind == "delta":
+            found = DeltaTable(str(self.folder / "shop" / table)).to_pyarrow_table()
+        elif isinstance(self.sink, IcebergSink):
+            found = catalog_of(self.sink._catalog()).load_table(f"shop.{table}").scan().to_arrow()
+        else:
+            found = pyarrow.dataset.dataset(self.folder / "shop" / table, format="parquet").to_table()
+        return list(found.to_pylist())
+
+
+@pytest.fixture(
+    params=[
+        ("delta", "mirror"),
+        ("delta", "feed"),
+        ("delta", "history"),
+        ("iceberg", "mirror"),
+        ("iceberg", "feed"),
+        ("files", None),
+    ],
+    ids=lambda one: "-".join(filter(None, one)),
+)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+    kind, mode = request.param
+    made = Lake(kind, mode, tmp_path / "lake")
+    yield made
+    made.close()
+
+
+def test_a_writer_that_dies_at_any_step_leaves_each_change_once(lake: Lake) -> None:
+    write(lake.sink, 1)
+    number = 2
+    for step in range(STEPS_MAX):
+        killed = lake.is_killed(number, step)
+        write(lake.sink, number)
+        for table in TABLES:
+            assert sorted(told(lake, table)) == expected(lake.mode, number), (table, step)
+        if not killed:
+            break
+        number += 1
+    assert number > 4, "the batch has several steps"
+    assert not killed
+
+
+def told(lake: Lake, table: str) -> list[tuple[Any, ...]]:
+    """Return what is compared of a table's rows."""
+    names = {
+        "mirror": ("id", "note"),
+        "feed": ("_commit_version", "id", "note", "_change_type"),
+        "history": ("id", "_valid_from_version", "note", "_valid_to_version"),
+    }[lake.mode]
+    return [tuple(row[name] for name in names) for row in lake.rows(table)]
+
+
+def expected(mode: str, number: int) -> list[tuple[Any, ...]]:
+    """Return the same of the batches up to a number."""
+    if mode == "mirror":
+        return [(number - 1, "old"), (number, "new")]
+    if mode == "feed":
+        changes = [one.rows.to_pylist() for at in range(1, number + 1) for one in batch(at)[0]]
+        names = ("_commit_version", "id", "note", "_change_type")
+        return sorted(tuple(row[name] for name in names) for rows in changes for row in rows)
+    found: list[tuple[Any, ...]] = []
+    for row in range(1, number + 1):
+        changed, gone = 10 * (row + 1) + 1, 10 * (row + 2) + 2
+        found.append((row, 10 * row, "new", changed if row < number else None))
+        if row < number:
+            found.append((row, changed, "old", gone if row + 1 < number else None))
+    return sorted(found)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The power fails at every step that the log takes on its disk, and what was not synced is kept, lost or
+garbled."""
+
+import os
+
+import pytest
+
+from penstock.logstore.log import Log
+from penstock.logstore.retention import Retention, RetentionPolicy
+from penstock.model import Position
+from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
+from tests.logstore_source import TIME_S, Captured, check_log, open_log
+
+LONG = bool(os.environ.get("PENSTOCK_LONG"))
+# A prime, so that the everyday sample meets every kind of step.
+STRIDE = 1 if LONG else 17
+SEEDS = range(4 if LONG else 1)
+
+
+class Scenario:
+    """A log's life: segments by size, hour, file and epoch, syncs, a lost connection, retention, and a
+    clean end."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self._disk = disk
+        self._time_s = TIME_S
+        self.captured: Captured | None = None
+        self.acknowledged: Position | None = None
+
+    def run(self) -> None:
+        """Live it, from an empty folder."""
+        log = open_log(self._disk, self.clock)
+        self.captured = Captured(log, each=self._each)
+        self.captured.run()
+        log.close()
+        self.acknowledged = log.visible
+
+    def clock(self) -> float:
+        return self._time_s
+
+    def _each(self, captured: Captured, number: int) -> None:
+        if number % 3 == 0:
+            captured.sync()
+            self.acknowledged = captured.synced
+        if number % 11 == 0:
+            self._time_s += 3600
+        if number == 20:
+            policy = RetentionPolicy(age_seconds=None, bytes_max=9000)
+            Retention(self._disk, captured.log.layout, policy).run(captured.log)
+
+
+def steps() -> int:
+    """Return how many steps the scenario has."""
+    disk = SimulatedDisk()
+    Scenario(disk).run()
+    return len(disk.steps)
+
+
+def crash(stop_at: int, disk: SimulatedDisk) -> Position | None:
+    """Live the scenario up to a step; return how far the log was said to be durable."""
+    disk.stop_at = stop_at
+    scenario = Scenario(disk)
+    with pytest.raises(PowerLost):
+        scenario.run()
+    return scenario.acknowledged
+
+
+def reopened(disk: SimulatedDisk) -> Log:
+    return open_log(disk)
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_after_a_power_failure_at_any_step_the_log_is_whole_up_to_what_was_synced(loss: Loss) -> None:
+    last = steps()
+    assert last > 300
+    for seed in SEEDS:
+        for stop_at in range(seed, last, STRIDE):
+            disk = SimulatedDisk()
+            acknowledged = crash(stop_at, disk)
+            found = disk.after_power_failure(loss, seed * last + stop_at)
+            check_recovered(found, acknowledged, f"{loss} {seed} {stop_at} {disk.steps[-1]}")
+
+
+def test_a_process_that_is_killed_and_then_the_power_lose_nothing_that_was_promised() -> None:
+    for stop_at in range(0, steps(), STRIDE):
+        disk = SimulatedDisk()
+        acknowledged = crash(stop_at, disk)
+        log = open_log(disk.after_kill())
+        promised = log.durable
+        assert acknowledged is None or (promised is not None and promised >= acknowledged), stop_at
+        check_log(log)
+        check_recovered(disk.after_power_failure(Loss.DROP, stop_at), promised, f"killed {stop_at}")
+
+
+def check_recovered(disk: SimulatedDisk, acknowledged: Position | None, what: str) -> None:
+    log = reopened(disk)
+    visible = log.visible
+    if acknowledged is not None:
+        assert visible is not None, what
+        assert visible >= acknowledged, what
+    check_log(log)
+    captured = Captured(log)
+    captured.run()
+    check_log(log, whole=True)
+    log.close()
+    again = open_log(disk)
+    check_log(again, whole=True)
+    again.close()

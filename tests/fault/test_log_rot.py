@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A byte of the log changes on the disk: data is refused by name and place, indexes heal, nothing wrong is
+read."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import FileTruncated, LogDamaged, StreamError
+from penstock.logstore.log import Log
+from penstock.logstore.reader import LogExtent
+from penstock.model import Position
+from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
+from tests.logstore_source import Captured, boundaries, check_log, open_log, server_files
+
+LONG = bool(os.environ.get("PENSTOCK_LONG"))
+# Every byte in the long run, in parts that each end in time; every day a sample.
+STRIDE = 8 if LONG else 211
+PARTS = range(STRIDE if LONG else 1)
+IN_USE_FLAG_AT = 4 + 17
+
+
+@cache
+def closed_log() -> SimulatedDisk:
+    """Return the disk of a log that was closed."""
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    Captured(log).run()
+    log.close()
+    return disk
+
+
+@cache
+def killed_log() -> SimulatedDisk:
+    """Return the disk of a log whose process was killed, after a sync in the middle of the last segment."""
+    disk = SimulatedDisk()
+
+    def kill(captured: Captured, number: int) -> None:
+        captured.sync()
+        if number == 27:
+            raise PowerLost
+
+    with pytest.raises(PowerLost):
+        Captured(open_log(disk), each=kill).run()
+    return disk.after_power_failure(Loss.KEEP)
+
+
+def flipped(disk: SimulatedDisk, path: Path, at: int) -> SimulatedDisk:
+    """Return the disk with one bit of one file changed."""
+    found = disk.copy()
+    content = bytearray(found.files()[path])
+    content[at] ^= 1 << at % 8
+    found.put(path, bytes(content))
+    return found
+
+
+def flips(disk: SimulatedDisk, suffix: str, part: int) -> list[tuple[Path, int]]:
+    """Return the bytes to change of the files of a suffix."""
+    places = [
+        (path, at)
+        for path, content in disk.files().items()
+        if path.name.endswith(suffix)
+        for at in range(len(content))
+    ]
+    return places[part::STRIDE]
+
+
+def read_proved(log: Log, extent: LogExtent) -> bytes:
+    """Return an extent's bytes, proved as a decoder proves them."""
+    head = log.head_bytes(extent.epoch, extent.file)
+    file = next(one for one in server_files() if (one.epoch, one.name) == (extent.epoch, extent.file))
+    found = b"".join(log.read(extent.epoch, extent.file, extent.start, extent.end))
+    cutter = file.cutter(extent.start, "", 0, head=head)
+    taken = cutter.feed(found)
+    if taken < len(found):
+        place = Position(extent.epoch, extent.file, extent.start + taken)
+        raise FileTruncated("the last event is longer than what there is", position=str(place))
+    return found
+
+
+def check_nothing_wrong(log: Log) -> int:
+    """Read all there is; whatever is not refused is right. Return how often something was refused."""
+    refusals = []
+    content = {(one.epoch, one.name): one.content for one in server_files()}
+    for extent in log.extents():
+        source = content[extent.epoch, extent.file]
+        try:
+            assert read_proved(log, extent) == source[extent.start : extent.end]
+            head = bytearray(log.head_bytes(extent.epoch, extent.file))
+            # A server sets and clears this flag without a new checksum, so nothing proves it.
+            head[IN_USE_FLAG_AT] = source[IN_USE_FLAG_AT]
+            assert head == source[: len(head)]
+            assert log.gtid_set(extent.last) == boundaries()[extent.last]
+        except StreamError as problem:
+            refusals.append(problem.position)
+    assert all(refusals), "each says where"
+    return len(refusals)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("disk", [closed_log, killed_log])
+def test_a_changed_byte_of_a_segment_is_refused_or_cut_off(disk, part: int) -> None:  # type: ignore[no-untyped-def]
+    whole = disk()
+    noted = open_log(whole.copy()).visible
+    refusals = []
+    for path, at in flips(whole, ".binlog", part):
+        rotten = flipped(whole, path, at)
+        try:
+            log = open_log(rotten)
+        except LogDamaged as problem:
+            refusals.append((path.name in problem.message, problem.position))
+            continue
+        cut_off = log.visible != noted
+        refused = check_nothing_wrong(log)
+        harmless = at == IN_USE_FLAG_AT
+        assert refused or cut_off or harmless, f"{path.name} {at}"
+        assert disk is killed_log or not cut_off, "nothing of a closed log is cut off"
+    assert all(names_it and position for names_it, position in refusals)
+
+
+@pytest.mark.parametrize("disk", [closed_log, killed_log])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("suffix", [".index", "position.json", "lock"])
+def test_a_changed_byte_beside_the_segments_changes_nothing(disk, suffix: str, part: int) -> None:  # type: ignore[no-untyped-def]
+    whole = disk()
+    visible = open_log(whole.copy()).visible
+    for path, at in flips(whole, suffix, part):
+        log = open_log(flipped(whole, path, at))
+        assert log.visible == visible
+        check_log(log)
+        log.close()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_changed_byte_of_the_epochs_is_refused(part: int) -> None:
+    for path, at in flips(closed_log(), "epochs.json", part):
+        content = closed_log().files()[path]
+        if content[at : at + 1].isspace():
+            continue
+        with pytest.raises(LogDamaged, match=r"epochs\.json"):
+            open_log(flipped(closed_log(), path, at))

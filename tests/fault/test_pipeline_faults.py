@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines that are killed at any moment under a busy writer: in the end the target is the source."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.pipeline.settings import load_pipeline
+from penstock.pipeline.state import PipelineState
+from penstock.pipeline.verify.report import lines
+from penstock.pipeline.verify.verify import verify
+from tests.fixture_types import FreshDatabase, StartServer
+from tests.pipeline_oracle import Row, assert_same, delta_rows, mysql_rows, source_rows
+from tests.pipeline_workload import Workload
+from tests.spark_cluster import ROOT, environment
+from tests.spark_session import session_settings
+from tools.servers import Server
+from tools.servers.proxy import Proxy
+
+# A run after many kills has much to catch up with, and the machine may be busy.
+SECONDS_MAX = 1200
+KILLS_LONG = 10
+
+PENSTOCK = Path(sys.executable).with_name("penstock")
+
+
+class Runner:
+    """`penstock run` in processes of its own, one after the other, for one pipeline's file."""
+
+    def __init__(self, folder: Path, source: str, database: str, sink: dict[str, Any], **more: Any) -> None:
+        self.file = folder / "pipeline.yaml"
+        self._log = folder / "run.log"
+        written = {
+            "name": "faults",
+            "source": {"url": source, "name": "shop", "tables": [f"{database}.*"]},
+            "sink": sink,
+            "load": {"chunk_rows": 60},
+            "batch": {"interval": "50ms"},
+            "spark": session_settings(),
+        }
+        # Every JSON is YAML.
+        self.file.write_text(json.dumps(written | more))
+        self.settings = load_pipeline(self.file)
+
+    @property
+    def output(self) -> str:
+        """What all runs have printed."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    def done(self) -> int:
+        """How many batches are done."""
+        state = PipelineState.open(self.settings.state, self.settings.name)
+        try:
+            standing = state.standing()
+            return 0 if standing is None else standing.number
+        finally:
+            state.close()
+
+    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        """Start it, once nobody else holds the pipeline."""
+        self._wait(lambda: not self._held())
+        argv = [str(PENSTOCK), "run", str(self.file), "--json", "--master", "local[2,4]", *words]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                argv, stdout=log, stderr=log, env=environment(), cwd=ROOT, start_new_session=True
+            )
+
+    @contextmanager
+    def running(self, batches: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
+        """Run it; the block begins once so many more batches are done. It is killed where the block ends."""
+        process = self.start()
+        try:
+            wanted = self.done() + batches
+            self._wait(lambda: self.done() >= wanted or process.poll() is not None)
+            assert process.poll() is None, f"it ended by itself: {self.output[-4000:]}"
+            yield process
+        finally:
+            kill(process, whole=True)
+
+    def finish(self) -> None:
+        """Run it until it has caught up."""
+        process = self.start("--until", "caught-up")
+        try:
+            code = process.wait(SECONDS_MAX)
+        finally:
+            kill(process, whole=True)
+        assert code == 0, self.output[-4000:]
+
+    def _held(self) -> bool:
+        state = PipelineState.open(self.settings.state, self.settings.name)
+        try:
+            return state.runner() is not None
+        finally:
+            state.close()
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not until():
+            assert time.monotonic() < deadline, self.output[-4000:]
+            time.sleep(0.05)
+
+
+def kill(process: "subprocess.Popen[bytes]", *, whole: bool) -> None:
+    """Kill a run at once: with its JVM, or its driver alone, whose tasks may go on for a moment."""
+    if process.poll() is None:
+        if whole:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+def prove(runner: Runner, workload: Workload, rows_of: Callable[[str], list[Row]]) -> None:
+    """Assert that the target is the source: by the oracle, and that `verify` says so too."""
+    for table in workload.tables:
+        wanted = source_rows(workload.server, workload.database, table)
+        assert_same(wanted, rows_of(table), key=workload.keys(table))
+    found = verify(runner.settings)
+    assert found.equal, [line for one in found.results for line in lines(one, 5)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_pipeline_killed_under_a_busy_writer_ends_equal(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=31, big_rows=600)
+    workload.create()
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    runner = Runner(tmp_path, mysql_server.url(), database, sink)
+    chosen = random.Random(31)
+    with workload.busy(0.005):
+        with runner.running(batches=2) as process:
+            # Wherever in a batch this falls.
+            time.sleep(chosen.uniform(0.0, 2.0))
+            kill(process, whole=False)
+        assert runner.done() >= 2
+    runner.finish()
+    prove(runner, workload, lambda table: mysql_rows(mariadb_server, database, table))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", ["mysql", "delta"])
+def test_a_pipeline_killed_again_and_again_ends_equal(
+    kind: str, start_server: StartServer, tmp_path: Path
+) -> None:
+    server, target = start_server("mysql"), start_server("mariadb")
+    server.sql("CREATE DATABASE shop")
+    workload = Workload(server, "shop", seed=41, ddl=True, big_rows=3000)
+    workload.create()
+    lake = tmp_path / "lake"
+    sinks: dict[str, Any] = {"mysql": {"url": target.url("root")}, "delta": {"path": str(lake)}}
+    readers: dict[str, Callable[[str], list[Row]]] = {
+        "mysql": lambda table: mysql_rows(target, "shop", table),
+        "delta": lambda table: delta_rows(str(lake / "shop" / table)),
+    }
+    chosen = random.Random(41)
+    with Proxy(server.port) as proxy:
+        runner = Runner(tmp_path, proxy.through(server.url()), "shop", {kind: sinks[kind]})
+        with workload.busy(0.02):
+            for _ in range(KILLS_LONG):
+                with runner.running() as process:
+                    if chosen.random() < 0.5:
+                        proxy.cut()
+                    time.sleep(chosen.uniform(0.0, 5.0))
+                    if chosen.random() < 0.3 and kind == "mysql":
+                        target.restart()
+                        time.sleep(1)
+                    kill(process, whole=chosen.random() < 0.5)
+        runner.finish()
+        prove(runner, workload, readers[kind])

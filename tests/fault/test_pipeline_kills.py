@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines whose driver, worker or target dies: what is there is what the source has, and nothing twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock.spark.pipeline.run as run_module
+from penstock.pipeline.state import PipelineState
+from penstock.sinks.targets.mysql import MysqlSink
+from tests.fixture_types import FreshDatabase, StartServer
+from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
+from tests.pipeline_running import pipeline_of, run_to_end, running
+from tests.pipeline_workload import Workload
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+SINKS: dict[str, dict[str, Any]] = {"mirror": {"mode": "mirror"}, "feed": {"mode": "feed"}}
+
+
+class Death(BaseException):
+    """The driver is gone: nothing of it goes on."""
+
+
+# The steps of a batch, as the functions that do them.
+STEPS: dict[str, tuple[Any, str]] = {
+    "write the batch down": (PipelineState, "begin"),
+    "run its tasks": (run_module, "run_job"),
+    "commit it": (MysqlSink, "commit"),
+    "note it as done": (PipelineState, "write"),
+}
+
+
+def dying(step: str, when: str, calls: int, patch: pytest.MonkeyPatch) -> None:
+    """Let the driver die before or after a step is done for the n-th time from now on."""
+    place, name = STEPS[step]
+    does: Callable[..., Any] = getattr(place, name)
+    seen = 0
+
+    def die(*args: Any, **options: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == calls and when == "before":
+            raise Death
+        found = does(*args, **options)
+        if seen == calls:
+            raise Death
+        return found
+
+    patch.setattr(place, name, die)
+
+
+def assert_followed(source: Server, target: Server, database: str, workload: Workload, mode: str) -> None:
+    """Assert that the target has what the source has; of a feed, that each change is there once."""
+    for table in workload.tables:
+        wanted = source_rows(source, database, table)
+        if mode == "mirror":
+            assert_same(wanted, mysql_rows(target, database, table), key=workload.keys(table))
+            continue
+        rows = mysql_rows(target, database, table)
+        kinds = [(row["_commit_version"], row["_row"], row["_change_type"]) for row in rows]
+        assert len(set(kinds)) == len(kinds), f"a change of {table} is there twice"
+        left = {"insert": 1, "delete": -1, "update_preimage": -1, "update_postimage": 1}
+        assert sum(left[kind] for _, _, kind in kinds) == len(wanted), f"changes of {table} are missing"
+
+
+@pytest.mark.parametrize("mode", SINKS)
+def test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+    mode: str,
+) -> None:
+    database = fresh_database(mysql_server)
+    # A truncated table leaves no trace in a feed.
+    workload = Workload(mysql_server, database, seed=5, truncates=mode == "mirror", big_rows=300)
+    workload.create(filled=mode == "mirror")
+    sink = {"mysql": {"url": mariadb_server.url("root"), **SINKS[mode]}}
+    settings = pipeline_of(
+        mysql_server,
+        database,
+        sink,
+        tmp_path,
+        load="full" if mode == "mirror" else "none",
+        batch={"interval": 0},
+    )
+    run_to_end(spark, settings)
+    for step in STEPS:
+        for when in ("before", "after"):
+            workload.run(12)
+            with pytest.MonkeyPatch.context() as patch:
+                # The standing is written once when the lease is taken, too.
+                dying(step, when, 2 if step == "note it as done" else 1, patch)
+                with pytest.raises(Death):
+                    run_to_end(spark, settings)
+            workload.run(6)
+    run_to_end(spark, settings)
+    assert_followed(mysql_server, mariadb_server, database, workload, mode)
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def test_a_worker_that_is_killed_and_a_target_that_is_away_cost_nothing(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    start_server: StartServer,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    target = start_server("mariadb")
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=6, big_rows=300)
+    workload.create()
+    settings = pipeline_of(mysql_server, database, {"mysql": {"url": target.url("root")}}, tmp_path)
+    run_to_end(spark, settings)
+    with workload.busy(0.005), running(spark, settings):
+        for _ in range(3):
+            time.sleep(1)
+            kill_a_worker()
+        target.stop()
+        time.sleep(2)
+        target.start()
+        time.sleep(2)
+    run_to_end(spark, settings)
+    assert_followed(mysql_server, target, database, workload, "mirror")
+
+
+def kill_a_worker() -> None:
+    """Kill one Python worker of this process's Spark, where one lives."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
+    below = {str(os.getpid())}
+    for _ in range(6):
+        below |= {pid for pid, parent, _ in rows if parent in below}
+    daemons = {pid for pid, _, words in rows if pid in below and "pyspark.daemon" in words}
+    workers = [pid for pid, parent, _ in rows if parent in daemons]
+    if workers:
+        os.kill(int(workers[0]), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_with_an_equal_target(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=7, big_rows=300)
+    workload.create()
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        f"source: {{url: '{mysql_server.url('root')}', name: shop, tables: '{database}.*'}}\n"
+        f"sink: {{mysql: {{url: '{mariadb_server.url('root')}'}}}}\n"
+        "batch: {interval: 0}\nload: {chunk_rows: 20}\n",
+        encoding="utf-8",
+    )
+    with workload.busy(0.005):
+        for seconds in (9, 12, 10):
+            process = start_run(file)
+            time.sleep(seconds)
+            process.kill()
+            process.wait()
+        # A runner that is killed keeps its lease for a while.
+        time.sleep(11)
+        process = start_run(file)
+        threading.Timer(15, process.terminate).start()
+        assert process.wait(120) == 0, "SIGTERM ends a run after its batch, as it should end"
+    process = start_run(file, "--until", "caught-up", "--json")
+    assert process.wait(120) == 0
+    assert_followed(mysql_server, mariadb_server, database, workload, "mirror")
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def start_run(file: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start `penstock run` in a process of its own."""
+    program = str(Path(sys.executable).parent / "penstock")
+    command = [program, "run", str(file), "--master", "local[2]", *words]
+    with (file.parent / "run.log").open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

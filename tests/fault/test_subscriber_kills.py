@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subscribers, daemons and the coordination store die and are cut off under load: nothing is lost.
+
+
+A table counts: each transaction raises the counters of some keys by one, so each key's changes are the steps
+1, 2, 3, ... Every process of the subscription records what it is given before it acks. What is held:
+
+- Under one token of a shard, each key's steps rise by one, and commit versions never fall.
+- A token begins at most one step behind where those before it had come: nothing is missing between owners.
+- What a token repeats was given so shortly before the last owner's end that its checkpoint was not written.
+- By the clock, once a token has delivered, no smaller one of its shard does: there are never two owners.
+- In the end each key's last step is the counter in the table.
+"""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pymysql
+import pytest
+
+from tests.client_programs.record import CHECKPOINT_SECONDS, SESSION_SECONDS
+from tests.daemon_process import ROOT, DaemonProcess
+from tests.fixture_types import MissingPart, StartServer
+from tools.servers import PartMissing, Server
+from tools.servers.proxy import Proxy
+from tools.zookeeper import ZooKeeper
+
+LONG = bool(os.environ.get("PENSTOCK_LONG"))
+SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 14))
+
+SUBSCRIBERS = 3
+SHARDS = 6
+KEYS = 60
+SETTLE_SECONDS_MAX = 60.0
+
+# A checkpoint is on its way for so long, on a machine that does all this at once.
+WRITING_SECONDS_MAX = 2.0
+
+
+class Counting:
+    """Raises the counters of random keys, in small transactions from two sessions, until the block ends."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._ending = threading.Event()
+        server.sql("CREATE DATABASE d")
+        server.sql("CREATE TABLE d.counters (k INT PRIMARY KEY, step INT NOT NULL)")
+        server.sql(f"INSERT INTO d.counters VALUES {', '.join(f'({key}, 0)' for key in range(KEYS))}")
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(2)]
+
+    def __enter__(self) -> "Counting":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def counters(self) -> dict[int, int]:
+        """Return each key's counter."""
+        return {int(key): int(step) for key, step in self._server.sql("SELECT k, step FROM d.counters")}
+
+    def _run(self, number: int) -> None:
+        dice = random.Random(number)
+        with self._server.connect() as connection, connection.cursor() as cursor:
+            while not self._ending.is_set():
+                keys = sorted(dice.sample(range(KEYS), dice.choice((1, 1, 2, 10))))
+                wanted = ", ".join(map(str, keys))
+                try:
+                    cursor.execute(f"UPDATE d.counters SET step = step + 1 WHERE k IN ({wanted})")
+                except pymysql.err.OperationalError:
+                    # The two sessions waited for each other: this one was rolled back.
+                    continue
+                # The server shares the machine with everybody else.
+                time.sleep(0.004)
+
+
+class RecordingProcess:
+    """A process of the subscription, with its own way to the store, which can be cut; it can be killed."""
+
+    def __init__(self, folder: Path, number: int, url: str, zookeeper: ZooKeeper) -> None:
+        self.record = folder / f"record-{number}"
+        self.output = folder / f"output-{number}"
+        self.proxy = Proxy(zookeeper.port)
+        self._words = [url, f"zookeeper://127.0.0.1:{self.proxy.port}/penstock", "d.counters", str(SHARDS)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        with self.output.open("ab") as output:
+            program = [sys.executable, "-m", "tests.client_programs.record", str(self.record), *self._words]
+            self._process = subprocess.Popen(
+                program, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> int:
+        """End it in order, and return its exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(30)
+
+
+@dataclass(frozen=True, order=True)
+class Delivered:
+    """One row as it was given to a process."""
+
+    at: int
+    shard: int
+    token: int
+    version: int
+    key: int
+    step: int
+
+
+def deliveries(folder: Path) -> list[Delivered]:
+    """Return every row that any process was given, by the clock; rows of one batch in their order."""
+    found = []
+    for record in sorted(folder.glob("record-*")):
+        text = record.read_text()
+        assert text.endswith("\n") or not text, "a batch is recorded whole"
+        found += [Delivered(*map(int, line.split())) for line in text.splitlines()]
+    return sorted(found, key=lambda one: one.at)
+
+
+# --- What is held ---------------------------------------------------------------------------
+
+
+@dataclass
+class Trouble:
+    """When the store could not be reached by somebody, in nanoseconds of the monotonic clock."""
+
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note that the block makes trouble, and a moment behind it, in which sessions come back."""
+        begun = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.spans.append((begun, time.monotonic_ns() + round(2 * SESSION_SECONDS * 1e9)))
+
+    def reaches(self, begin: int, end: int) -> bool:
+        """Tell whether a span of time touches any trouble."""
+        return any(begin <= until and end >= since for since, until in self.spans)
+
+
+def assert_one_owner_at_a_time(found: list[Delivered]) -> None:
+    """Assert that by the clock no token of a shard comes after a larger one."""
+    largest: dict[int, Delivered] = {}
+    for one in found:
+        last = largest.get(one.shard)
+        assert last is None or one.token >= last.token, f"{one} after {last}"
+        largest[one.shard] = one
+
+
+def assert_ordered(found: list[Delivered], counters: dict[int, int]) -> None:
+    """Assert that each token gives each key's steps one by one, and begins where those before it had come."""
+    of_token: dict[tuple[int, int], list[Delivered]] = defaultdict(list)
+    shard_of: dict[int, int] = {}
+    for one in found:
+        of_token[one.shard, one.token].append(one)
+        assert shard_of.setdefault(one.key, one.shard) == one.shard, f"{one} was in another shard before"
+    reached: dict[int, int] = defaultdict(int)
+    for owned in (of_token[shard_and_token] for shard_and_token in sorted(of_token)):
+        steps: dict[int, int] = {}
+        version = 0
+        for one in owned:
+            assert one.version >= version, f"{one} comes after commit version {version}"
+            version = one.version
+            if one.key in steps:
+                assert one.step == steps[one.key] + 1, f"{one} comes after step {steps[one.key]}"
+            else:
+                assert one.step <= reached[one.key] + 1, f"{one} begins behind step {reached[one.key]}"
+            steps[one.key] = one.step
+        for key, step in steps.items():
+            reached[key] = max(reached[key], step)
+    assert dict(reached) == {key: step for key, step in counters.items() if step}
+
+
+def assert_only_the_tail_repeats(found: list[Delivered], trouble: Trouble) -> int:
+    """Assert that what a token repeats was given just before the former owner's end; return how many rows."""
+    last_of: dict[tuple[int, int], int] = {}
+    for one in found:
+        last_of[one.shard, one.token] = one.at
+    given: dict[tuple[int, int], Delivered] = {}
+    repeats = 0
+    allowed = round((CHECKPOINT_SECONDS + WRITING_SECONDS_MAX) * 1e9)
+    for one in sorted(found, key=lambda one: (one.shard, one.token, one.at)):
+        before = given.get((one.key, one.step))
+        if before is not None:
+            assert before.token < one.token, f"{one} was given under its own token already"
+            repeats += 1
+            end = last_of[before.shard, before.token]
+            assert end - before.at <= allowed or trouble.reaches(before.at, end), f"{one} repeats {before}"
+        given[one.key, one.step] = one
+    return repeats
+
+
+# --- The test -------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(
+    start_server: StartServer, missing_part: MissingPart, tmp_path: Path
+) -> None:
+    server = start_server("mariadb")
+    dice = random.Random(20)
+    trouble = Trouble()
+    settings = {"instances": {"shop": {"source": server.url(), "start": "earliest"}}}
+    with ExitStack() as stack:
+        zookeeper = ZooKeeper()
+        try:
+            stack.enter_context(zookeeper)
+        except PartMissing as error:
+            missing_part("ZooKeeper", str(error))
+        daemons = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            daemons.append(stack.enter_context(DaemonProcess(tmp_path / name, settings)))
+        ways = [stack.enter_context(Proxy(daemon.port)) for daemon in daemons]
+        url = f"penstock://{','.join(f'127.0.0.1:{way.port}' for way in ways)}/shop"
+        processes = [RecordingProcess(tmp_path, number, url, zookeeper) for number in range(SUBSCRIBERS)]
+        for process in processes:
+            stack.enter_context(process.proxy)
+        counting = stack.enter_context(Counting(server))
+        for process in processes:
+            process.start()
+            stack.callback(process.kill)
+        wait_until(lambda: len({one.shard for one in deliveries(tmp_path)}) == SHARDS, tmp_path)
+        troubles = _troubles(dice, trouble, processes, daemons, ways, zookeeper)
+        deadline = time.monotonic() + SECONDS
+        count = 0
+        while time.monotonic() < deadline or count < len(troubles):
+            # Each kind comes before any comes again.
+            if count % len(troubles) == 0:
+                dice.shuffle(troubles)
+            troubles[count % len(troubles)]()
+            count += 1
+            time.sleep(dice.uniform(0.1, 1.2))
+        counting.__exit__()
+        counters = counting.counters()
+        wait_until(lambda: _reached(deliveries(tmp_path)) == counters, tmp_path)
+        assert [process.terminate() for process in processes] == [0] * SUBSCRIBERS
+    found = deliveries(tmp_path)
+    assert_one_owner_at_a_time(found)
+    assert_ordered(found, counters)
+    repeats = assert_only_the_tail_repeats(found, trouble)
+    tokens = {(one.shard, one.token) for one in found}
+    print(f"{count} troubles, {len(found)} rows, {repeats} of them again, {len(tokens)} owners")
+    assert len(tokens) > SHARDS, "no shard ever moved"
+
+
+def _troubles(
+    dice: random.Random,
+    trouble: Trouble,
+    processes: list[RecordingProcess],
+    daemons: list[DaemonProcess],
+    ways: list[Proxy],
+    zookeeper: ZooKeeper,
+) -> list[Callable[[], None]]:
+    """Return what may go wrong; each call makes it so for a while, and then mends it."""
+
+    # Long enough that its session ends and others take over, and too short for that.
+    outages = itertools.cycle((2.5, 0.3))
+
+    def subscriber_dies() -> None:
+        process = dice.choice(processes)
+        process.kill()
+        time.sleep(dice.uniform(0, 1.5 * SESSION_SECONDS))
+        process.start()
+
+    def daemon_dies() -> None:
+        daemon = dice.choice(daemons)
+        daemon.kill()
+        time.sleep(dice.uniform(0, 0.5))
+        daemon.start()
+
+    def daemon_is_cut_off() -> None:
+        dice.choice(ways).cut(dice.choice(("reset", "close")))
+
+    def store_dies() -> None:
+        with trouble.noted():
+            zookeeper.kill()
+            time.sleep(dice.uniform(0, SESSION_SECONDS))
+            zookeeper.start()
+
+    def subscriber_is_cut_off_from_the_store() -> None:
+        proxy = dice.choice(processes).proxy
+        with trouble.noted():
+            proxy.refuse()
+            proxy.cut(dice.choice(("reset", "silence")))
+            time.sleep(next(outages) * SESSION_SECONDS)
+            proxy.refuse(False)
+            proxy.resume()
+
+    return [
+        subscriber_dies,
+        daemon_dies,
+        daemon_is_cut_off,
+        store_dies,
+        subscriber_is_cut_off_from_the_store,
+    ]
+
+
+def _reached(found: list[Delivered]) -> dict[int, int]:
+    reached = dict.fromkeys(range(KEYS), 0)
+    for one in found:
+        reached[one.key] = max(reached[one.key], one.step)
+    return reached
+
+
+def wait_until(condition: Callable[[], bool], folder: Path) -> None:
+    """Wait for a condition, for what it takes everybody to come back."""
+    deadline = time.monotonic() + SETTLE_SECONDS_MAX
+    while not condition():
+        said = "\n".join(output.read_text()[-2000:] for output in sorted(folder.glob("output-*")))
+        assert time.monotonic() < deadline, f"{len(deliveries(folder))} rows came\n{said}"
+        time.sleep(0.1)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types of the fixtures that are functions, for the annotations of tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from tools.servers import Server
+
+FreshDatabase = Callable[[Server], str]
+
+
+class MissingPart(Protocol):
+    """Skips the test that calls it, or fails it under `CI=true`; the end of the run repeats the reason."""
+
+    def __call__(self, part: str, reason: str) -> NoReturn: ...
+
+
+class StartServer(Protocol):
+    """Starts a server of the test's own; it ends with the test. Options are the server's."""
+
+    def __call__(
+        self, flavor: str = "mysql", *, tls: bool = False, directory: Path | None = None, **options: Any
+    ) -> Server: ...

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged logs of real servers make the kernel stop by name: no panic, no hang, no memory out of proportion.
+
+`make fuzz` runs long; `PENSTOCK_FUZZ_SECONDS` sets how long, `PENSTOCK_FUZZ_SEED` where to begin.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.fuzz.logs import write_logs
+from tools.servers import FLAVORS, Server
+
+SECONDS_SHORT, SECONDS_LONG = 8.0, 900.0
+SECONDS = float(
+    os.environ.get(
+        "PENSTOCK_FUZZ_SECONDS", SECONDS_LONG if os.environ.get("PENSTOCK_LONG") else SECONDS_SHORT
+    )
+)
+SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "1"))
+SEEDS_APART = 1_000_000_000
+
+
+@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_damaged_logs_stop_by_name_and_in_bounds(
+    flavor: str, server_of: Callable[[str], Server], tmp_path: Path
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    write_logs(server_of(flavor), folder)
+    seed = SEED + FLAVORS.index(flavor) * SEEDS_APART
+    command = [sys.executable, "-m", "tests.fuzz.attack", str(folder), str(seed), str(SECONDS)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 120, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    assert "EventMalformed" in done.stdout, done.stdout

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real HTTP server that keeps what it receives, and answers as a test says."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpEndpoint:
+    """Runs inside its block. `answers` holds statuses to give, in order, with headers; then it says 200.
+
+    A status of 0 closes the connection without an answer, after the request was kept.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[Received] = []
+        self.answers: deque[tuple[int, Mapping[str, str]]] = deque()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answering())
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def answer(self, *statuses: int, **headers: str) -> None:
+        """Give these statuses to the next requests."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.answers.extend((status, named) for status in statuses)
+
+    def _answering(self) -> type[BaseHTTPRequestHandler]:
+        endpoint = self
+
+        class Answering(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _take(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if self.command != "HEAD":
+                    endpoint.received.append(Received(self.command, self.path, dict(self.headers), body))
+                status, headers = endpoint.answers.popleft() if endpoint.answers else (200, {})
+                if status == 0:
+                    self.close_connection = True
+                    return
+                said = b"" if status < 300 else b"no, thank you"
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(said)
+
+            do_HEAD = do_POST = do_PUT = _take
+
+            def log_message(self, *words: Any) -> None:
+                """What is received is kept, and told to nobody."""
+
+        return Answering

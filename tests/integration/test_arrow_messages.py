@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages made of Arrow rows are those that the raw log gives, for every type and every dialect."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock import _native
+from penstock.binlog import load_schemas
+from penstock.errors import OptionInvalid, SchemaInvalid
+from penstock.model import TablePatterns, TableSchema
+from penstock.source.reading import Batch, Selection, read_range
+from penstock.source.source import ByteRange, SourceOptions, open_source
+from tests.canal_client import PROTO
+from tests.decoding import run_logged
+from tests.fixture_types import FreshDatabase
+from tests.integration.test_messages_json import MATRIX, read, rows_of
+from tests.integration.test_types import definition, write
+from tools.servers import Server
+
+JSON_DIALECTS = ("debezium", "debezium_schema", "maxwell", "canal_flat", "json")
+EVERY = [(flavor, name) for name, case in MATRIX.items() for flavor in case.flavors if flavor != "mariadb"]
+# What only events tell: a transaction's number and end, the second in which a statement began, and which row
+# of its event a change is (Arrow's messages count the transaction's).
+OF_EVENTS = {
+    "debezium": re.compile(rb'"row":\d+,'),
+    "debezium_schema": re.compile(rb'"row":\d+,'),
+    "maxwell": re.compile(rb',"(?:xid|xoffset|ts)":\d+|,"commit":true'),
+    "canal_flat": re.compile(rb',"es":\d+'),
+}
+DIFFERENCES_SHOWN_MAX = 3
+
+
+def typed(file: Path, tables: str, schemas: Any = None) -> list[Batch]:
+    """Typed rows of a file, of the instance that `read` names."""
+    source = open_source(SourceOptions.parse(str(file), instance="shop"))
+    selection = Selection(TablePatterns(tables, None))
+    whole = ByteRange(0, file.name, 4, None, aligned=True)
+    return list(read_range(source, whole, selection, load_schemas(schemas)))
+
+
+def made(batch: Batch, schema: TableSchema, dialect: str, **options: Any) -> pyarrow.RecordBatch:
+    """The messages of a batch of typed rows."""
+    database, _, table = batch.table.partition(".")
+    columns = [(one.name, one.type_text, one.charset, one.nullable) for one in schema.columns]
+    named = {"database": database, "table": table, "primary_key": list(schema.primary_key), "key": []}
+    return pyarrow.record_batch(_native.encode_changes(batch, columns, dialect=dialect, **(named | options)))
+
+
+def without_events(dialect: str, value: bytes) -> bytes:
+    """A message without what only events tell."""
+    told_by_events = OF_EVENTS.get(dialect)
+    return value if told_by_events is None else told_by_events.sub(b"", value)
+
+
+def entries(packet: bytes) -> Iterator[Any]:
+    """The entries in one of Canal's packets, without what only events tell."""
+    opened = PROTO["Packet"].FromString(packet)
+    assert opened.type == 7
+    for data in PROTO["Messages"].FromString(opened.body).messages:
+        yield from of_entry(data)
+
+
+def of_entry(data: bytes) -> Iterator[Any]:
+    entry = PROTO["Entry"].FromString(data)
+    change = PROTO["RowChange"].FromString(entry.storeValue)
+    entry.storeValue = b""
+    for field in ("executeTime", "eventLength"):
+        entry.header.ClearField(field)
+    kept = [pair for pair in entry.header.props if pair.key not in ("curtGtidSn", "curtGtidLct")]
+    del entry.header.props[:]
+    entry.header.props.extend(kept)
+    change.ClearField("tableId")
+    yield str(entry), str(change)
+
+
+def declared(server: Server, table: str) -> dict[str, TableSchema]:
+    """The table as information_schema describes it, with what may be null, and its key."""
+    found = definition(server, table)[table]
+    nullable = dict(
+        server.sql(
+            "SELECT column_name, is_nullable FROM information_schema.columns"
+            " WHERE concat(table_schema, '.', table_name) = %s",
+            table,
+        )
+    )
+    columns = tuple(replace(one, nullable=nullable[one.name] == "YES") for one in found.columns)
+    return {table: replace(found, columns=columns, primary_key=("id",))}
+
+
+def change(server: Server, table: str, columns: int) -> None:
+    """Give each row the values of the one behind it, move some to other keys, and take some away."""
+    copied = ", ".join(f"a.c{number} = b.c{number}" for number in range(columns))
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'")
+        cursor.execute(f"UPDATE {table} a JOIN {table} b ON b.id = a.id + 1 SET {copied}")
+        cursor.execute(f"UPDATE {table} SET id = id + 10000 WHERE id % 3 = 0")
+        cursor.execute(f"DELETE FROM {table} WHERE id % 2 = 0")
+        cursor.execute("FLUSH BINARY LOGS")
+
+
+def check(found: list[Any], wanted: list[Any]) -> None:
+    assert len(found) == len(wanted)
+    pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one != other]
+    assert not pairs, "\n\n".join(f"{one!r}\n{other!r}" for one, other in pairs[:DIFFERENCES_SHOWN_MAX])
+
+
+@pytest.mark.parametrize(("flavor", "name"), EVERY)
+def test_every_value_is_what_the_raw_log_gives(
+    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
+) -> None:
+    server, case = server_of(flavor), MATRIX[name]
+    table, file = write(server, fresh_database(server), case)
+    change(server, table, len(case.types))
+    schemas = declared(server, table)
+    batches = typed(file, table, schemas)
+    for dialect in JSON_DIALECTS:
+        wanted = rows_of(read(file, dialect, table, schemas, message_per_row=True))
+        found = [
+            value
+            for batch in batches
+            for value in made(batch, schemas[table], dialect, lines=True)["value"].to_pylist()
+        ]
+        check(
+            [without_events(dialect, value) for value in found],
+            [without_events(dialect, message.value) for message in wanted],
+        )
+    packets = [
+        value for batch in batches for value in made(batch, schemas[table], "canal")["value"].to_pylist()
+    ]
+    messages = rows_of(read(file, "canal", table, schemas, message_per_row=True))
+    framed = [data for message in messages for data in PROTO["Messages"].FromString(message.value).messages]
+    check(
+        [one for packet in packets for one in entries(packet)],
+        [one for data in framed for one in of_entry(data)],
+    )
+
+
+# --- What stands around the values -----------------------------------------------------------
+
+
+@pytest.fixture
+def minimal(mysql_server: Server, fresh_database: FreshDatabase) -> tuple[str, Batch, TableSchema]:
+    """Changes whose images hold no more than they have to."""
+    database = fresh_database(mysql_server)
+    file = run_logged(
+        mysql_server,
+        "CREATE TABLE t (id INT PRIMARY KEY, day DATE, name VARCHAR(20))",
+        "SET binlog_row_image = 'MINIMAL', sql_mode = ''",
+        "INSERT INTO t VALUES (1, '0000-00-00', 'a'), (2, '2024-02-29', 'b')",
+        "UPDATE t SET name = 'c' WHERE id = 1",
+        "UPDATE t SET id = 9 WHERE id = 2",
+        "DELETE FROM t WHERE id = 9",
+        database=database,
+    )
+    table = f"{database}.t"
+    (batch,) = typed(file, table)
+    return table, batch, declared(mysql_server, table)[table]
+
+
+def told(batch: Batch, schema: TableSchema, dialect: str, **options: Any) -> list[Any]:
+    return [json.loads(value) for value in made(batch, schema, dialect, **options)["value"].to_pylist()]
+
+
+def test_what_an_image_lacks_is_left_out(minimal: tuple[str, Batch, TableSchema]) -> None:
+    _, batch, schema = minimal
+    images = [(one["change"], one["before"], one["after"]) for one in told(batch, schema, "json")]
+    assert images == [
+        ("insert", None, {"id": 1, "day": "0000-00-00", "name": "a"}),
+        ("insert", None, {"id": 2, "day": "2024-02-29", "name": "b"}),
+        ("update", {"id": 1}, {"name": "c"}),
+        # A row with another key is another row.
+        ("delete", {"id": 2}, None),
+        ("insert", None, {"id": 9}),
+        ("delete", {"id": 9}, None),
+    ]
+
+
+def test_keys_are_those_of_each_dialect(minimal: tuple[str, Batch, TableSchema]) -> None:
+    table, batch, schema = minimal
+
+    def keys(dialect: str, *columns: str) -> list[Any]:
+        found = made(batch, schema, dialect, key=list(columns))["key"].to_pylist()[:2]
+        return [None if key is None else json.loads(key) for key in found]
+
+    assert keys("json") == [None, None]
+    assert keys("json", "day", "id") == [{"day": "0000-00-00", "id": 1}, {"day": "2024-02-29", "id": 2}]
+    assert keys("canal", "name") == [{"name": "a"}, {"name": "b"}]
+    assert keys("debezium", "day") == [{"day": None}, {"day": 19782}]
+    assert keys("maxwell", "id")[0] == {"database": table[:-2], "table": "t", "pk.id": 1}
+    (first, _) = keys("debezium_schema", "id")
+    assert first["payload"] == {"id": 1}
+    assert first["schema"]["name"] == f"shop.{table}.Key"
+    assert first["schema"]["fields"] == [{"type": "int32", "optional": False, "field": "id"}]
+    with pytest.raises(OptionInvalid, match="nothing"):
+        keys("json", "nothing")
+
+
+def test_a_moved_key_is_told_by_debezium_as_a_delete_and_an_insert(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    file = run_logged(
+        mysql_server,
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT)",
+        "INSERT INTO t VALUES (1, 1)",
+        "UPDATE t SET id = 2",
+        database=database,
+    )
+    (batch,) = typed(file, f"{database}.t")
+    schema = declared(mysql_server, f"{database}.t")[f"{database}.t"]
+    messages = made(batch, schema, "debezium", key=["id"])
+    assert messages["row"].to_pylist() == [0, 1, 2]
+    assert messages["kind"].to_pylist() == [0, 2, 0]
+    assert messages["key"].to_pylist() == [b'{"id":1}', b'{"id":1}', b'{"id":2}']
+    assert [one["op"] for one in told(batch, schema, "debezium", snapshot=True)] == ["r", "d", "r"]
+    assert told(batch, schema, "debezium", snapshot=True)[0]["source"]["snapshot"] == "true"
+    assert [one["type"] for one in told(batch, schema, "maxwell", snapshot=True)] == [
+        "bootstrap-insert",
+        "update",
+    ]
+
+
+def test_rows_that_are_not_as_declared_are_refused_by_name(minimal: tuple[str, Batch, TableSchema]) -> None:
+    _, batch, schema = minimal
+    wide = replace(schema, columns=tuple(replace(one, type_text="bigint") for one in schema.columns[:1]))
+    with pytest.raises(SchemaInvalid, match="`id`"):
+        made(batch, wide, "json")
+    with pytest.raises(OptionInvalid, match="no dialect"):
+        made(batch, schema, "morse")

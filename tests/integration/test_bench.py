@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks in their tiny form: every peer and every case runs to its end and agrees on the counts.
+
+Nothing here looks at a time. Corpora are made once by a real server and kept in the benchmark cache.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.__main__ import case_names, run_case
+from bench.corpora import corpus as corpora
+from bench.corpora.corpus import NAMES, Corpus, CountsDiffer, check_rows, corpus, workload
+from bench.corpora.serve import serve
+from bench.peers.peer import VERBS, Job, can_run, measure, names, peer
+from bench.result import CaseResult, Line, Options, Target, show, write
+from tests.fixture_types import MissingPart
+from tools.servers import PartMissing, Server, install
+
+SIZE = "tiny"
+SECONDS_MAX = 2.0
+OFFERED = [(name, verb) for name in names() for verb in VERBS if hasattr(peer(name), verb)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mysql(missing_part: MissingPart) -> None:
+    """Corpora are written by MySQL."""
+    try:
+        install("mysql")
+    except PartMissing as error:
+        missing_part("mysql server", str(error))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def made(request: pytest.FixtureRequest) -> Corpus:
+    """Each tiny corpus in turn."""
+    return corpus(request.param, SIZE)
+
+
+@pytest.fixture(scope="module")
+def served(made: Corpus) -> Iterator[Server]:
+    """A server that streams the corpus."""
+    with serve(made) as server:
+        yield server
+
+
+def test_a_corpus_holds_what_its_workload_promises(made: Corpus) -> None:
+    assert made.path.stat().st_size == made.bytes >= corpora.SIZES[SIZE]
+    assert made.rows == sum(made.rows_by_table.values()) == sum(made.rows_by_kind.values())
+    assert {table.removeprefix("bench.") for table in made.tables} <= set(workload(made.name).tables)
+    rows_per_transaction = made.rows / made.transactions
+    expected = {"narrow": (1, 1), "wide": (200, 200), "tpcc": (12, 25), "bulk": (500, 500)}
+    low, high = expected[made.name]
+    assert low <= rows_per_transaction <= high
+
+
+def test_an_edited_workload_is_made_again_but_not_for_its_line_breaks() -> None:
+    narrow = workload("narrow")
+    wrapped = dataclasses.replace(narrow, seed=tuple(text.replace(" ", "\n") for text in narrow.seed))
+    edited = dataclasses.replace(narrow, seed=(*narrow.seed, "SELECT 1"))
+    assert wrapped.fingerprint == narrow.fingerprint != edited.fingerprint
+
+
+def test_every_peer_has_a_title_and_a_verb() -> None:
+    offered = {name for name, _ in OFFERED}
+    assert offered == set(names())
+    assert len({peer(name).TITLE for name in offered}) == len(offered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "verb"), OFFERED)
+def test_a_peer_agrees_with_the_counts_of_the_servers_own_tool(
+    name: str, verb: str, made: Corpus, served: Server, missing_part: MissingPart
+) -> None:
+    if (why := can_run(name)) is not None:
+        missing_part(name, why)
+    outcome = measure(name, verb, Job(made, served.port))
+    assert outcome.complete
+    assert (outcome.rows, outcome.bytes) == (made.rows, made.bytes)
+    assert outcome.rows_by_kind in (None, made.rows_by_kind)
+    assert outcome.version
+
+
+def test_a_peer_that_leaves_rows_out_is_named() -> None:
+    made = corpus("narrow", SIZE)
+    with pytest.raises(CountsDiffer, match=rf"somebody saw 1 changes in .* which has {made.rows}"):
+        check_rows("somebody", 1, made.rows, made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", case_names())
+def test_a_case_runs_to_its_end_and_is_written_down(name: str, tmp_path: Path) -> None:
+    options = Options(SIZE, 1, ("wide",) if "spark" in name else NAMES, SECONDS_MAX)
+    result = run_case(name, options)
+    assert result.case == name
+    assert result.lines
+    figures = [figure for line in result.lines for figure in line.rates.values()]
+    assert all(math.isfinite(figure) and figure > 0 for figure in figures)
+    page = write([result], options, tmp_path)
+    assert result.title in page.read_text()
+
+
+def test_a_page_states_machine_command_and_whether_a_target_is_met(tmp_path: Path) -> None:
+    lines = [
+        Line("narrow", "a slow peer", {"rows/s": 10.0}, 9.0, Target(8)),
+        Line("narrow", "a fast peer", {"rows/s": 100.0}, 0.9, Target(2)),
+    ]
+    result = CaseResult("files_to_arrow", "Files", lines, {"a slow peer": "1.0"})
+    page = write([result], Options("tiny", 1, NAMES, 1.0, ("files_to_arrow",)), tmp_path)
+    text = page.read_text()
+    assert "- command: `python -m bench files_to_arrow --size tiny --repeat 1 --seconds-max 1`" in text
+    assert "- kernel: " in text
+    assert "- a slow peer: 1.0" in text
+    assert "| narrow | a slow peer | 10.00 | 9.00× | ≥ 8 met |" in text
+    assert "| narrow | a fast peer | 100 | 0.90× | ≥ 2 missed |" in text
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert [line["ratio"] for line in record["cases"][0]["lines"]] == [9.0, 0.9]
+    show(result, Console(file=sys.stderr))

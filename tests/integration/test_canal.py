@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canal's protocol over a real daemon: subscribing, batches, waiting, filters, take-over, restarts."""
+
+import functools
+import itertools
+import json
+import random
+import socket
+import struct
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._native import GtidSet
+from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.store import open_store
+from penstock.coordinate.subscription_record import Subscriptions
+from tests.canal_client import DUMP, CanalClient, Refused, entry_of
+from tests.canal_following import (
+    arrived,
+    assert_ended,
+    checkpoint_of,
+    connect,
+    drain,
+    ids_of,
+    settings_of,
+    until_gone,
+    write,
+)
+from tests.captured_log import head_of
+from tests.daemon_process import DaemonProcess
+from tools.servers import Server
+
+RESIDENT_BYTES_MAX = 400 << 20
+
+
+@pytest.fixture(scope="module")
+def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
+    """The shared MySQL server, with tables for the whole module."""
+    found = server_of("mysql")
+    found.sql("CREATE DATABASE canal_p; CREATE TABLE canal_p.t (id INT PRIMARY KEY, v LONGTEXT)")
+    found.sql("CREATE TABLE canal_p.u (id INT PRIMARY KEY, v LONGTEXT)")
+    yield found
+    found.sql("DROP DATABASE canal_p")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator[DaemonProcess]:
+    """A daemon without credentials; who is new begins at the head."""
+    with DaemonProcess(tmp_path_factory.mktemp("canal"), settings_of(server)) as running:
+        # A log that is empty has no head yet.
+        write(server, running, 1)
+        yield running
+
+
+# --- Batches --------------------------------------------------------------------------------
+
+
+def test_batches_are_counted_from_one_acknowledged_in_order_and_come_again_after_a_rollback(
+    daemon: DaemonProcess, server: Server
+) -> None:
+    with connect(daemon) as client:
+        client.rollback(0)
+        client.subscribe()
+        assert client.get() == (-1, [])
+        ids = write(server, daemon, 6, width=1024)
+        # A batch holds what fits, and at least one entry.
+        batches = list(iter(lambda: client.get(size=1), (-1, [])))
+        assert [number for number, _ in batches] == list(range(1, len(batches) + 1))
+        assert len(batches) >= 2 * len(ids)
+        whole = [entry for _, entries in batches for entry in entries]
+        assert ids_of(whole) == ids
+        client.rollback(0)
+        number, again = client.get()
+        last = len(batches) + 1
+        assert (number, again) == (last, whole)
+
+        client.rollback(last)
+        first, second, third = client.get(size=1), client.get(size=1), client.get(size=1)
+        assert [first[0], second[0], third[0]] == [last + 1, last + 2, last + 3]
+        for refuse in (client.ack, client.rollback):
+            refuse(second[0])
+            with pytest.raises(Refused) as refused:
+                client.expect_ack()
+            assert (refused.value.code, refused.value.text) == (
+                400,
+                f"batchId:{second[0]} is not the firstly:{first[0]}",
+            )
+        client.ack(first[0])
+        client.ack(second[0])
+        client.rollback(third[0])
+        # Younger than what was rolled back there is nothing; older was consumed.
+        client.ack(third[0])
+        with pytest.raises(Refused) as refused:
+            client.expect_ack()
+        name = client.client_id
+        assert (
+            refused.value.text
+            == f"ack error , clientId:{name} batchId:{third[0]} is not exist , please check"
+        )
+        client.rollback(77)
+        with pytest.raises(Refused) as refused:
+            client.expect_ack()
+        assert refused.value.text == f"rollback error, clientId:{name} batchId:77 is not exist , please check"
+        number, rest = client.get()
+        assert number == third[0] + 1
+        assert first[1] + second[1] + rest == whole
+        client.ack(-1)
+        client.ack(0)
+        with pytest.raises(Refused, match="402"):
+            client.expect_ack()
+        client.ack(number)
+        assert client.get() == (-1, [])
+
+
+def test_a_rollback_takes_younger_batches_along(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as client:
+        client.subscribe()
+        ids = write(server, daemon, 3)
+        given = [client.get(size=1) for _ in range(4)]
+        client.rollback(given[0][0])
+        number, entries = client.get()
+        assert ids_of(entries) == ids
+        # Their entries came again under the new id, so they can be acknowledged under that alone.
+        client.ack(given[1][0])
+        with pytest.raises(Refused, match="not exist"):
+            client.expect_ack()
+        client.ack(number)
+        assert client.get() == (-1, [])
+
+
+def test_headers_say_where_an_entry_stands_in_the_servers_log(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as client:
+        client.subscribe("canal_p\\.t")
+        before = head_of(server)
+        write(server, daemon, 1)
+        _, entries = client.get()
+        begin, row, end = (entry_of(one) for one in entries)
+        assert {one.header.logfileName for one in (begin, row, end)} == {before.file}
+        assert (
+            before.offset < begin.header.logfileOffset < row.header.logfileOffset < end.header.logfileOffset
+        )
+        assert end.header.logfileOffset + end.header.eventLength == head_of(server).offset
+        assert (row.header.schemaName, row.header.tableName) == ("canal_p", "t")
+        assert row.header.serverId == server.sql("SELECT @@server_id")[0][0]
+        assert abs(row.header.executeTime / 1000 - time.time()) < 60
+        assert [(one.key, one.value) for one in row.header.props if one.key == "rowsCount"] == [
+            ("rowsCount", "1")
+        ]
+        # An error ends nothing.
+        client.send(DUMP, "Get")
+        with pytest.raises(Refused, match="packet type: DUMP is NOT supported!"):
+            client.expect_ack()
+        assert client.get() == (-1, [])
+
+
+def test_a_transaction_may_take_many_batches_and_is_durable_at_its_end(
+    daemon: DaemonProcess, server: Server
+) -> None:
+    with connect(daemon) as client:
+        client.subscribe("canal_p\\.u")
+        # More than one part of what is decoded at once.
+        ids = list(map(str, range(1, 30_001)))
+        rows = ", ".join(f"({one}, REPEAT('y', 1000))" for one in ids)
+        server.sql(f"INSERT INTO canal_p.u VALUES {rows}")
+        arrived(server, daemon)
+        found: list[str] = []
+        batches = 0
+        while len(found) < 20_000:
+            number, entries = client.get(size=256)
+            found += ids_of(entries)
+            batches += 1
+            client.ack(number)
+        assert batches > 50
+        assert daemon.resident_bytes() < RESIDENT_BYTES_MAX
+        # The connection is lost inside the transaction: in the daemon's memory its place is kept.
+        client.close()
+    with connect(daemon, int(client.client_id)) as client:
+        client.subscribe("canal_p\\.u")
+        assert found + drain(client, size=256) == ids
+    assert checkpoint_of(daemon, client).position == str(head_of(server))
+
+
+def test_whatever_is_acknowledged_given_back_and_lost_every_entry_comes_in_order(
+    daemon: DaemonProcess, server: Server
+) -> None:
+    chance, numbers = random.Random(11), itertools.count(100_000)
+    with connect(daemon, 77) as client, connect(daemon) as other:
+        client.subscribe("canal_p\\.[tu]")
+        other.subscribe("canal_p\\.[tu]")
+        for lap in range(12):
+            begin = "BEGIN;" if chance.random() < 0.7 or lap == 6 else ""
+            # One of them is more than one part of what is decoded at once.
+            table, width = chance.choice("tu"), 1_000_000 if lap == 6 else chance.choice((1, 100, 5000))
+            statements = [
+                f"INSERT INTO canal_p.{table} VALUES ({next(numbers)}, REPEAT('z', {width}))"
+                for _ in range(25 if lap == 6 else chance.randrange(1, 40))
+            ]
+            server.sql(begin + ";".join(statements) + ";COMMIT")
+    arrived(server, daemon)
+    with connect(daemon, int(other.client_id)) as other:
+        whole = [entry for _, entries in iter(other.get, (-1, [])) for entry in entries]
+    assert len(whole) > 300
+
+    taken: list[bytes] = []
+    given: list[tuple[int, list[bytes]]] = []
+    client = connect(daemon, 77).subscribe()
+    while len(taken) < len(whole):
+        step = chance.random()
+        if step < 0.6:
+            batch = client.get(size=chance.choice((1, 2, 7, 30)))
+            given += [batch] if batch[0] != -1 else []
+        elif step < 0.9 and given:
+            number, entries = given.pop(0)
+            client.ack(number)
+            assert entries == whole[len(taken) : len(taken) + len(entries)]
+            taken += entries
+        elif step < 0.95:
+            client.rollback(0 if chance.random() < 0.5 or not given else given[0][0])
+            given = []
+        elif step < 0.98:
+            client.close()
+            until_gone(daemon, client)
+            client, given = connect(daemon, 77).subscribe(), []
+    client.close()
+
+
+# --- Waiting --------------------------------------------------------------------------------
+
+
+def test_a_get_waits_as_long_as_it_says_and_holds_up_nobody(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as waiting, connect(daemon) as forever, connect(daemon) as other:
+        for client in (waiting, forever, other):
+            client.subscribe("canal_p\\..*")
+        for timeout, unit, seconds in (
+            (-1, 2, 0.0),
+            (300_000, 1, 0.3),
+            (300, 2, 0.3),
+            (300, -1, 0.3),
+            (1, 3, 1.0),
+        ):
+            begun = time.monotonic()
+            assert waiting.get(1000, timeout, unit) == (-1, [])
+            assert seconds <= time.monotonic() - begun < seconds + 0.5
+        waiting.ask(1000, 1500, 2)
+        # Without a timeout, or with 0, it waits for so many bytes as it has asked for.
+        forever.ask(20, None, None)
+        ids = write(server, daemon, 1)
+        assert drain(other) == ids
+        number, entries = waiting.receive_batch()
+        assert ids_of(entries) == ids
+        waiting.ack(number)
+        forever.socket.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            forever.receive_bytes()
+        forever.close()
+        until_gone(daemon, forever)
+        # What it was to get was never given out.
+        with connect(daemon, int(forever.client_id)) as again:
+            again.subscribe()
+            again.ask(20, 0, 2)
+            ids += write(server, daemon, 3, width=10_000)
+            number, entries = again.receive_batch()
+            assert ids_of(entries) == ids[:2]
+            again.rollback(0)
+            assert drain(again) == ids
+
+
+def test_who_does_not_take_what_it_asked_for_holds_up_nobody(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as stalled, connect(daemon) as other:
+        stalled.subscribe()
+        other.subscribe()
+        ids = write(server, daemon, 4, width=1 << 20)
+        # More than the system keeps on the way for those who do not read.
+        for _ in range(12):
+            stalled.ask(8000)
+            stalled.rollback(0)
+        for _ in range(5):
+            begun = time.monotonic()
+            ids += write(server, daemon, 1)
+            assert drain(other)[-1] == ids[-1]
+            assert time.monotonic() - begun < 5
+        for _ in range(12):
+            assert ids_of(stalled.receive_batch()[1])[:4] == ids[:4]
+
+
+def test_who_waits_is_given_what_comes_within_milliseconds(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as client:
+        client.subscribe()
+        client.ask(1, 20, 3)
+        time.sleep(0.2)
+        rows = threading.Timer(0.0, write, (server, daemon, 1, "canal_p.t", 2048))
+        begun = time.monotonic()
+        rows.start()
+        number, entries = client.receive_batch()
+        assert time.monotonic() - begun < 1.0
+        assert number > 0
+        assert entries
+        rows.join()
+
+
+def test_a_client_that_writes_in_small_pieces_is_not_kept_waiting_for_its_own_system(
+    daemon: DaemonProcess,
+) -> None:
+    with connect(daemon) as client:
+        client.subscribe()
+        # As the official client does: the system may gather what is written, and a frame is written in two.
+        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
+        client.send_bytes = functools.partial(send_in_two, client.socket)  # type: ignore[method-assign]
+        begun = time.monotonic()
+        for _ in range(50):
+            client.rollback(0)
+            assert client.get() == (-1, [])
+        # Each frame would take 40 ms else.
+        assert time.monotonic() - begun < 1.5
+
+
+def send_in_two(over: socket.socket, frame: bytes) -> None:
+    over.sendall(struct.pack(">I", len(frame)))
+    over.sendall(frame)
+
+
+# --- Who sees what --------------------------------------------------------------------------
+
+
+def test_each_client_has_its_own_cursor_and_filter(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as one, connect(daemon) as other, connect(daemon) as none:
+        one.subscribe("canal_p\\.T")
+        other.subscribe("canal_p\\.u,canal_p\\.nothing.*")
+        none.subscribe("nowhere\\..*")
+        server.sql("DELETE FROM canal_p.u")
+        in_t, in_u = write(server, daemon, 3), write(server, daemon, 2, "canal_p.u")
+        assert drain(one) == in_t
+        assert drain(other) == in_u
+        assert drain(none) == []
+        # An empty filter leaves the one there is, also over another connection; a new one takes its place.
+        other.subscribe("")
+        in_t, in_u = write(server, daemon, 1), write(server, daemon, 1, "canal_p.u")
+        assert drain(other) == in_u
+        other.close()
+        with connect(daemon, int(other.client_id)) as other:
+            in_t += write(server, daemon, 1)
+            in_u = write(server, daemon, 1, "canal_p.u")
+            assert drain(other) == in_u
+            other.subscribe(".*\\..*")
+            in_u = [*write(server, daemon, 1), *write(server, daemon, 1, "canal_p.u")]
+            assert drain(other) == in_u
+            with pytest.raises(Refused, match="not a regular expression"):
+                other.subscribe("canal_p\\.(")
+            assert drain(one) == [*in_t, in_u[0]]
+
+
+def test_only_who_has_subscribed_is_served_until_it_unsubscribes(
+    daemon: DaemonProcess, server: Server
+) -> None:
+    with connect(daemon) as client:
+        for ask in (client.get, lambda: client.ack(1) or client.expect_ack()):
+            with pytest.raises(Refused, match=r"ClientIdentity:.*should subscribe first"):
+                ask()
+        client.subscribe()
+        ids = write(server, daemon, 1)
+        number, entries = client.get()
+        assert ids_of(entries) == ids
+        client.ack(number)
+        client.unsubscribe()
+        with pytest.raises(Refused, match="should subscribe first"):
+            client.get()
+        write(server, daemon, 1)
+        # It is new again: numbers begin anew, at the head.
+        client.subscribe()
+        assert client.get() == (-1, [])
+        write(server, daemon, 1)
+        assert client.get()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("destination", "client_id", "code", "text"),
+    [
+        ("shoe", "1", 400, "destination:shoe should start first"),
+        ("shop", "x", 400, "clientId:x is no number"),
+        ("shop", "40000", 400, "clientId:40000 is no number"),
+        ("", "1", 401, "null"),
+        ("shop", "", 401, "null"),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused_in_canal_s_words(
+    daemon: DaemonProcess, destination: str, client_id: str, code: int, text: str
+) -> None:
+    with CanalClient(daemon.ports["canal"], destination, client_id).log_in() as client:
+        for ask in (client.subscribe, client.unsubscribe, client.get):
+            with pytest.raises(Refused) as refused:
+                ask()
+            assert refused.value.code == code
+            assert text in refused.value.text
+
+
+def test_the_newest_connection_has_the_client(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as old, connect(daemon, int(old.client_id)) as new:
+        old.subscribe()
+        ids = write(server, daemon, 4)
+        number, entries = old.get(size=1)
+        old.ack(number)
+        given = ids_of(entries)
+        number, entries = old.get(size=1)
+        # As clients do: what they say before they subscribe takes nothing from anybody.
+        new.rollback(0)
+        new.subscribe()
+        assert_ended(old)
+        assert given + drain(new) == ids
+    assert f"client=canal-{old.client_id} destination=shop now=" in daemon.said()
+
+
+def test_a_client_that_leaves_is_not_waited_for(daemon: DaemonProcess) -> None:
+    client = connect(daemon)
+    client.subscribe()
+    client.ask(1000, 0, 2)
+    client.socket.shutdown(socket.SHUT_RDWR)
+    client.close()
+    until_gone(daemon, client)
+
+
+def test_a_checkpoint_that_is_set_by_hand_moves_a_client(daemon: DaemonProcess, server: Server) -> None:
+    with connect(daemon) as client:
+        client.subscribe("canal_p\\.t")
+        position = head_of(server)
+        ids = write(server, daemon, 3)
+        assert drain(client) == ids
+        store = open_store(f"sqlite:///{daemon.folder}/log/coordination.db")
+        try:
+            Subscriptions(store).reset("shop", f"canal-{client.client_id}", Checkpoint.now(str(position)))
+        finally:
+            store.close()
+        ids += write(server, daemon, 1)
+        drain(client)
+        assert_ended(client)
+    with connect(daemon, int(client.client_id)) as client:
+        client.subscribe()
+        assert drain(client)[:4] == ids
+
+
+def flat_messages(daemon: DaemonProcess, table: str) -> list[dict[str, Any]]:
+    """Return all of a table's changes as flat messages, over HTTP."""
+    asked = {"tables": [table], "format": "canal_flat", "start": "earliest", "wait_seconds": 0}
+    url = f"http://127.0.0.1:{daemon.port}/v1/instances/shop/changes"
+    found = []
+    with urllib.request.urlopen(url, json.dumps(asked).encode(), timeout=10) as answer:
+        while length := answer.read(4):
+            head = json.loads(answer.read(struct.unpack(">I", length)[0]))
+            content = answer.read(head["bytes"]) if head["bytes"] else b""
+            found += [json.loads(line) for line in content.splitlines()]
+    return found
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_header_has_the_executed_transactions_where_the_instance_says_so(
+    server: Server, tmp_path: Path, is_told: bool
+) -> None:
+    settings = settings_of(server, canal_start="earliest")
+    settings["instances"]["shop"] |= {"canal_gtid": True} if is_told else {}
+    with DaemonProcess(tmp_path, settings) as daemon:
+        before = server.sql("SELECT @@gtid_executed")[0][0]
+        seen: list[Any] = []
+        for _ in range(2):
+            # The second time it goes on with the decoder of the first, and over what is not told of.
+            write(server, daemon, 1, "canal_p.u")
+            write(server, daemon, 1)
+            with connect(daemon, 9) as client:
+                client.subscribe("canal_p\\.t")
+                number, entries = client.get()
+                client.ack(number)
+                seen += map(entry_of, entries)
+        lines = flat_messages(daemon, "canal_p.t")
+    assert (len(seen), len(lines)) == (6, 2)
+    if not is_told:
+        assert {one.header.gtid for one in seen} | {one["gtid"] for one in lines} == {""}
+        return
+    known = GtidSet.parse(before)
+    for at, entry in enumerate(seen):
+        own = {one.key: one.value for one in entry.header.props}["curtGtid"]
+        told = GtidSet.parse(entry.header.gtid)
+        assert told.contains(known)
+        assert told.contains(GtidSet.parse(own))
+        assert not known.contains(GtidSet.parse(own)) or at % 3
+        known = told
+    assert str(known) == server.sql("SELECT @@gtid_executed")[0][0].replace("\n", "")
+    assert [one["gtid"] for one in lines] == [seen[1].header.gtid, seen[4].header.gtid]
+
+
+def test_who_leaves_while_he_waits_is_let_go_whatever_he_has_asked_besides(daemon: DaemonProcess) -> None:
+    with connect(daemon) as client:
+        client.subscribe("canal_p\\.nothing")
+        client.ask(size=1000, timeout=0)
+        client.rollback(0)
+        client.ask(size=1000, timeout=0)
+        time.sleep(0.2)
+    until_gone(daemon, client)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of Canal over restarts and kills of daemons, and over checkpoints that are set elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.model import Position
+from tests.canal_client import Refused, told
+from tests.canal_following import (
+    arrived,
+    assert_ended,
+    checkpoint_of,
+    connect,
+    drain,
+    followed,
+    ids_of,
+    settings_of,
+    without_repeats,
+    write,
+)
+from tests.captured_log import head_of
+from tests.daemon_process import DaemonProcess
+from tools.servers import Server
+
+
+@pytest.fixture(scope="module")
+def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
+    """The shared MySQL server, with tables for the whole module."""
+    found = server_of("mysql")
+    found.sql("CREATE DATABASE canal_r; CREATE TABLE canal_r.t (id INT PRIMARY KEY, v LONGTEXT)")
+    yield found
+    found.sql("DROP DATABASE canal_r")
+
+
+def test_a_daemon_killed_midway_repeats_at_most_what_was_not_durable(tmp_path: Path, server: Server) -> None:
+    with DaemonProcess(tmp_path, settings_of(server, canal_start="earliest")) as daemon:
+        ids = write(server, daemon, 400, "canal_r.t")
+        found: list[str] = []
+        for lap in range(3):
+            with connect(daemon, 5) as client:
+                client.rollback(0)
+                client.subscribe("canal_r\\..*")
+                for _ in range(8):
+                    number, entries = client.get(size=4)
+                    if number == -1:
+                        break
+                    found = without_repeats(found, ids_of(entries))
+                    client.ack(number)
+                if lap == 2:
+                    # Noted a second after it was acknowledged, at the latest.
+                    time.sleep(1.5)
+                    marked = len(found)
+                daemon.kill()
+                daemon.start()
+                daemon.wait_for(lambda status: status["position"] is not None)
+        with connect(daemon, 5) as client:
+            client.subscribe()
+            rest = drain(client)
+            assert ids.index(rest[0]) >= marked - 1
+            assert without_repeats(found, rest) == ids
+        assert daemon.terminate() == 0
+        daemon.start()
+        daemon.wait_for(lambda status: status["position"] is not None)
+        with connect(daemon, 5) as client:
+            # An end in order repeats nothing.
+            assert drain(client) == []
+            ids = write(server, daemon, 1, "canal_r.t")
+            assert drain(client) == ids
+
+
+def test_another_daemon_takes_a_client_over(tmp_path: Path, server: Server) -> None:
+    settings = settings_of(server) | {"coordination": f"sqlite:///{tmp_path}/shared.db"}
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    with DaemonProcess(folders[0], settings) as one, DaemonProcess(folders[1], settings) as two:
+        write(server, one, 1, "canal_r.t")
+        arrived(server, two)
+        with connect(one, 9) as old, connect(two, 9) as new:
+            old.subscribe("canal_r\\.t")
+            ids = write(server, one, 3, "canal_r.t")
+            arrived(server, two)
+            given: list[str] = []
+            while not given:
+                number, entries = old.get(size=1)
+                old.ack(number)
+                given += ids_of(entries)
+            time.sleep(1.2)
+            number, entries = old.get()
+            new.subscribe()
+            # The one before may not write any more, and is told so by the end of its connection.
+            old.ack(number)
+            assert_ended(old)
+            found = drain(new)
+            assert ids.index(found[0]) >= len(given) - 1
+            assert without_repeats(given, found) == ids
+            assert "taken over from another daemon" in two.said()
+
+
+def test_a_client_may_come_before_the_first_change_and_sees_the_clock_of_its_zone(
+    tmp_path: Path, server: Server
+) -> None:
+    server.sql("CREATE TABLE canal_r.clock (id INT, at TIMESTAMP(2), day DATETIME)")
+    settings = settings_of(server, canal_zone="-03:30")
+    with DaemonProcess(tmp_path, settings) as daemon, connect(daemon, 3) as client:
+        client.subscribe("canal_r\\..*")
+        assert client.get() == (-1, [])
+        client.ask(1000, 3, 3)
+        time.sleep(0.2)
+        ids = write(server, daemon, 1, "canal_r.t")
+        number, entries = client.receive_batch()
+        client.ack(number)
+        assert ids_of(entries) == ids
+        moment = "'2026-03-01 00:00:00'"
+        server.sql(f"SET time_zone = '+00:00'; INSERT INTO canal_r.clock VALUES (1, {moment}, {moment})")
+        arrived(server, daemon)
+        [row] = [one[3] for one in told(client.get()[1]) if one[0] == "INSERT"]
+        assert row == {"id": "1", "at": "2026-02-28 20:30:00.00", "day": "2026-03-01 00:00:00"}
+
+
+def test_a_client_whose_new_filter_could_not_be_kept_is_still_its_sessions_alone(
+    tmp_path: Path, server: Server
+) -> None:
+    with DaemonProcess(tmp_path, settings_of(server, canal_start="earliest")) as daemon:
+        write(server, daemon, 3, "canal_r.t")
+        with connect(daemon, 6) as client, connect(daemon, 6) as other:
+            client.subscribe("canal_r\\..*")
+            store = tmp_path / "log" / "coordination.db"
+            store.rename(tmp_path / "away.db")
+            with pytest.raises(Refused):
+                client.subscribe("canal_r\\.t")
+            (tmp_path / "away.db").rename(store)
+            # Whoever has it, has it until somebody else subscribes.
+            number, entries = client.get()
+            assert len(ids_of(entries)) == 3
+            other.subscribe("canal_r\\..*")
+            assert_ended(client)
+            assert other.get()[1] == entries
+            assert number < 3
+
+
+def test_who_has_unsubscribed_follows_no_longer_and_may_begin_again(tmp_path: Path, server: Server) -> None:
+    with DaemonProcess(tmp_path, settings_of(server, canal_start="earliest")) as daemon:
+        ids = write(server, daemon, 3, "canal_r.t")
+        with connect(daemon, 7) as client:
+            client.subscribe("canal_r\\..*")
+            assert followed(daemon) == ["7"]
+            client.unsubscribe()
+            assert followed(daemon) == []
+            client.subscribe("canal_r\\..*")
+            store = tmp_path / "log" / "coordination.db"
+            store.rename(tmp_path / "away.db")
+            with pytest.raises(Refused):
+                client.unsubscribe()
+            (tmp_path / "away.db").rename(store)
+            client.subscribe("canal_r\\..*")
+            assert drain(client) == ids
+        assert Position.parse(checkpoint_of(daemon, client).position) == head_of(server)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from penstock.capture.connection import LogHead, connect
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    OptionInvalid,
+    PrivilegeMissing,
+    ServerBusy,
+    ServerUnsupported,
+    TlsFailed,
+)
+from penstock.model import ServerAddress, Tls
+from tests.fixture_types import FreshDatabase, StartServer
+from tools.servers import Server
+from tools.servers.server import free_port
+
+
+def test_a_server_says_who_it_is(server: Server) -> None:
+    with connect(ServerAddress.parse(server.url())) as connection:
+        identity = connection.identity()
+    assert identity.flavor == server.family
+    assert identity.server_id == server.port
+    assert identity.gtid_mode == "ON"
+    assert ".".join(map(str, identity.version)) in server.version
+    assert (identity.server_uuid is None) == (server.family == "mariadb")
+    assert identity.key.startswith(server.family)
+
+
+def test_the_head_moves_with_each_commit_and_names_its_gtids(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    with connect(ServerAddress.parse(server.url())) as connection:
+        before = connection.head()
+        server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
+        after = connection.head()
+        logs = connection.binary_logs()
+    assert (after.file, after.offset) > (before.file, before.offset)
+    assert after.gtid_set != before.gtid_set
+    assert "\n" not in after.gtid_set
+    assert [log.file for log in logs] == [path.name for path in server.binlog_files()]
+    assert isinstance(after, LogHead)
+    assert not any(log.encrypted for log in logs)
+
+
+def test_a_socket_file_serves_as_well_as_tcp(server: Server) -> None:
+    over_socket = ServerAddress(user="root", unix_socket=str(server.socket))
+    with connect(over_socket) as one, connect(ServerAddress.parse(server.url())) as other:
+        assert one.identity() == other.identity()
+
+
+def test_a_wrong_password_is_refused_by_name(server: Server) -> None:
+    address = ServerAddress.parse(server.url(), password="not the password")
+    with pytest.raises(AuthenticationFailed) as refused:
+        connect(address)
+    assert "not the password" not in str(refused.value)
+
+
+def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionLost):
+        connect(ServerAddress(port=free_port()))
+
+
+def test_a_missing_privilege_is_named(server: Server) -> None:
+    server.sql("DROP USER IF EXISTS poor; CREATE USER poor IDENTIFIED BY 'x-1-Y-2'")
+    with (
+        connect(ServerAddress.parse(server.url("poor"), password="x-1-Y-2")) as connection,
+        pytest.raises(PrivilegeMissing),
+    ):
+        connection.head()
+
+
+def test_a_full_server_is_busy(start_server: StartServer) -> None:
+    server = start_server("mariadb", max_connections=10, extra_max_connections=1)
+    address = ServerAddress.parse(server.url())
+    with contextlib.ExitStack() as held:
+        # The server lets one more in than max_connections says, for an administrator.
+        for _ in range(10):
+            held.enter_context(connect(address))
+        with pytest.raises(ServerBusy):
+            held.enter_context(connect(address))
+
+
+def test_a_server_without_a_binlog_says_so(start_server: StartServer) -> None:
+    server = start_server("mariadb", **{"skip-log-bin": None})
+    with connect(ServerAddress.parse(server.url())) as connection:
+        with pytest.raises(ServerUnsupported):
+            connection.head()
+        with pytest.raises(ServerUnsupported):
+            connection.binary_logs()
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
+def test_tls_is_checked_as_far_as_its_mode_says(start_server: StartServer, flavor: str) -> None:
+    server = start_server(flavor, tls=True)
+    address = ServerAddress.parse(server.url())
+    ca = str(server.tls_authority)
+
+    def cipher(tls: Tls, host: str = "127.0.0.1") -> str:
+        with connect(replace(address, tls=tls, host=host)) as connection:
+            return str(connection.query("SHOW SESSION STATUS LIKE 'Ssl_cipher'")[0]["Value"])
+
+    assert cipher(Tls("disabled")) == ""
+    for mode in ("preferred", "required"):
+        assert cipher(Tls(mode)) != ""
+    for mode in ("verify_ca", "verify_identity"):
+        assert cipher(Tls(mode, ca)) != ""
+        with pytest.raises(TlsFailed):
+            cipher(Tls(mode))
+    # Another spelling of the same address, which the certificate does not name.
+    assert cipher(Tls("verify_ca", ca), host="127.1") != ""
+    with pytest.raises(TlsFailed):
+        cipher(Tls("verify_identity", ca), host="127.1")
+    with pytest.raises(OptionInvalid):
+        cipher(Tls("verify_ca", ca + ".missing"))
+
+
+def test_a_server_that_wants_tls_refuses_plain_connections(start_server: StartServer) -> None:
+    server = start_server("mysql", tls=True, require_secure_transport=True)
+    with pytest.raises(TlsFailed, match="ssl_mode"):
+        connect(replace(ServerAddress.parse(server.url()), tls=Tls("disabled")))
+
+
+def test_the_socket_outlives_the_session_that_opened_it(server: Server) -> None:
+    connection = connect(ServerAddress.parse(server.url()))
+    stream, read_ahead = connection.release_socket()
+    connection.close()
+    del connection
+    try:
+        assert read_ahead == b""
+        stream.settimeout(10)
+        # COM_PING, answered by OK: the session still lives on the server.
+        stream.sendall(b"\x01\x00\x00\x00\x0e")
+        assert stream.recv(5)[4] == 0
+    finally:
+        stream.close()

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What capture does when its log, its definitions or its stream fail it."""
+
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._native import BlockCutter
+from penstock.capture import run
+from penstock.capture.connection import connect
+from penstock.capture.kept_schemas import follow_schemas
+from penstock.capture.receive import Progress, Receiver, Schemas
+from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream
+from penstock.capture.run import Capture, CaptureParts
+from penstock.capture.start import Places, StartAt
+from penstock.capture.status import State
+from penstock.errors import ConnectionLost, DiskFailed, LogDamaged, SchemaInvalid, SchemaUnknown, StreamError
+from penstock.logstore.log import Log
+from penstock.model import Position, ServerAddress
+from penstock.settings import Settings
+from penstock.source.server import ServerSource
+from penstock.source.source import SourceOptions
+from tests.block_cutting import SMALL_LOGS, flavor_of, framed
+from tests.captured_log import (
+    WAIT_SECONDS_MAX,
+    capturing,
+    head_of,
+    settings_of,
+    wait_for,
+    wait_for_position,
+    wait_for_state,
+)
+from tests.fixture_types import FreshDatabase
+from tests.logstore_disk import SimulatedDisk
+from tests.logstore_source import FOLDER, SETTINGS, Captured, check_log
+from tools.servers import Server
+from tools.servers.proxy import Proxy
+from tools.servers.server import free_port
+
+# A small log under the name that a server gives its first.
+NAME = "mysql-bin.000001"
+
+
+class FailingDisk(SimulatedDisk):
+    """A disk that tells nothing and syncs nothing while it fails."""
+
+    def fail(self, failing: bool = True) -> None:
+        self.failing_syncs = failing
+
+    def free_bytes(self, folder: Path) -> int:
+        if self.failing_syncs:
+            raise DiskFailed(f"asking for the free room of {folder} failed")
+        return super().free_bytes(folder)
+
+
+def places_of(address: ServerAddress, epoch: int, server_key: str) -> Places:
+    return ServerSource(
+        SourceOptions(address=address, instance=str(address), epoch=epoch, server_key=server_key)
+    )
+
+
+@contextmanager
+def capturing_into(
+    open_log: Callable[[], Log],
+    settings: Settings,
+    schemas_of: Callable[..., Schemas | None] = lambda log, connection, position: None,
+) -> Iterator[Capture]:
+    """Capture from where the server ends now into a log of the caller's."""
+    parts = CaptureParts(open_log, places_of, lambda name: None, schemas_of)
+    start = StartAt(earliest=False)
+    capture = Capture("shop", settings.instances["shop"], settings.log_of("shop"), start, parts)
+    capture.start()
+    try:
+        yield capture
+    finally:
+        capture.stop()
+        assert capture.join(WAIT_SECONDS_MAX), "the capture does not end"
+
+
+# --- The log ----------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_and_heals_costs_a_pause_and_no_byte(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    disk = FailingDisk()
+    settings = settings_of(tmp_path, mariadb_server.url())
+    with capturing_into(lambda: Log.open(FOLDER, SETTINGS, disk), settings) as capture:
+        wait_for_state(capture, State.RUNNING)
+        mariadb_server.sql(f"CREATE TABLE {database}.t (a INT)")
+        wait_for_position(capture, head_of(mariadb_server))
+        disk.fail()
+        mariadb_server.sql(f"INSERT INTO {database}.t VALUES (1)")
+        status = wait_for(capture, lambda one: one.error is not None and one.state is State.WAITING)
+        assert status.error is not None
+        assert status.error.kind == "DiskFailed"
+        disk.fail(False)
+        wait_for_state(capture, State.RUNNING)
+        wait_for_position(capture, head_of(mariadb_server))
+    assert capture.snapshot().state is State.CLOSED
+
+
+def test_a_capture_that_stopped_serves_on_though_its_log_cannot_be_synced(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    disk, refused = SimulatedDisk(), threading.Event()
+
+    def schemas_of(log: Log, connection: object, position: Position) -> None:
+        if refused.is_set():
+            disk.failing_syncs = True
+            raise SchemaInvalid("the kept definitions are none of ours")
+
+    unsynced = SETTINGS.model_copy(update={"fsync": "never"})
+    with Proxy(mariadb_server.port) as proxy:
+        settings = settings_of(tmp_path, proxy.through(mariadb_server.url()) + "?ssl_mode=disabled")
+        with capturing_into(lambda: Log.open(FOLDER, unsynced, disk), settings, schemas_of) as capture:
+            wait_for_state(capture, State.RUNNING)
+            mariadb_server.sql(f"CREATE TABLE {database}.t (a INT)")
+            wait_for_position(capture, head_of(mariadb_server))
+            refused.set()
+            proxy.cut("reset")
+            status = wait_for_state(capture, State.STOPPED)
+            assert status.error is not None
+            assert status.error.kind == "SchemaInvalid"
+            capture.join(0.3)
+            assert list(capture.log().extents())
+    assert capture.snapshot().state is State.STOPPED
+
+
+def test_an_idle_log_tells_that_a_sync_in_the_background_failed() -> None:
+    disk = SimulatedDisk()
+    log = Log.open(FOLDER, SETTINGS.model_copy(update={"fsync": "seconds", "fsync_seconds": 0.01}), disk)
+
+    def fail(captured: Captured, number: int) -> None:
+        disk.failing_syncs = True
+        log.wait_durable(log.visible, 0.05)
+
+    with pytest.raises(DiskFailed):
+        Captured(log, each=fail).run()
+    with pytest.raises(DiskFailed, match="failed before"):
+        log.full_because()
+    log.close()
+
+
+def test_an_abandoned_log_is_free_and_goes_on_where_it_was() -> None:
+    disk = SimulatedDisk()
+    log = Log.open(FOLDER, SETTINGS, disk)
+    Captured(log).run()
+    visible, steps = log.visible, len(disk.steps)
+    log.abandon()
+    log.abandon()
+    log.close()
+    assert len(disk.steps) == steps, "an abandoned log was finished"
+    with Log.open(FOLDER, SETTINGS, disk) as again:
+        assert again.visible == visible
+        check_log(again)
+
+
+def test_a_log_that_another_process_still_writes_is_waited_for(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, f"mysql://nobody@127.0.0.1:{free_port()}")
+    with Log.open(tmp_path / "shop", settings.log_of("shop")) as other, capturing(settings) as capture:
+        status = wait_for_state(capture, State.WAITING)
+        assert status.error is not None
+        assert status.error.kind == "LogLocked"
+        other.close()
+        wait_for(capture, lambda one: one.error is not None and one.error.kind == "ConnectionLost")
+
+
+def test_the_error_that_stopped_a_capture_does_not_grow_with_its_readers(tmp_path: Path) -> None:
+    def open_log() -> Log:
+        raise LogDamaged("the log is not what was written")
+
+    settings = settings_of(tmp_path, f"mysql://nobody@127.0.0.1:{free_port()}")
+    with capturing_into(open_log, settings) as capture:
+        wait_for_state(capture, State.STOPPED)
+        depths = []
+        for _ in range(3):
+            with pytest.raises(LogDamaged) as stopped:
+                capture.log()
+            depths.append(len(traceback.extract_tb(stopped.value.__traceback__)))
+    assert depths[0] == depths[1] == depths[2]
+
+
+# --- Definitions ------------------------------------------------------------------------------
+
+
+def test_no_file_of_definitions_stays_open_behind_a_session(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    kept: list[Any] = []
+
+    def schemas_of(*place: Any) -> Schemas:
+        kept.append(follow_schemas(*place))
+        return kept[-1]
+
+    def opened() -> list[str]:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        paths = [os.readlink(link) for link in links if os.path.lexists(link)]
+        return [path for path in paths if path.startswith(str(tmp_path))]
+
+    settings = settings_of(tmp_path, mariadb_server.url())
+    log = settings.log_of("shop")
+    with capturing_into(lambda: Log.open(log.folder, log), settings, schemas_of) as capture:
+        wait_for_state(capture, State.RUNNING)
+        mariadb_server.sql(f"CREATE TABLE {database}.t (a INT)")
+        wait_for_position(capture, head_of(mariadb_server))
+        assert any(path.endswith(".schemas") for path in opened())
+    assert kept
+    assert opened() == []
+
+
+def test_statements_are_not_gathered_where_nobody_takes_them(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[BlockCutter] = []
+
+    def cutter(**options: Any) -> BlockCutter:
+        made.append(BlockCutter(**options))
+        return made[-1]
+
+    monkeypatch.setattr(run, "BlockCutter", cutter)
+    database = fresh_database(mariadb_server)
+    settings = settings_of(tmp_path, mariadb_server.url())
+    log = settings.log_of("shop")
+    with capturing_into(lambda: Log.open(log.folder, log), settings) as capture:
+        wait_for_state(capture, State.RUNNING)
+        mariadb_server.sql(f"CREATE TABLE {database}.t (a INT)")
+        wait_for_position(capture, head_of(mariadb_server))
+    assert made[0].events
+    assert made[0].take_statements() == []
+
+
+# --- The stream -------------------------------------------------------------------------------
+
+
+class Statements:
+    """Takes statements until one of them cannot be taken."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken: list[Position] = []
+
+    def apply(self, text: str, database: str, position: Position) -> object:
+        if len(self.taken) == self.most:
+            raise SchemaUnknown("the definition is not known", position=str(position))
+        self.taken.append(position)
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def events_of(file: Path) -> list[bytes]:
+    content, at, found = file.read_bytes(), 4, []
+    while at < len(content):
+        end = at + int.from_bytes(content[at + 9 : at + 13], "little")
+        found.append(content[at:end])
+        at = end
+    return found
+
+
+def receive(log: Log, file: Path, packets: bytes, schemas: Schemas | None, stream_at: Any = None) -> None:
+    """Receive packets that begin with a file's first event, over a socket that is closed behind them."""
+    ours, theirs = socket.socketpair()
+    flavor = flavor_of(file)
+    address, position, identity = stream_at or (None, Position(0, NAME, 4), None)
+    name = ReplicaName.choose(None)
+    stream = ReplicaStream(
+        address, ours, b"", start=DumpStart(position), identity=identity, name=name, bounded=False
+    )
+    log.begin_epoch(
+        epoch=0, server_key="k", server_id=7, flavor=flavor, version="", file=NAME, offset=4, gtid_set=""
+    )
+    receiver = Receiver(
+        log,
+        Progress(),
+        threading.Event(),
+        epoch=0,
+        server_id=7,
+        flavor=flavor,
+        chunk_bytes=512,
+        schemas=schemas,
+        hold=lambda why: None,
+        arrived=lambda: None,
+    )
+    sender = threading.Thread(target=lambda: (theirs.sendall(packets), theirs.close()))
+    sender.start()
+    try:
+        with stream:
+            receiver.receive(stream, BlockCutter(epoch=0, file=NAME, offset=4, flavor=flavor, live=True))
+    finally:
+        sender.join()
+
+
+def test_bytes_are_not_stored_before_their_statements_are_applied(tmp_path: Path) -> None:
+    file = next(path for path in SMALL_LOGS if path.name == "mysql-9.7-1.binlog")
+    packets = b"".join(framed(events_of(file)))
+    with Log.open(tmp_path / "whole", SETTINGS) as log:
+        every = Statements(-1)
+        with pytest.raises(ConnectionLost):
+            receive(log, file, packets, every)
+        assert log.visible is not None
+        assert len(every.taken) == 2
+        assert log.visible >= every.taken[1]
+    with Log.open(tmp_path / "part", SETTINGS) as log:
+        with pytest.raises(SchemaUnknown):
+            receive(log, file, packets, Statements(1))
+        assert log.visible is None or log.visible < every.taken[1]
+
+
+def test_an_error_in_midstream_is_not_judged_by_where_the_session_began(
+    server: Server, tmp_path: Path
+) -> None:
+    address = ServerAddress.parse(server.url())
+    with connect(address) as connection:
+        identity = connection.identity()
+        oldest = connection.binary_logs()[0].file
+    purged = Position(0, oldest.rpartition(".")[0] + ".000000", 4)
+    file = SMALL_LOGS[0]
+    refusal = b"\xff" + (1236).to_bytes(2, "little") + b"#HY000the event is truncated"
+    events = events_of(file)
+    packets = [*framed(events), len(refusal).to_bytes(3, "little") + bytes([len(events) + 1]) + refusal]
+    with Log.open(tmp_path / "shop", SETTINGS) as log, pytest.raises(StreamError, match="server error 1236"):
+        receive(log, file, b"".join(packets), None, (address, purged, identity))

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from penstock.capture.connection import connect
+from penstock.capture.follow import Stretch, follow
+from penstock.capture.replica import DumpStart
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    PositionPurged,
+    ServerChanged,
+)
+from penstock.limits import RECONNECT_PAUSE_SECONDS_MAX, RECONNECT_TRIES_MAX
+from penstock.model import Position, Secret, ServerAddress, Tls
+from tests.fixture_types import FreshDatabase, StartServer
+from tools.servers import Server
+from tools.servers.proxy import Proxy
+
+HEADER_BYTES = 19
+XID = 16
+QUERY = 2
+ROWS = 30
+ROWS_MARIADB = 23
+
+
+class Reader:
+    """Counts the rows events of whole transactions, and knows where to go on: a decoder in small."""
+
+    def __init__(self, start: DumpStart) -> None:
+        self.start = start
+        self.rows = 0
+        self.ends: list[int] = []
+
+    def resume_at(self) -> DumpStart | None:
+        if not self.ends or self.start.position is None:
+            return None
+        return DumpStart(position=replace(self.start.position, offset=self.ends[-1]))
+
+    def read(self, stretch: Stretch) -> None:
+        position = stretch.start.position
+        assert position is not None
+        held, offset, pending = b"", position.offset, 0
+        for chunk in stretch:
+            held += chunk
+            while len(held) >= HEADER_BYTES:
+                length = int.from_bytes(held[9:13], "little")
+                if len(held) < length:
+                    break
+                event, held = held[:length], held[length:]
+                if event[17] & 0x20 or event[4] in (4, 15, 27, 41):
+                    continue
+                offset += length
+                pending += event[4] in (ROWS, ROWS_MARIADB)
+                if event[4] == XID:
+                    self.rows, pending = self.rows + pending, 0
+                    self.ends.append(offset)
+
+
+def _plain(address: ServerAddress, proxy: Proxy) -> ServerAddress:
+    """Return the address through the proxy and without TLS, so that the proxy sees packets."""
+    return replace(address, port=proxy.port, tls=Tls("disabled"))
+
+
+def start_of(server: Server) -> DumpStart:
+    with connect(ServerAddress.parse(server.url())) as connection:
+        head = connection.head()
+    return DumpStart(position=Position(0, head.file, head.offset))
+
+
+def filled(server: Server, database: str, transactions: int) -> DumpStart:
+    """Make a table, then commit so many transactions of three rows events each; return where they begin."""
+    server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY AUTO_INCREMENT, b VARCHAR(500))")
+    start = start_of(server)
+    insert = f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', 400));"
+    server.sql(f"BEGIN; {insert * 3} COMMIT;" * transactions)
+    return start
+
+
+def test_cuts_lose_nothing_and_repeat_nothing(server: Server, fresh_database: FreshDatabase) -> None:
+    start = filled(server, fresh_database(server), 200)
+    address = ServerAddress.parse(server.url())
+    reader = Reader(start)
+    with Proxy(server.port) as proxy:
+        for bytes_down in (20_000, 60_000, 100_001):
+            proxy.cut_after(bytes_down, in_packet=True)
+        stretches = follow(
+            _plain(address, proxy), start, reader.resume_at, bounded=True, pause=lambda seconds: None
+        )
+        failures = []
+        for stretch in stretches:
+            reader.read(stretch)
+            failures.append(stretch.failure)
+    assert reader.rows == 600
+    assert len(failures) == 4
+    assert all(isinstance(failure, ConnectionLost) for failure in failures[:-1])
+    assert stretch.complete
+    assert len(reader.ends) == len(set(reader.ends)) == 200
+
+
+def test_a_restarted_server_is_followed_on(start_server: StartServer) -> None:
+    for flavor in ("mysql", "mariadb"):
+        server = start_server(flavor)
+        server.sql("CREATE DATABASE d")
+        start = filled(server, "d", 5)
+        address = ServerAddress.parse(server.url())
+        reader = Reader(start)
+        stretches = follow(address, start, reader.resume_at)
+        first = next(stretches)
+        chunks = iter(first)
+        next(chunks)
+        restarter = threading.Thread(target=server.restart)
+        restarter.start()
+        # The rest of this stretch is thrown away, as a process that dies would.
+        for _ in chunks:
+            pass
+        restarter.join()
+        assert isinstance(first.failure, ConnectionLost)
+        second = next(stretches)
+        server.sql("FLUSH BINARY LOGS")
+        _until(second, b"XXXX", server)
+        server.close()
+
+
+def _until(stretch: Stretch, word: bytes, server: Server) -> None:
+    """Read a stretch until a word that is committed meanwhile arrives in it."""
+    server.sql(f"CREATE DATABASE {word.decode()}")
+    for chunk in stretch:
+        if word in bytes(chunk):
+            return
+    raise AssertionError("the stretch ended before the word arrived")
+
+
+def test_tries_are_bounded_and_pauses_double(server: Server) -> None:
+    pauses: list[float] = []
+    with Proxy(server.port) as proxy:
+        proxy.refuse()
+        address = replace(ServerAddress.parse(server.url()), port=proxy.port)
+        stretches = follow(address, DumpStart(gtid_set=""), lambda: None, pause=pauses.append)
+        with pytest.raises(ConnectionLost):
+            next(stretches)
+    assert len(pauses) == RECONNECT_TRIES_MAX
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert max(pauses) == pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX
+
+
+def test_progress_gives_back_the_tries(server: Server, fresh_database: FreshDatabase) -> None:
+    start = filled(server, fresh_database(server), RECONNECT_TRIES_MAX * 3)
+    address = ServerAddress.parse(server.url())
+    reader = Reader(start)
+    pauses: list[float] = []
+    with Proxy(server.port) as proxy:
+        # Each connection is cut a little after its first transactions, more often than there are tries.
+        proxy.cut_after(9_000, in_packet=True, times=RECONNECT_TRIES_MAX + 3)
+        for stretch in follow(
+            _plain(address, proxy), start, reader.resume_at, bounded=True, pause=pauses.append
+        ):
+            reader.read(stretch)
+    assert reader.rows == RECONNECT_TRIES_MAX * 9
+    assert len(pauses) > 3
+    assert set(pauses) == {0.1}
+
+
+def test_a_wrong_password_is_not_tried_again(server: Server) -> None:
+    address = replace(ServerAddress.parse(server.url()), password=Secret("wrong"))
+    with pytest.raises(AuthenticationFailed):
+        next(follow(address, DumpStart(gtid_set=""), lambda: None, pause=_never))
+
+
+def test_a_purged_position_is_not_tried_again(start_server: StartServer) -> None:
+    server = start_server("mysql")
+    start = start_of(server)
+    server.sql("FLUSH BINARY LOGS")
+    newest = start_of(server).position
+    assert newest is not None
+    server.sql(f"PURGE BINARY LOGS TO '{newest.file}'")
+    stretches = follow(ServerAddress.parse(server.url()), start, lambda: None, pause=_never)
+    with pytest.raises(PositionPurged):
+        _drain(stretches)
+
+
+def test_another_server_in_the_same_place_is_refused(start_server: StartServer) -> None:
+    for flavor in ("mysql", "mariadb"):
+        one, other = start_server(flavor), start_server(flavor)
+        with connect(ServerAddress.parse(one.url())) as connection:
+            key = connection.identity().key
+        address = ServerAddress.parse(other.url())
+        with pytest.raises(ServerChanged):
+            next(follow(address, start_of(other), lambda: None, server_key=key, pause=_never))
+        one.close()
+        other.close()
+
+
+def test_leaving_the_iteration_ends_the_dump(mysql_server: Server) -> None:
+    stretches = follow(ServerAddress.parse(mysql_server.url()), start_of(mysql_server), lambda: None)
+    stretch = next(stretches)
+    next(iter(stretch))
+    stretches.close()
+    with pytest.raises(ConnectionLost):
+        stretch.stream.receive_into(memoryview(bytearray(8)))
+
+
+def _never(seconds: float) -> None:
+    raise AssertionError(f"this failure is tried again after {seconds} s")
+
+
+def _drain(stretches: Iterator[Stretch]) -> None:
+    deadline = time.monotonic() + 60
+    for stretch in stretches:
+        for _ in stretch:
+            assert time.monotonic() < deadline, "the stretch never ends"

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+import time
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from penstock.binlog import read_binlog
+from penstock.capture import replica
+from penstock.capture.status import State
+from penstock.logstore.reader import LogReader
+from penstock.model import Position
+from penstock.settings import Settings
+from tests.captured_log import (
+    assert_equal_to_server,
+    capturing,
+    head_of,
+    rotate,
+    settings_of,
+    wait_for,
+    wait_for_position,
+    wait_for_state,
+)
+from tests.fixture_types import FreshDatabase, StartServer
+from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
+from tools.servers.proxy import Cut, Proxy
+
+
+def write(server: Server, database: str, transactions: int, width: int = 400) -> None:
+    """Commit so many transactions of three changes each."""
+    server.sql(f"CREATE TABLE IF NOT EXISTS {database}.t (a INT PRIMARY KEY AUTO_INCREMENT, b LONGTEXT)")
+    insert = f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', {width}));"
+    with server.connect(client_flag=pymysql.constants.CLIENT.MULTI_STATEMENTS) as connection:
+        for _ in range(transactions):
+            with connection.cursor() as cursor:
+                cursor.execute(f"BEGIN; {insert * 3} COMMIT")
+                while cursor.nextset():
+                    pass
+
+
+def test_the_log_is_the_servers_own_bytes_over_several_files(
+    server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(server)
+    start = head_of(server)
+    write(server, database, 20)
+    with capturing(settings_of(tmp_path, server.url(), start=str(start))) as capture:
+        wait_for_position(capture, head_of(server))
+        for _ in range(2):
+            rotate(server)
+            write(server, database, 20)
+        status = wait_for(capture, lambda one: one.lag_seconds == 0 and one.position == str(head_of(server)))
+        assert status.state is State.RUNNING
+        assert status.gtid_set
+        assert status.transactions_per_second > 0
+        assert status.rows_per_second > 2 * status.transactions_per_second
+    assert capture.snapshot().state is State.CLOSED
+    assert assert_equal_to_server(tmp_path / "shop", server, start) > 60 * 3 * 400
+
+
+def test_a_packet_of_more_than_sixteen_megabytes_passes(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    start = head_of(mariadb_server)
+    with capturing(settings_of(tmp_path, mariadb_server.url(), start=str(start))) as capture:
+        mariadb_server.sql("SET GLOBAL max_allowed_packet = 1 << 30")
+        write(mariadb_server, database, 1, width=17 << 20)
+        wait_for_position(capture, head_of(mariadb_server))
+    assert assert_equal_to_server(tmp_path / "shop", mariadb_server, start) > 3 * (17 << 20)
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_a_connection_cut_anywhere_costs_no_byte_and_doubles_none(
+    server_of: Any, fresh_database: FreshDatabase, tmp_path: Path, flavor: str
+) -> None:
+    server: Server = server_of(flavor)
+    database = fresh_database(server)
+    start = head_of(server)
+    with Proxy(server.port) as proxy:
+        source = proxy.through(server.url()) + "?ssl_mode=disabled"
+        with capturing(settings_of(tmp_path, source, start=str(start))) as capture:
+            wait_for_state(capture, State.RUNNING)
+            cuts: list[tuple[int, Cut]] = [
+                (9_000, "reset"),
+                (20_000, "close"),
+                (17_003, "reset"),
+                (22_001, "close"),
+            ]
+            for size, how in cuts:
+                proxy.cut_after(size, how, in_packet=size % 2 == 0)
+                write(server, database, 20)
+                wait_for_position(capture, head_of(server))
+            status = capture.snapshot()
+            assert status.connects == 1 + len(cuts)
+            assert status.error is not None
+            assert status.error.kind == "ConnectionLost"
+    assert_equal_to_server(tmp_path / "shop", server, start)
+
+
+def test_what_came_before_a_connection_was_lost_is_kept(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    write(mariadb_server, database, 1)
+    start = head_of(mariadb_server)
+    with Proxy(mariadb_server.port) as proxy:
+        source = proxy.through(mariadb_server.url()) + "?ssl_mode=disabled"
+        with capturing(settings_of(tmp_path, source, start=str(start))) as capture:
+            wait_for_state(capture, State.RUNNING)
+            proxy.refuse()
+            proxy.cut_after(100_000, "close")
+            mariadb_server.sql(f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', 900));" * 200)
+            status = wait_for_state(capture, State.WAITING)
+            # All but the packets before the first event, and the transaction that was cut.
+            assert status.position is not None
+            assert Position.parse(status.position).offset - start.offset > 100_000 - 5_000
+
+
+def test_a_dead_network_path_is_noticed_by_silence(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(replica, "SILENCE_SECONDS_MAX", 0.6)
+    database = fresh_database(mariadb_server)
+    start = head_of(mariadb_server)
+    with Proxy(mariadb_server.port) as proxy:
+        source = proxy.through(mariadb_server.url()) + "?ssl_mode=disabled"
+        with capturing(settings_of(tmp_path, source, start=str(start))) as capture:
+            wait_for_state(capture, State.RUNNING)
+            # Heartbeats alone keep it alive.
+            time.sleep(1.0)
+            assert capture.snapshot().connects == 1
+            proxy.cut("silence")
+            write(mariadb_server, database, 3)
+            status = wait_for_position(capture, head_of(mariadb_server))
+            assert status.connects == 2
+    assert_equal_to_server(tmp_path / "shop", mariadb_server, start)
+
+
+def test_a_restarted_server_is_followed_on(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("mariadb")
+    server.sql("CREATE DATABASE d")
+    with capturing(settings_of(tmp_path, server.url(), start="earliest")) as capture:
+        write(server, "d", 10)
+        wait_for_position(capture, head_of(server))
+        server.kill()
+        status = wait_for_state(capture, State.WAITING)
+        assert status.error is not None
+        assert status.lag_seconds is not None
+        server.start()
+        write(server, "d", 10)
+        status = wait_for_position(capture, head_of(server))
+        assert status.epoch == 0
+    assert_equal_to_server(tmp_path / "shop", server)
+
+
+def test_a_capture_goes_on_where_its_log_ends(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    start = head_of(mariadb_server)
+    settings = settings_of(tmp_path, mariadb_server.url(), start=str(start))
+    for _ in range(3):
+        with capturing(settings) as capture:
+            write(mariadb_server, database, 5)
+            wait_for_position(capture, head_of(mariadb_server))
+        write(mariadb_server, database, 5)
+    with capturing(settings) as capture:
+        wait_for_position(capture, head_of(mariadb_server))
+    assert_equal_to_server(tmp_path / "shop", mariadb_server, start)
+
+
+def test_a_purged_position_stops_by_name_unless_the_loss_is_accepted(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server("mysql")
+    server.sql("CREATE DATABASE d")
+    with capturing(settings_of(tmp_path, server.url(), start="earliest")) as capture:
+        wait_for_position(capture, head_of(server))
+    server_files = [path.name for path in server.binlog_files()]
+    for _ in range(2):
+        write(server, "d", 3)
+        server.sql("FLUSH BINARY LOGS")
+    newest = server.sql("SHOW BINARY LOGS")[-1][0]
+    server.sql(f"PURGE BINARY LOGS TO '{newest}'")
+    with capturing(settings_of(tmp_path, server.url())) as capture:
+        status = wait_for_state(capture, State.STOPPED)
+        assert status.error is not None
+        assert status.error.kind == "PositionPurged"
+        # What it has stays readable.
+        log = capture.log()
+        assert log.extents()[0].file == server_files[0]
+    assert capture.snapshot().state is State.STOPPED
+    with capturing(settings_of(tmp_path, server.url(), fail_on_data_loss=False)) as capture:
+        write(server, "d", 3)
+        status = wait_for_position(capture, head_of(server))
+        assert "purged" in (status.note or "")
+    assert LogReader.open(tmp_path / "shop").extents()[-1].file == newest
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_a_purged_file_of_which_nothing_is_missing_stops_nothing(
+    start_server: StartServer, tmp_path: Path, flavor: str
+) -> None:
+    server = start_server(flavor)
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT PRIMARY KEY AUTO_INCREMENT, b LONGTEXT)")
+    with capturing(settings_of(tmp_path, server.url(), start="earliest")) as capture:
+        held = wait_for_position(capture, head_of(server)).position
+    for _ in range(2):
+        server.sql("FLUSH BINARY LOGS")
+    server.sql("INSERT INTO d.t (b) VALUES ('x')")
+    newest = server.sql("SHOW BINARY LOGS")[-1][0]
+    server.sql(f"PURGE BINARY LOGS TO '{newest}'")
+    assert held is not None
+    assert held.partition(":")[0] != newest
+    with capturing(settings_of(tmp_path, server.url())) as capture:
+        assert wait_for_position(capture, head_of(server)).note is None
+    changes = [row for batch in read_binlog(tmp_path / "shop") for row in batch.to_arrow().to_pylist()]
+    assert [row["b"] for row in changes] == ["x"]
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_a_commit_returns_after_it_is_durable_here(
+    start_server: StartServer, tmp_path: Path, flavor: str
+) -> None:
+    server = start_server(flavor)
+    name = "master" if flavor == "mariadb" else "source"
+    if flavor == "mysql":
+        server.sql("INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'")
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT PRIMARY KEY AUTO_INCREMENT, b LONGTEXT)")
+    server.sql(
+        f"SET GLOBAL rpl_semi_sync_{name}_enabled = 1; SET GLOBAL rpl_semi_sync_{name}_timeout = 20000"
+    )
+    settings = settings_of(tmp_path, server.url(), {"fsync": "never"}, semi_sync=True)
+    with capturing(settings) as capture:
+        assert wait_for_state(capture, State.RUNNING).semi_sync
+        for _ in range(20):
+            server.sql("INSERT INTO d.t (b) VALUES ('x')")
+            durable = capture.snapshot().durable
+            assert durable is not None
+            assert Position.parse(durable) >= head_of(server)
+        key = f"Rpl_semi_sync_{name}_no_tx"
+        assert server.sql(f"SHOW GLOBAL STATUS LIKE '{key}'")[0][1] == "0"
+
+
+def test_capture_holds_while_the_disk_is_full(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    start = head_of(mariadb_server)
+    settings = settings_of(tmp_path, mariadb_server.url(), start=str(start))
+    with capturing(_with_free_bytes_min(settings, 1 << 60)) as capture:
+        write(mariadb_server, database, 3)
+        status = wait_for_state(capture, State.HELD)
+        assert "bytes are free" in (status.why or "")
+        time.sleep(0.3)
+        assert capture.snapshot().position is None
+    with capturing(settings) as capture:
+        wait_for_position(capture, head_of(mariadb_server))
+    assert_equal_to_server(tmp_path / "shop", mariadb_server, start)
+
+
+def _with_free_bytes_min(settings: Settings, size: int) -> Settings:
+    return settings.model_copy(update={"log": settings.log.model_copy(update={"free_bytes_min": size})})
+
+
+# --- Beginning ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_an_empty_log_begins_where_it_is_told(
+    server_of: Any, fresh_database: FreshDatabase, tmp_path: Path, flavor: str
+) -> None:
+    server: Server = server_of(flavor)
+    database = fresh_database(server)
+    write(server, database, 2)
+    head = head_of(server)
+    gtids = "@@global.gtid_binlog_pos" if server.family == "mariadb" else "@@global.gtid_executed"
+    gtid_set = server.sql(f"SELECT {gtids}")[0][0].replace("\n", "")
+    write(server, database, 2)
+    for number, start in enumerate((str(head), gtid_set)):
+        settings = settings_of(tmp_path / str(number), server.url(), start=start)
+        with capturing(settings) as capture:
+            wait_for_position(capture, head_of(server))
+            log = capture.log()
+            assert log.earliest() == head
+            assert log.gtid_set(head) == gtid_set
+        assert_equal_to_server(tmp_path / str(number) / "shop", server, head)
+    with capturing(settings_of(tmp_path / "latest", server.url())) as capture:
+        wait_for_state(capture, State.RUNNING)
+        end = head_of(server)
+        write(server, database, 2)
+        wait_for_position(capture, head_of(server))
+    assert_equal_to_server(tmp_path / "latest" / "shop", server, end)
+
+
+def test_an_empty_log_begins_at_the_file_that_holds_a_time(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("mariadb")
+    server.sql("CREATE DATABASE d")
+    write(server, "d", 2)
+    server.sql("FLUSH BINARY LOGS")
+    # Files are told apart by whole seconds.
+    time.sleep(1.1)
+    write(server, "d", 2)
+    moment = server.sql("SELECT DATE_FORMAT(UTC_TIMESTAMP(), '%Y-%m-%dT%H:%i:%sZ')")[0][0]
+    with capturing(settings_of(tmp_path / "a", server.url(), start=moment)) as capture:
+        wait_for_position(capture, head_of(server))
+        earliest = capture.log().earliest()
+        assert earliest is not None
+        assert earliest.file == head_of(server).file
+    with capturing(settings_of(tmp_path / "b", server.url(), start="2020-01-01")) as capture:
+        wait_for_position(capture, head_of(server))
+    assert LogReader.open(tmp_path / "b" / "shop").extents()[0].file == server.binlog_files()[0].name
+    assert_equal_to_server(tmp_path / "b" / "shop", server)
+
+
+# --- Another server -------------------------------------------------------------------------
+
+
+def replica_of(primary: Server, start_server: StartServer) -> Server:
+    """Start a replica of a server by its own means, and wait until it is connected."""
+    follower = start_server(primary.flavor, log_slave_updates=True, relay_log="relay")
+    if primary.family == "mysql":
+        follower.sql(
+            f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={primary.port},"
+            f" SOURCE_USER='{REPLICATION_USER}', SOURCE_PASSWORD='{REPLICATION_PASSWORD}',"
+            " SOURCE_AUTO_POSITION=1, SOURCE_SSL=1; START REPLICA"
+        )
+    else:
+        follower.sql(
+            f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port},"
+            f" MASTER_USER='{REPLICATION_USER}', MASTER_PASSWORD='{REPLICATION_PASSWORD}',"
+            " MASTER_USE_GTID=slave_pos; START SLAVE"
+        )
+    return follower
+
+
+def gtids_executed(server: Server) -> str:
+    gtids = "@@global.gtid_binlog_pos" if server.family == "mariadb" else "@@global.gtid_executed"
+    return str(server.sql(f"SELECT {gtids}")[0][0]).replace("\n", "")
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_a_replica_takes_over_without_a_gap_or_a_double(
+    start_server: StartServer, tmp_path: Path, flavor: str
+) -> None:
+    primary = start_server(flavor)
+    follower = replica_of(primary, start_server)
+    primary.sql("CREATE DATABASE d")
+    settings = settings_of(
+        tmp_path,
+        primary.url(),
+        servers=[f"127.0.0.1:{follower.port}"],
+        start="earliest",
+        fail_over_after="300ms",
+    )
+    with capturing(settings) as capture:
+        write(primary, "d", 10)
+        wait_for_position(capture, head_of(primary))
+        before = head_of(primary)
+        deadline = time.monotonic() + 20
+        while gtids_executed(follower) != gtids_executed(primary):
+            assert time.monotonic() < deadline, "the replica does not follow"
+            time.sleep(0.05)
+        primary.kill()
+        write(follower, "d", 10)
+        status = wait_for(capture, lambda one: one.epoch == 1 and one.position is not None)
+        status = wait_for(capture, lambda one: one.position == f"1/{head_of(follower)}")
+        assert status.note is None
+        assert status.server == f"mysql://repl@127.0.0.1:{follower.port}"
+        assert status.gtid_set == gtids_executed(follower)
+    log = LogReader.open(tmp_path / "shop")
+    first, second = ([one for one in log.extents() if one.epoch == epoch] for epoch in (0, 1))
+    assert first[-1].end == before.offset
+    assert log.gtid_set(second[0].first) == log.gtid_set(first[-1].last)
+    assert_equal_to_server(tmp_path / "shop", follower)
+
+
+def test_a_server_that_lacks_what_the_log_has_is_waited_for(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    primary = start_server("mariadb")
+    follower = replica_of(primary, start_server)
+    primary.sql("CREATE DATABASE d")
+    settings = settings_of(
+        tmp_path,
+        primary.url(),
+        servers=[f"127.0.0.1:{follower.port}"],
+        start="earliest",
+        fail_over_after="100ms",
+    )
+    with capturing(settings) as capture:
+        write(primary, "d", 2)
+        deadline = time.monotonic() + 20
+        while gtids_executed(follower) != gtids_executed(primary):
+            assert time.monotonic() < deadline, "the replica does not follow"
+            time.sleep(0.05)
+        follower.sql("STOP SLAVE")
+        write(primary, "d", 2)
+        wait_for_position(capture, head_of(primary))
+        primary.stop()
+        status = wait_for(capture, lambda one: one.error is not None and one.error.kind == "ServerBehind")
+        assert status.epoch == 0
+        primary.start()
+        follower.sql("START SLAVE")
+        status = wait_for_state(capture, State.RUNNING)
+        write(primary, "d", 2)
+        wait_for(capture, lambda one: one.state is State.RUNNING and one.gtid_set == gtids_executed(primary))

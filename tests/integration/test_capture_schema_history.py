@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every statement is run on a real server and followed here: what comes out must be information_schema's."""
+
+from pathlib import Path
+
+import pymysql
+import pytest
+
+from penstock.capture.connection import Connection, connect
+from penstock.capture.replica import DumpStart, open_stream
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.schema_reader import read_table, read_tables
+from penstock.model import Position, ServerAddress, TableName, TablePatterns
+from tests.fixture_types import FreshDatabase
+from tools.servers import Server
+
+STATEMENTS = [
+    statement.strip()
+    for statement in Path(__file__).with_name("ddl_statements.sql").read_text().split(";\n")
+    if statement.strip()
+]
+# What may be read again from the server instead of being followed, as a part of all that is compared.
+REREAD_PART_MAX = 0.02
+
+
+def test_followed_statements_give_what_the_server_says(server: Server, fresh_database: FreshDatabase) -> None:
+    database, other = fresh_database(server), fresh_database(server)
+    compared = reread = 0
+    with connect(ServerAddress.parse(server.url("root"))) as connection:
+        connection.query(f"USE {database}")
+        patterns = TablePatterns([f"{database}.*", f"{other}.*"])
+        history = SchemaHistory.from_server(
+            connection, patterns, reread=lambda name: read_table(connection, name)
+        )
+        for number, text in enumerate(STATEMENTS):
+            statement = text.replace("OTHER", other)
+            try:
+                with server.connect(database=database) as session, session.cursor() as cursor:
+                    cursor.execute(statement)
+            except pymysql.err.MySQLError:
+                # The families differ in what they accept; a refused statement is not logged.
+                continue
+            position = Position(0, "bin.000001", 100 * number)
+            history.apply(statement, database, position)
+            for definition in read_tables(connection, patterns):
+                name = definition.schema.name
+                if history.needs_reread(name):
+                    reread += 1
+                    history.reread(name, position)
+                known = history.schema(name.database, name.table)
+                assert known is not None, f"{name} after {statement}"
+                assert known.columns == definition.schema.columns, f"{name} after {statement}"
+                assert known.primary_key == definition.schema.primary_key, f"{name} after {statement}"
+                compared += 1
+            _nothing_is_left(history, connection, database)
+    assert compared > 1000
+    assert reread < compared * REREAD_PART_MAX
+
+
+def _nothing_is_left(history: SchemaHistory, connection: Connection, database: str) -> None:
+    """A table that the server does not have is not known here either."""
+    rows = connection.query(
+        "SELECT TABLE_NAME AS name FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", (database,)
+    )
+    there = {str(row["name"]) for row in rows}
+    for table in history.to_json()["tables"]:
+        name = TableName.parse(table["name"])
+        if name.database == database and name.table not in there:
+            assert history.schema(name.database, name.table) is None, f"{name} is gone"
+
+
+COLUMN_CASES = {
+    "virtual and stored": "(a INT PRIMARY KEY, v INT AS (a + 1) VIRTUAL, s INT AS (a + 2) STORED, z INT)",
+    "indexed virtual": "(a INT PRIMARY KEY, v INT AS (a + 1) VIRTUAL, KEY (v))",
+    "invisible": "(a INT PRIMARY KEY, i INT DEFAULT 3 INVISIBLE)",
+    "functional index": "(a INT PRIMARY KEY, z INT, KEY ((a + z)))",
+    "multi-valued index": "(a INT PRIMARY KEY, j JSON, KEY ((CAST(j AS UNSIGNED ARRAY))))",
+    "system versioned": "(a INT PRIMARY KEY, z INT) WITH SYSTEM VERSIONING",
+    "unique hash": "(a INT PRIMARY KEY, b BLOB UNIQUE)",
+    "versioned unique hash": "(a INT PRIMARY KEY, b BLOB UNIQUE) WITH SYSTEM VERSIONING",
+    "compressed": "(a INT PRIMARY KEY, b TEXT COMPRESSED)",
+    "memory hash index": "(a INT, UNIQUE KEY (a) USING HASH) ENGINE = MEMORY",
+}
+TABLE_MAP = 19
+
+
+@pytest.mark.parametrize("case", COLUMN_CASES)
+def test_a_row_image_holds_the_columns_that_are_read(
+    server: Server, fresh_database: FreshDatabase, case: str
+) -> None:
+    database = fresh_database(server)
+    try:
+        server.sql(f"CREATE TABLE {database}.t {COLUMN_CASES[case]}")
+    except pymysql.err.MySQLError:
+        # Not in this family: there is nothing to hold against a row image.
+        return
+    address = ServerAddress.parse(server.url())
+    with connect(address) as connection:
+        head = connection.head()
+        definition = read_table(connection, TableName(database, "t"))
+    server.sql(f"INSERT INTO {database}.t (a) VALUES (5)")
+    assert definition is not None
+    assert _table_map_columns(address, Position(0, head.file, head.offset)) == len(definition.schema.columns)
+
+
+def test_a_generated_invisible_primary_key_is_a_column(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        f"SET sql_generate_invisible_primary_key = ON; CREATE TABLE {database}.t (a INT); SET @done = 1"
+    )
+    with connect(ServerAddress.parse(mysql_server.url())) as connection:
+        definition = read_table(connection, TableName(database, "t"))
+    assert definition is not None
+    assert [column.name for column in definition.schema.columns] == ["my_row_id", "a"]
+    assert definition.schema.primary_key == ("my_row_id",)
+
+
+def _table_map_columns(address: ServerAddress, position: Position) -> int:
+    """Return the number of columns of the first table map after a position."""
+    with open_stream(address, DumpStart(position=position), bounded=True) as stream:
+        log = b"".join(stream.event_chunks())
+    at = 0
+    while at < len(log):
+        event = log[at : at + int.from_bytes(log[at + 9 : at + 13], "little")]
+        if event[4] == TABLE_MAP:
+            # Header 19, table id 6, flags 2; then two names, each with a length before and a zero after it.
+            start = 27
+            for _ in range(2):
+                start += event[start] + 2
+            return event[start]
+        at += len(event)
+    raise AssertionError("no table map after the position")
+
+
+def test_names_that_differ_in_case_only_are_two_tables(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (a INT); CREATE TABLE {database}.T (b INT)")
+    with connect(ServerAddress.parse(server.url())) as connection:
+        lower, upper = (read_table(connection, TableName(database, name)) for name in "tT")
+        assert read_table(connection, TableName(database, "gone")) is None
+    assert lower is not None
+    assert upper is not None
+    assert (lower.schema.columns[0].name, upper.schema.columns[0].name) == ("a", "b")

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
+
+import pytest
+
+from penstock.capture.connection import connect
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.schema_reader import read_table
+from penstock.capture.server_tables import ServerTables
+from penstock.errors import SchemaUnknown
+from penstock.model import Position, ServerAddress, TableName, TablePatterns
+from tests.captured_log import head_of, rotate
+from tests.fixture_types import FreshDatabase, StartServer
+from tools.servers import Server
+
+
+@pytest.fixture
+def here(server: Server) -> Callable[[], Position]:
+    """Return a function that tells the end of the server's log."""
+
+    def position() -> Position:
+        with connect(ServerAddress.parse(server.url())) as connection:
+            head = connection.head()
+        return Position(0, head.file, head.offset)
+
+    return position
+
+
+def test_tables_are_told_as_they_were(
+    server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
+) -> None:
+    database = fresh_database(server)
+    tables = ServerTables(ServerAddress.parse(server.url()))
+
+    def columns(table: str, position: Position) -> list[str]:
+        definition = tables.read_at(TableName(database, table), position)
+        assert definition is not None
+        return [column.name for column in definition.schema.columns]
+
+    server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, b INT)")
+    first = here()
+    server.sql(f"INSERT INTO {database}.t VALUES (1, 2); ALTER TABLE {database}.t ADD COLUMN c INT FIRST")
+    server.sql("FLUSH BINARY LOGS")
+    second = here()
+    assert columns("t", first) == ["a", "b"]
+    server.sql(f"ALTER TABLE {database}.t RENAME COLUMN b TO bb; RENAME TABLE {database}.t TO {database}.u")
+    assert columns("t", first) == ["a", "b"]
+    assert columns("t", second) == ["c", "a", "b"]
+    assert columns("u", here()) == ["c", "a", "bb"]
+    with pytest.raises(SchemaUnknown, match="RENAME TABLE"):
+        columns("u", second)
+    server.sql(f"ALTER TABLE {database}.u DROP COLUMN c")
+    with pytest.raises(SchemaUnknown, match="DROP COLUMN"):
+        columns("t", first)
+    assert tables.read_at(TableName(database, "t"), here()) is None
+
+
+def test_a_history_of_a_position_follows_the_log_from_there(
+    server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
+) -> None:
+    database = fresh_database(server)
+    address = ServerAddress.parse(server.url())
+    server.sql(
+        f"CREATE TABLE {database}.old (a INT PRIMARY KEY, b INT); CREATE TABLE {database}.lost (a INT);"
+        f"CREATE TABLE {database}.still (a INT)"
+    )
+    start = here()
+    statements = [
+        f"ALTER TABLE {database}.old ADD COLUMN c INT",
+        f"RENAME TABLE {database}.old TO {database}.young",
+        f"CREATE TABLE {database}.late (z INT)",
+        f"DROP TABLE {database}.lost",
+    ]
+    for statement in statements:
+        server.sql(statement)
+    tables = ServerTables(address)
+    with connect(address) as connection:
+        history = SchemaHistory.from_server(
+            connection, TablePatterns([f"{database}.*"]), position=start, reread=tables
+        )
+    known = {table["name"].partition(".")[2] for table in history.to_json()["tables"]}
+    assert known == {"old", "still"}
+    for number, statement in enumerate(statements, start=1):
+        history.apply(statement, database, Position(0, start.file, start.offset + number))
+    young = history.definition_for(database, "young", here())
+    assert [column.name for column in young.columns] == ["a", "b", "c"]
+    assert [column.name for column in history.definition_for(database, "late", here()).columns] == ["z"]
+    with pytest.raises(SchemaUnknown):
+        history.definition_for(database, "lost", start)
+
+
+def test_a_question_needs_no_log_between_an_earlier_one_and_its_own_position(
+    start_server: StartServer,
+) -> None:
+    server = start_server("mariadb")
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT)")
+    tables = ServerTables(ServerAddress.parse(server.url()))
+    assert tables.read_at(TableName("d", "t"), head_of(server)) is not None
+    server.sql("ALTER TABLE d.t ADD COLUMN b INT")
+    first = head_of(server).file
+    rotate(server)
+    position = head_of(server)
+    server.sql(f"PURGE BINARY LOGS TO '{position.file}'")
+    assert first not in {path.name for path in server.binlog_files()}
+    server.sql("ALTER TABLE d.t RENAME COLUMN b TO c")
+    told = tables.read_at(TableName("d", "t"), position)
+    assert told is not None
+    assert [column.name for column in told.schema.columns] == ["a", "b"]
+
+
+def test_statements_are_read_as_this_server_means_them(
+    server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"ALTER DATABASE {database} CHARACTER SET latin1")
+    history = SchemaHistory(reread=ServerTables(ServerAddress.parse(server.url())))
+    text = "CREATE TABLE t (a INT(7), b JSON, c VARCHAR(5))"
+    server.client(f"USE {database}; {text}")
+    history.apply(text, database, here())
+    with connect(ServerAddress.parse(server.url())) as connection:
+        told = read_table(connection, TableName(database, "t"))
+    assert told is not None
+    known = history.schema(database, "t")
+    assert known is not None
+    assert known.columns == told.schema.columns

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run --dry-run` and `penstock pipelines`: what is told, and what is changed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from penstock.admin.cli.app import make_app
+from penstock.pipeline.settings import load_pipeline
+from penstock.pipeline.state import PipelineState
+from tests.fixture_types import FreshDatabase
+from tests.pipeline_running import run_to_end
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+
+def penstock(*words: str) -> str:
+    done = CliRunner().invoke(make_app(), list(words))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture
+def pipeline(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> Path:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1), (2)", database=database)
+    file = tmp_path / "shop.yaml"
+    text = {
+        "source": {"url": mysql_server.url("root"), "name": "shop", "tables": f"{database}.*"},
+        "sink": {"mysql": {"url": mariadb_server.url("root")}},
+    }
+    file.write_text(json.dumps(text), encoding="utf-8")
+    return file
+
+
+def test_a_dry_run_tells_what_would_be_and_does_nothing_of_it(pipeline: Path, mariadb_server: Server) -> None:
+    found = json.loads(penstock("run", str(pipeline), "--dry-run", "--json"))
+    (target,) = found["targets"]
+    assert (target["chunks"], target["statements"] != []) == (1, True)
+    database = target["target"].split(".")[0]
+    assert not mariadb_server.sql(f"SHOW DATABASES LIKE '{database}'")
+    assert not (pipeline.parent / "penstock-pipelines.db").exists()
+    assert "CREATE TABLE" in penstock("run", str(pipeline), "--dry-run")
+
+
+def test_who_looks_after_a_pipeline_needs_none_of_its_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "far.yaml"
+    source = {"url": "mysql://repl@db1", "password_env": "NOBODY_HAS_THIS", "tables": ["shop.*"]}
+    text = {"source": source, "sink": {"stdout": {}}, "state": f"sqlite://{tmp_path}/state.db"}
+    file.write_text(json.dumps(text), encoding="utf-8")
+    penstock("pipelines", "pause", str(file))
+    assert json.loads(penstock("pipelines", "show", str(file), "--json"))["pipeline"] == "far"
+    assert (tmp_path / "state.db").exists()
+    penstock("pipelines", "resume", str(file))
+    for wrong in ({"state": 7}, {"name": ["far"]}, {"state": "${NOBODY_HAS_THIS}"}):
+        file.write_text(json.dumps(text | wrong), encoding="utf-8")
+        refused = CliRunner().invoke(make_app(), ["pipelines", "show", str(file)])
+        assert refused.exit_code == 2, refused.output
+
+
+def test_a_pipeline_is_shown_paused_resumed_and_begun_anew(
+    spark: SparkSession,  # noqa: F811
+    pipeline: Path,
+) -> None:
+    def shown() -> dict[str, object]:
+        told: dict[str, object] = json.loads(penstock("pipelines", "show", str(pipeline), "--json"))
+        return told
+
+    assert shown()["state"] == "never ran"
+    settings = load_pipeline(pipeline)
+    penstock("pipelines", "pause", str(pipeline))
+    assert run_to_end(spark, settings) == [], "a paused pipeline does nothing"
+    assert shown()["state"] == "paused"
+    penstock("pipelines", "resume", str(pipeline))
+    run_to_end(spark, settings)
+    told = shown()
+    assert (told["state"], told["batches"], told["tables_loaded"]) == ("stopped", 1, 1)
+    assert settings.name in penstock("pipelines", "list", str(pipeline))
+    table = settings.sources[0].tables.include[0].replace("*", "t")
+    state = PipelineState.open(settings.state, settings.name)
+    for end, why in (("failed", "the table is gone"), ("done", "")):
+        penstock("resnapshot", str(pipeline), table)
+        assert shown()["resnapshots"] == {f"shop/{table}": "asked"}
+        (wish,) = [one for one in state.requests() if one.state == "asked"]
+        state.note_request(wish, end, why)
+        left = {f"shop/{table}": "failed: the table is gone"} if why else {}
+        assert shown()["resnapshots"] == left
+    state.close()
+    refused = CliRunner().invoke(make_app(), ["pipelines", "reset", str(pipeline)])
+    assert refused.exit_code == 2, "without --yes nothing is forgotten"
+    penstock("pipelines", "reset", str(pipeline), "--yes")
+    assert shown()["state"] == "never ran"

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock position`: a set position is honoured by a real capture, and what it costs is said before."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as penstock_package
+from penstock.errors import SequenceGap
+from penstock.logstore.reader import LogReader
+from penstock.model import Position
+from tests.captured_log import (
+    assert_equal_to_server,
+    capturing,
+    head_of,
+    settings_of,
+    wait_for,
+    wait_for_position,
+)
+from tests.fixture_types import StartServer
+from tests.kept_log import KeptLog, insert, penstock, transactions
+from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
+
+PROGRAM = Path(sys.executable).with_name("penstock")
+
+
+@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+def captured(
+    request: pytest.FixtureRequest,
+    server_of: Callable[[str], Server],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[KeptLog]:
+    server = server_of(request.param)
+    server.sql("CREATE DATABASE cli_position")
+    yield KeptLog.capture(server, tmp_path_factory.mktemp(request.param), "cli_position")
+    server.sql("DROP DATABASE cli_position")
+
+
+@pytest.fixture
+def kept(captured: KeptLog, tmp_path: Path) -> KeptLog:
+    """The log in a folder of the test's own; the server may be ahead of it."""
+    return captured.copy(tmp_path / "copy")
+
+
+def rows_of(kept: KeptLog, **bounds: Any) -> list[tuple[int, int]]:
+    """Return commit version and key of every row that reading the log gives, in order."""
+    read = penstock_package.read_binlog(str(kept.folder), tables=f"{kept.database}.t", **bounds)
+    return [
+        (row["_commit_version"], row["a"])
+        for batch in read
+        for row in batch.to_arrow().select(["_commit_version", "a"]).to_pylist()
+    ]
+
+
+# --- show -----------------------------------------------------------------------------------
+
+
+def test_show_tells_where_capture_goes_on(kept: KeptLog) -> None:
+    found = penstock("position", "show", kept.folder, "--json").one
+    assert found["position"] == found["visible"] == found["durable"] == str(kept.head)
+    assert not found["was_set"]
+    assert found["gtid_set"]
+    assert found["earliest"].startswith(kept.start.file)
+    assert str(kept.head) in penstock("position", "show", "--config", kept.config).out
+
+
+# --- set ------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_counts_what_would_be_read_twice_and_changes_nothing(kept: KeptLog) -> None:
+    logged = kept.logged
+    before = {path: path.read_bytes() for path in kept.folder.rglob("*") if path.is_file()}
+    first_file, second_file = kept.files
+    for number in (7, 61, 75):
+        target = logged[number].start
+        planned = penstock("position", "set", kept.folder, "--position", target, "--dry-run", "--json").one
+        again = planned["again"]
+        behind = [one for one in logged if one.start >= target]
+        assert again["transactions"] == again["changes"] == len(behind)
+        first_bytes = max(kept.files[first_file] - target.offset, 0) if target.file == first_file else 0
+        head_bytes = len(LogReader.open(kept.folder).head_bytes(0, second_file))
+        second_from = target.offset if target.file == second_file else head_bytes
+        assert again["bytes"] == first_bytes + kept.head.offset - second_from
+        assert again["first"] <= again["last"]
+        assert (planned["old"], planned["new"]) == (str(kept.head), f"1/{target}")
+        assert planned["lost"]["bytes"] == 0
+    assert {path: path.read_bytes() for path in kept.folder.rglob("*") if path.is_file()} == before
+
+
+def test_set_backward_begins_an_epoch_that_repeats_what_follows(kept: KeptLog) -> None:
+    target = kept.logged[50].start
+    keys = [key for _, key in rows_of(kept)]
+    done = penstock(
+        "position",
+        "set",
+        "--config",
+        kept.config,
+        "--position",
+        target,
+        "--yes",
+        "--reason",
+        "torn",
+        "--json",
+    ).one
+    assert done["again"]["transactions"] == len(kept.logged) - 50
+    shown = penstock("position", "show", kept.folder, "--json").one
+    assert shown["was_set"]
+    assert shown["position"] == f"1/{target}"
+    (deed,) = map(json.loads, (kept.folder / "audit.log").read_text().splitlines())
+    assert (deed["old"], deed["new"], deed["reason"]) == (str(kept.head), f"1/{target}", "torn")
+    assert deed["user"]
+    assert deed["time"]
+    kept.run_capture()
+    assert_equal_to_server(kept.folder, kept.server, target)
+    rows = rows_of(kept)
+    versions = [version for version, _ in rows]
+    assert versions == sorted(versions)
+    repeated = keys[keys.index(rows_of(kept, start=f"1/{target}")[0][1]) :]
+    assert [key for _, key in rows][: len(keys) + len(repeated)] == keys + repeated
+    assert penstock("log", "verify", kept.folder).code == 0
+    # Epoch 0 still reads as it did.
+    assert [key for _, key in rows_of(kept, end=str(kept.head))] == keys
+
+
+def test_set_forward_says_what_is_lost_and_readers_stop_at_the_gap(kept: KeptLog) -> None:
+    server = kept.server
+    kept.run_capture()
+    insert(server, kept.database, 5)
+    lost = transactions(server, [head_of(server).file])[-5:]
+    target = lost[-1].start
+    words = ("position", "set", "--config", kept.config, "--position", target)
+    planned = penstock(*words, "--dry-run", "--json").one
+    assert planned["again"]["bytes"] == 0
+    assert (planned["lost"]["transactions"], planned["lost"]["changes"]) == (4, 4)
+    start = int(planned["old"].rpartition(":")[2])
+    assert planned["lost"]["gaps"] == [{"file": target.file, "from": start, "to": target.offset}]
+    assert "4 transactions" in penstock(*words, "--dry-run").out
+    assert penstock(*words, "--yes").code == 0
+    kept.run_capture()
+    assert_equal_to_server(kept.folder, server, target)
+    assert len(rows_of(kept, start=f"1/{target}")) == 1
+    with pytest.raises(SequenceGap):
+        rows_of(kept)
+    # It was asked for, so nothing is wrong with the log.
+    assert penstock("log", "verify", kept.folder).code == 0
+
+
+def test_time_and_gtid_set_mean_the_first_transaction_behind_them(kept: KeptLog) -> None:
+    logged = kept.logged
+    gtid_set = kept.set_upto(logged[20].gtid)
+    of_second_file = next(one.start for one in logged if one.start.file != kept.start.file)
+    for named in ([kept.folder], ["--config", kept.config, "shop"]):
+        by_set = penstock("position", "set", *named, "--gtid-set", gtid_set, "--dry-run", "--json").one
+        assert by_set["new"] == f"1/{logged[21].start}"
+        time = kept.split.isoformat()
+        by_time = penstock("position", "set", *named, "--time", time, "--dry-run", "--json").one
+        assert by_time["new"] == f"1/{of_second_file}"
+        assert by_time["server_asked"] == (named != [kept.folder])
+
+
+def test_a_place_that_cannot_be_is_refused(kept: KeptLog, mariadb_server: Server) -> None:
+    one = kept.logged[30]
+    inside = f"{one.start.file}:{one.end.offset - 31}"
+    set_to = ("position", "set", "--config", kept.config, "--dry-run", "--position")
+    for named in (["--config", kept.config], [kept.folder]):
+        refused = penstock("position", "set", *named, "--dry-run", "--position", inside)
+        assert refused.code == 2
+        assert str(one.start) in refused.err, "it names the transaction's beginning"
+    stem, _, digits = kept.start.file.rpartition(".")
+    assert "PositionPurged" in penstock(*set_to, f"{stem}.{0:0{len(digits)}d}:4").err
+    assert "PositionInvalid" in penstock(*set_to, f"{stem}.{900000}:4").err
+    insert(kept.server, kept.database, 1)
+    ahead = penstock("position", "set", kept.folder, "--dry-run", "--position", head_of(kept.server))
+    assert ahead.code == 2
+    assert "--config" in ahead.err
+    assert penstock("position", "set", kept.folder, "--dry-run").code == 2
+    if kept.server is not mariadb_server:
+        kept.config.write_text(kept.config.read_text().replace(kept.server.url(), mariadb_server.url()))
+        assert "ServerChanged" in penstock(*set_to, kept.start).err
+
+
+def test_a_second_set_stands_in_place_of_the_first(kept: KeptLog) -> None:
+    first, second = (kept.logged[number].start for number in (10, 90))
+    assert penstock("position", "set", kept.folder, "--position", first, "--yes").code == 0
+    planned = penstock("position", "set", kept.folder, "--position", second, "--dry-run", "--json").one
+    assert planned["old"] == f"1/{first}"
+    # What lies between the two is in the log.
+    assert planned["lost"]["bytes"] == 0
+    assert penstock("position", "set", kept.folder, "--position", second, "--yes").code == 0
+    kept.run_capture()
+    assert_equal_to_server(kept.folder, kept.server, second)
+    assert len((kept.folder / "audit.log").read_text().splitlines()) == 2
+
+
+def test_a_running_capture_keeps_its_position(kept: KeptLog) -> None:
+    target = kept.logged[50].start
+    with capturing(kept.settings) as capture:
+        wait_for_position(capture, head_of(kept.server))
+        refused = penstock("position", "set", kept.folder, "--position", target, "--yes")
+        assert refused.code == 2
+        assert "LogLocked" in refused.err
+        assert str(os.getpid()) in refused.err
+        planned = penstock("position", "set", kept.folder, "--position", target, "--dry-run", "--json").one
+        assert planned["again"]["transactions"] >= 50
+    assert not (kept.folder / "audit.log").exists()
+
+
+def test_a_set_position_holds_for_a_server_that_takes_over_before_it_was_begun(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    primary = start_server("mariadb")
+    follower = start_server("mariadb", log_slave_updates=True, relay_log="relay")
+    follower.sql(
+        f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port}, MASTER_USE_GTID=slave_pos,"
+        f" MASTER_USER='{REPLICATION_USER}', MASTER_PASSWORD='{REPLICATION_PASSWORD}'; START SLAVE"
+    )
+    primary.sql("CREATE DATABASE d")
+    primary.sql("CREATE TABLE d.t (a INT PRIMARY KEY AUTO_INCREMENT, b VARCHAR(300))")
+    insert(primary, "d", 10)
+    with capturing(settings_of(tmp_path, primary.url(), start="earliest")) as capture:
+        wait_for_position(capture, head_of(primary))
+    fifth = transactions(primary, [head_of(primary).file])[-6]
+    log = tmp_path / "shop"
+    assert penstock("position", "set", log, "--gtid-set", fifth.gtid, "--yes").code == 0
+    executed = primary.sql("SELECT @@gtid_binlog_pos")
+    deadline = time.monotonic() + 20
+    while follower.sql("SELECT @@gtid_binlog_pos") != executed:
+        assert time.monotonic() < deadline, "the replica does not follow"
+        time.sleep(0.02)
+    primary.kill()
+    with capturing(settings_of(tmp_path, follower.url())) as capture:
+        status = wait_for(capture, lambda one: one.epoch == 2 and one.position == f"2/{head_of(follower)}")
+    assert status.gtid_set == executed[0][0]
+    first = next(one.first for one in LogReader.open(log).extents() if one.epoch == 2)
+    assert LogReader.open(log).gtid_set(first) == fifth.gtid
+    assert_equal_to_server(log, follower, first)
+
+
+def test_people_are_asked_and_programs_must_say_yes(kept: KeptLog) -> None:
+    target = kept.logged[50].start
+    words = ("position", "set", kept.folder, "--position", target)
+    assert "--yes" in penstock(*words).err
+    assert at_terminal("n\n", *words) == 1
+    assert not penstock("position", "show", kept.folder, "--json").one["was_set"]
+    assert at_terminal("y\n", *words) == 0
+    assert penstock("position", "show", kept.folder, "--json").one["position"] == f"1/{target}"
+
+
+def at_terminal(typed: str, *words: object) -> int:
+    """Run the program with a terminal as its input, and return its exit status."""
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, typed.encode())
+        done = subprocess.run(
+            [PROGRAM, *map(str, words)], stdin=theirs, capture_output=True, text=True, timeout=60
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "would be read twice" in done.stdout
+    return done.returncode
+
+
+def test_a_log_that_has_not_begun_says_where_its_beginning_is_set(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    found = penstock(
+        "position", "set", tmp_path / "log", "--position", Position(0, "b.000001", 4), "--dry-run"
+    )
+    assert found.code == 2

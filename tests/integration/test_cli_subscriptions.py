@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock subscriptions` over a real store, a real daemon, and members that take part."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.held_shard import HeldShard
+from penstock.coordinate.membership import Member
+from penstock.coordinate.store import open_store
+from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.errors import LeaseLost
+from tests.captured_log import head_of
+from tests.daemon_process import DaemonProcess
+from tests.kept_log import BLOCK_BYTES, KeptLog, Ran, insert, penstock
+from tools.servers import Server
+
+SECONDS_MAX = 20.0
+
+
+@pytest.fixture(scope="module")
+def kept(server_of: Callable[[str], Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptLog]:
+    server = server_of("mariadb")
+    server.sql("CREATE DATABASE cli_subscriptions")
+    yield KeptLog.capture(server, tmp_path_factory.mktemp("kept"), "cli_subscriptions")
+    server.sql("DROP DATABASE cli_subscriptions")
+
+
+@pytest.fixture(scope="module")
+def daemon(kept: KeptLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    settings = {
+        "log": {"folder": str(kept.root), "block_bytes": BLOCK_BYTES},
+        "instances": {"shop": {"source": kept.server.url(), "start": str(kept.start)}},
+        "listen": {"token": "a-token"},
+    }
+    with DaemonProcess(tmp_path_factory.mktemp("daemon"), settings) as running:
+        running.token = "a-token"
+        # What it has seen committed itself tells it the time up to which the log goes.
+        insert(kept.server, kept.database, 1)
+        head = head_of(kept.server)
+        running.wait_for_head(head.file, head.offset)
+        yield running
+
+
+@dataclass
+class Kept:
+    """A store in a file with subscription `orders` of two shards, and the program over it."""
+
+    store: str
+    config: Path
+    subscriptions: Subscriptions
+    of_name: str = "orders"
+    gained: list[HeldShard] = field(default_factory=list)
+
+    @property
+    def subscription(self) -> Subscription:
+        found = self.subscriptions.get("shop", self.of_name)
+        assert found is not None
+        return found
+
+    def run(self, *words: object) -> Ran:
+        """Run the program with the store and the daemon of the settings."""
+        return penstock("subscriptions", *words, "--coordination", self.store, "--config", self.config)
+
+    def checkpoint(self, shard: int) -> Checkpoint | None:
+        return self.subscriptions.shards(self.subscription)[shard].state.checkpoint
+
+    @contextmanager
+    def member(self, name: str) -> Iterator[Member]:
+        """A subscriber that takes part inside the block; what it is given stands in `gained`."""
+        store = open_store(self.store)
+        news = threading.Condition()
+
+        def gained(held: HeldShard) -> None:
+            with news:
+                self.gained.append(held)
+                news.notify_all()
+
+        try:
+            with Member(store, self.subscription, name, gained, lambda held, why: None) as member:
+                self.news = news
+                yield member
+        finally:
+            store.close()
+
+    def wait_gained(self, count: int) -> list[HeldShard]:
+        with self.news:
+            assert self.news.wait_for(lambda: len(self.gained) >= count, SECONDS_MAX), self.gained
+        return self.gained
+
+
+@pytest.fixture
+def orders(tmp_path: Path, daemon: DaemonProcess) -> Iterator[Kept]:
+    url = f"sqlite://{tmp_path}/own.db"
+    store = open_store(url)
+    found = Kept(url, daemon.config, Subscriptions(store))
+    found.subscriptions.create(Subscription("shop", "orders", ("cli_subscriptions.t",), shard_count=2))
+    yield found
+    store.close()
+
+
+def consumed(kept: KeptLog, count: int) -> Checkpoint:
+    """Return the checkpoint behind so many transactions of the log."""
+    return Checkpoint.now(str(kept.logged[count - 1].end), "", "", time_us=1)
+
+
+# --- Showing --------------------------------------------------------------------------------
+
+
+def test_the_lag_of_each_shard_is_what_lies_behind_its_checkpoint(
+    orders: Kept, kept: KeptLog, daemon: DaemonProcess
+) -> None:
+    checkpoints = orders.subscription.checkpoints(open_store(orders.store))
+    checkpoints.reset(0, consumed(kept, 55))
+    checkpoints.reset(1, consumed(kept, 98))
+    head, end = daemon.status()["position"], daemon.get("/v1/instances/shop/extents")["extents"][-1]["end"]
+    assert head.rpartition(":")[2] == str(end)
+    shards = orders.run("show", "orders", "--json").objects
+    first_file, second_file = kept.files
+    extents = {one["file"]: one for one in daemon.get("/v1/instances/shop/extents")["extents"]}
+    begun = extents[second_file]["start"]
+    assert shards[0]["lag_bytes"] == kept.files[first_file] - kept.logged[54].end.offset + end - begun
+    assert shards[1]["lag_bytes"] == end - kept.logged[97].end.offset
+    # Since the commit of the last transaction that was consumed, which this checkpoint puts into 1970.
+    assert shards[1]["lag_seconds"] == pytest.approx(daemon.status()["time_us"] / 1e6, abs=1)
+    assert [one["owner"] for one in shards] == [None, None]
+    listed = orders.run("list", "--json").one
+    assert (listed["lag_bytes"], listed["shards"], listed["owned"]) == (shards[0]["lag_bytes"], 2, 0)
+    assert f"{shards[0]['lag_bytes']:,}" in orders.run("show", "shop/orders").out
+    assert "shop/orders" in orders.run("list").out
+
+
+def test_who_has_caught_up_is_nothing_behind(orders: Kept) -> None:
+    assert orders.run("reset", "orders", "--latest", "--yes").code == 0
+    assert [one["lag_bytes"] for one in orders.run("show", "orders", "--json").objects] == [0, 0]
+
+
+def test_a_checkpoint_of_another_server_has_no_lag_and_says_why(orders: Kept, kept: KeptLog) -> None:
+    checkpoints = orders.subscription.checkpoints(open_store(orders.store))
+    checkpoints.reset(0, replace(consumed(kept, 3), server_key="mysql:another"))
+    first, second = orders.run("show", "orders", "--json").objects
+    assert first["lag_bytes"] is None
+    assert "not from mysql:another" in first["lag_unknown"]
+    assert second["checkpoint"] is None
+    assert "not from mysql:another" in orders.run("list").out
+
+
+def test_owners_and_their_tokens_are_shown(orders: Kept) -> None:
+    with orders.member("host-1"):
+        held = orders.wait_gained(2)
+        shards = orders.run("show", "orders", "--json").objects
+        assert {one["owner"] for one in shards} == {"host-1"}
+        assert {one["shard"]: one["token"] for one in shards} == {one.shard: one.token for one in held}
+        assert "host-1" in orders.run("show", "orders").out
+        listed = orders.run("list", "--json").one
+        assert (listed["owned"], listed["members"]) == (2, ["host-1"])
+
+
+# --- Setting checkpoints --------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_set_to_where_the_log_has_it(
+    orders: Kept, kept: KeptLog, daemon: DaemonProcess
+) -> None:
+    logged = kept.logged
+    server_key = ""
+    for words, place in [
+        (("--earliest",), daemon.get("/v1/instances/shop/earliest")["position"]),
+        (("--position", f"0/{logged[70].start}".replace("0/0/", "0/")), logged[70].start),
+        (("--gtid-set", kept.set_upto(logged[29].gtid)), logged[30].start),
+        (("--time", kept.split.isoformat()), None),
+    ]:
+        done = orders.run("reset", "orders", *words, "--yes", "--json").one
+        checkpoint = orders.checkpoint(0)
+        assert checkpoint is not None
+        assert done["new"]["position"] == checkpoint.position
+        assert orders.checkpoint(1) == checkpoint
+        server_key = server_key or checkpoint.server_key
+        assert checkpoint.server_key == server_key != ""
+        if place is not None:
+            assert checkpoint.position == str(place)
+        else:
+            # The server logs whole seconds; what was committed at or after this one lies in the second file.
+            assert checkpoint.position in {str(one.start) for one in logged[60:62]}
+    last = orders.checkpoint(0)
+    assert last is not None
+    assert last.gtid_set
+
+
+def test_a_place_that_cannot_be_is_refused_and_nothing_changes(orders: Kept, kept: KeptLog) -> None:
+    inside = replace(kept.logged[70].start, offset=kept.logged[70].start.offset + 19)
+    beyond = replace(kept.head, offset=kept.head.offset + (1 << 30))
+    for place, error in [(inside, "no transaction begins"), (beyond, "the log goes to")]:
+        refused = orders.run("reset", "orders", "--position", place, "--yes")
+        assert refused.code != 0
+        assert error in refused.err
+    assert orders.run("reset", "orders", "--earliest", "--latest").code == 2
+    assert orders.run("reset", "orders", "--earliest", "--shard", "2", "--yes").code == 2
+    # Nobody is here to be asked.
+    assert "--dry-run" in orders.run("reset", "orders", "--earliest").err
+    assert orders.run("reset", "orders", "--earliest", "--dry-run", "--json").one["dry_run"]
+    assert orders.checkpoint(0) is orders.checkpoint(1) is None
+
+
+def test_one_shard_is_set_alone(orders: Kept, daemon: DaemonProcess) -> None:
+    assert orders.run("reset", "orders", "--latest", "--yes").code == 0
+    before = orders.checkpoint(0)
+    assert orders.run("reset", "orders", "--earliest", "--shard", "1", "--yes").code == 0
+    assert orders.checkpoint(0) == before
+    earliest = daemon.get("/v1/instances/shop/earliest")["position"]
+    assert (orders.checkpoint(1) or Checkpoint("")).position == earliest
+
+
+def test_what_is_consumed_is_set_by_force_alone_and_its_owner_is_fenced(orders: Kept, kept: KeptLog) -> None:
+    with orders.member("host-1"):
+        held = list(orders.wait_gained(2))
+        refused = orders.run("reset", "orders", "--latest", "--yes")
+        assert refused.code == 2
+        assert "consumed by host-1" in refused.err
+        assert orders.checkpoint(0) is None
+        assert orders.run("reset", "orders", "--latest", "--yes", "--force").code == 0
+        # What the owner had under way counts no more: it is given both shards anew, under later tokens.
+        after = orders.wait_gained(4)[2:]
+        assert {one.shard for one in after} == {0, 1}
+        assert min(one.token for one in after) > max(one.token for one in held)
+        assert orders.checkpoint(0) == orders.checkpoint(1) != consumed(kept, 1)
+        with pytest.raises(LeaseLost):
+            held[0].note(consumed(kept, 1))
+
+
+def test_without_a_daemon_a_position_is_taken_unproved_and_nothing_else(orders: Kept, kept: KeptLog) -> None:
+    nowhere = ("--url", "http://127.0.0.1:1")
+    for words in (("--latest",), ("--time", "2026-01-01")):
+        refused = orders.run("reset", "orders", *words, "--yes", *nowhere)
+        assert refused.code == 4
+        assert orders.checkpoint(0) is None
+    done = orders.run("reset", "orders", "--position", kept.logged[5].end, "--yes", "--json", *nowhere).one
+    assert "nobody has proved" in done["note"]
+    shown = orders.run("show", "orders", *nowhere)
+    assert shown.code == 0
+    assert str(kept.logged[5].end) in shown.out
+    assert "lag is not known" in shown.err
+
+
+# --- Moving, resizing, deleting -------------------------------------------------------------
+
+
+def test_a_shard_is_moved_to_a_member_and_stays_there(orders: Kept) -> None:
+    with orders.member("host-1"), orders.member("host-2") as second:
+        orders.wait_gained(2)
+        refused = orders.run("move", "orders", "0", "host-3")
+        assert refused.code == 2
+        assert "host-1, host-2" in refused.err
+        for shard in ("0", "1"):
+            assert orders.run("move", "orders", shard, "host-2").code == 0
+        with orders.news:
+            assert orders.news.wait_for(lambda: set(second.shards) == {0, 1}, SECONDS_MAX)
+        assert {one["owner"] for one in orders.run("show", "orders", "--json").objects} == {"host-2"}
+
+
+def test_a_running_subscription_gets_another_number_of_shards(orders: Kept, kept: KeptLog) -> None:
+    checkpoints = orders.subscription.checkpoints(open_store(orders.store))
+    checkpoints.reset(0, consumed(kept, 20))
+    checkpoints.reset(1, consumed(kept, 40))
+    with orders.member("host-1"):
+        orders.wait_gained(2)
+        assert orders.run("resize", "orders", "5", "--dry-run").code == 0
+        assert orders.subscription.shard_count == 2
+        assert orders.run("resize", "orders", "5", "--yes", "--json").one["new"] == 5
+        assert {one.shard for one in orders.wait_gained(7)[2:]} == {0, 1, 2, 3, 4}
+        shards = orders.run("show", "orders", "--json").objects
+        assert [one["owner"] for one in shards] == ["host-1"] * 5
+        # No shard begins behind the least of those whose slots it has.
+        assert {one["checkpoint"]["position"] for one in shards} == {str(kept.logged[19].end)}
+
+
+def test_a_subscription_is_forgotten_unless_it_is_consumed(orders: Kept) -> None:
+    with orders.member("host-1"):
+        orders.wait_gained(2)
+        assert "consumed by host-1" in orders.run("delete", "orders", "--yes").err
+    assert orders.run("delete", "orders", "--dry-run").code == 0
+    assert orders.run("delete", "orders").code == 2
+    assert orders.subscriptions.get("shop", "orders") is not None
+    assert orders.run("delete", "orders", "--yes").code == 0
+    assert orders.subscriptions.get("shop", "orders") is None
+    missing = orders.run("show", "orders")
+    assert missing.code == 2
+    assert "there is no subscription 'orders'" in missing.err
+    assert orders.run("list", "--json").objects == []
+
+
+def test_a_name_of_several_instances_has_to_be_told_apart(orders: Kept) -> None:
+    orders.subscriptions.create(Subscription("stock", "orders"))
+    refused = orders.run("show", "orders")
+    assert refused.code == 2
+    assert "shop/orders, stock/orders" in refused.err
+    assert orders.run("show", "shop/orders", "--json").objects[0]["instance"] == "shop"
+    assert "--coordination" in penstock("subscriptions", "list").err
+
+
+def test_the_settings_name_the_store(kept: KeptLog, daemon: DaemonProcess) -> None:
+    assert penstock("subscriptions", "list", "--config", daemon.config, "--json").objects == []
+    assert (kept.root / "coordination.db").exists()

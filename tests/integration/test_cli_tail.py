@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock tail` before a real daemon and server: what is shown, from where, up to where."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock.admin.cli.app import make_app
+from tests.captured_log import head_of
+from tests.daemon_process import PENSTOCK, ROOT, DaemonProcess
+from tests.fixture_types import FreshDatabase
+from tools.servers import Server
+
+WAIT_SECONDS_MAX = 30.0
+
+
+@pytest.fixture(scope="module")
+def server(server_of: Callable[[str], Server]) -> Server:
+    return server_of("mysql")
+
+
+@pytest.fixture(scope="module")
+def daemon(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    settings = {"instances": {"shop": {"source": server.url(), "start": str(head_of(server))}}}
+    with DaemonProcess(tmp_path_factory.mktemp("daemon"), settings) as running:
+        yield running
+
+
+class Shop:
+    """A database that a test has for itself, and the command line that follows it."""
+
+    def __init__(self, server: Server, daemon: DaemonProcess, database: str) -> None:
+        self.server = server
+        self.daemon = daemon
+        self.database = database
+        self.begin = ""
+
+    def sql(self, text: str) -> None:
+        self.server.sql(text, database=self.database)
+
+    def here(self) -> str:
+        """Return where the server's log ends, once the daemon has come so far."""
+        head = head_of(self.server)
+        self.daemon.wait_for_head(head.file, head.offset)
+        return str(head)
+
+    def gtid_set(self) -> str:
+        found: str = self.server.sql("SELECT @@gtid_executed")[0][0]
+        return found.replace("\n", "")
+
+    def words(self, *words: str) -> list[str]:
+        return ["tail", "shop", *words, "--url", f"penstock://127.0.0.1:{self.daemon.port}"]
+
+    def tail(self, *words: str) -> Result:
+        """Run it over all that there is since the test began, and return what became of it."""
+        given = [*words] if "--from" in words else ["--from", self.begin, *words]
+        self.here()
+        until = [] if "--until" in given or "--count" in given else ["--until", "latest"]
+        return CliRunner().invoke(make_app(), self.words(f"{self.database}.*", *given, *until))
+
+    def lines(self, *words: str) -> list[str]:
+        """Return the lines that it prints; it ends well."""
+        result = self.tail(*words)
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()
+
+    def shown(self, *words: str) -> list[list[str]]:
+        """Return table, change and values of each line below the heading."""
+        heading, *lines = self.lines(*words) or [""]
+        assert not lines or heading.split()[:4] == ["time", "position", "table", "change"]
+        return [line.split(maxsplit=4)[2:] for line in lines]
+
+    def objects(self, form: str, *words: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines("--format", form, *words)]
+
+    def follow(self, *words: str, **more: Any) -> "subprocess.Popen[str]":
+        """Run it in a process of its own."""
+        command = [*PENSTOCK, *self.words(f"{self.database}.*", *words)]
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+        )
+
+
+@pytest.fixture
+def shop(server: Server, daemon: DaemonProcess, fresh_database: FreshDatabase) -> Shop:
+    found = Shop(server, daemon, fresh_database(server))
+    found.sql("CREATE TABLE orders (id INT PRIMARY KEY, customer VARCHAR(20), amount DECIMAL(8, 2))")
+    found.begin = found.here()
+    return found
+
+
+def wait_for_line(following: "subprocess.Popen[str]", text: str) -> str:
+    """Return the next line that has a text in it."""
+    assert following.stdout is not None
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    for line in following.stdout:
+        if text in line:
+            return line
+        assert time.monotonic() < deadline
+    assert following.stderr is not None
+    raise AssertionError(f"it ended: {following.stderr.read()}")
+
+
+# --- What is shown --------------------------------------------------------------------------
+
+
+def test_a_line_shows_the_key_and_what_changed(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders VALUES (1, 'ann', 9.50), (2, NULL, 0)")
+    shop.sql("UPDATE orders SET amount = 10 WHERE id = 1")
+    shop.sql("UPDATE orders SET id = 3 WHERE id = 2")
+    shop.sql("DELETE FROM orders WHERE id = 1")
+    orders = f"{shop.database}.orders"
+    assert shop.shown() == [
+        [orders, "insert", "id=1, customer=ann, amount=9.50"],
+        [orders, "insert", "id=2, customer=NULL, amount=0.00"],
+        [orders, "update", "id=1, amount=9.50→10.00"],
+        [orders, "update", "id=2→3"],
+        [orders, "delete", "id=1, customer=ann, amount=10.00"],
+    ]
+
+
+def test_a_line_shows_when_and_where_it_was_committed(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders VALUES (1, 'ann', 1)")
+    (line,) = shop.lines()[1:]
+    moment, position = line.split()[:2]
+    assert moment.endswith("Z")
+    file, _, offset = position.partition(":")
+    assert file == shop.begin.partition(":")[0]
+    assert int(shop.begin.partition(":")[2]) < int(offset) < int(shop.here().partition(":")[2])
+
+
+def test_changes_of_several_tables_stand_in_the_order_of_their_commits(shop: Shop) -> None:
+    shop.sql("CREATE TABLE other (id INT PRIMARY KEY)")
+    for key in range(1, 6):
+        shop.sql(
+            f"BEGIN; INSERT INTO orders VALUES ({key}, 'a', 1); INSERT INTO other VALUES ({key}); COMMIT"
+        )
+    tables = [table.rpartition(".")[2] for table, _, _ in shop.shown()]
+    assert tables == ["orders", "other"] * 5
+
+
+@pytest.mark.parametrize(
+    ("form", "path"),
+    [
+        ("debezium", ["after", "id"]),
+        ("debezium-schema", ["payload", "after", "id"]),
+        ("maxwell", ["data", "id"]),
+        ("canal-flat", ["data", 0, "id"]),
+    ],
+)
+def test_every_form_of_json_is_an_object_a_line(shop: Shop, form: str, path: list[str | int]) -> None:
+    for key in range(1, 4):
+        shop.sql(f"INSERT INTO orders VALUES ({key}, 'ann', 1)")
+    ids = []
+    for value in shop.objects(form):
+        for step in path:
+            value = value[step]  # type: ignore[index]
+        ids.append(int(value))  # type: ignore[call-overload]
+    assert ids == [1, 2, 3]
+
+
+# --- What is left out -----------------------------------------------------------------------
+
+
+def test_only_what_is_asked_for_is_shown(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders VALUES (1, 'ann', 5), (2, 'bob', 50), (3, 'ann', 500)")
+    shop.sql("DELETE FROM orders WHERE id = 2")
+    assert [values for _, _, values in shop.shown("--where", "amount >= 50 AND customer = 'ann'")] == [
+        "id=3, customer=ann, amount=500.00"
+    ]
+    assert [change for _, change, _ in shop.shown("--changes", "delete")] == ["delete"]
+    assert [values for _, _, values in shop.shown("--columns", "id,amount", "--changes", "insert")] == [
+        "id=1, amount=5.00",
+        "id=2, amount=50.00",
+        "id=3, amount=500.00",
+    ]
+    assert [one["op"] for one in shop.objects("debezium", "--changes", "delete")] == ["d"]
+    assert len(shop.lines("--count", "2")) == 1 + 2
+    assert len(shop.lines("--count", "2", "--format", "maxwell")) == 2
+
+
+def test_shards_together_are_everything(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders VALUES " + ", ".join(f"({key}, 'c{key % 5}', 1)" for key in range(1, 41)))
+    parts = [{values for _, _, values in shop.shown("--shard", f"{part}/3")} for part in range(3)]
+    assert sum(len(part) for part in parts) == 40
+    assert len(set.union(*parts)) == 40
+    assert all(parts)
+    two = {values for _, _, values in shop.shown("--shard", "0,2/3")}
+    assert two == parts[0] | parts[2]
+    chosen = ("--shard-columns", f"{shop.database}.orders=customer")
+    by_customer = [shop.objects("maxwell", "--shard", f"{part}/2", *chosen) for part in range(2)]
+    customers = [{one["data"]["customer"] for one in part} for part in by_customer]
+    assert customers[0] | customers[1] == {f"c{at}" for at in range(5)}
+    assert not customers[0] & customers[1]
+
+
+# --- From where to where --------------------------------------------------------------------
+
+
+def test_it_begins_and_ends_where_it_is_told(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
+    middle, gtid_set = shop.here(), shop.gtid_set()
+    time.sleep(1.1)
+    moment = shop.server.sql("SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')")[0][0]
+    shop.sql("INSERT INTO orders VALUES (2, 'a', 1)")
+    shop.here()
+
+    def ids(*words: str) -> list[str]:
+        return [values[3] for _, _, values in shop.shown(*words)]
+
+    for bound in (middle, gtid_set, moment):
+        assert ids("--from", bound) == ["2"], bound
+        assert ids("--until", bound) == ["1"], bound
+    assert ids("--from", "earliest") == ["1", "2"]
+    assert ids("--from", "latest") == []
+
+
+def test_it_follows_what_is_committed_until_it_is_interrupted(shop: Shop) -> None:
+    following = shop.follow("--from", shop.begin)
+    for key in range(1, 4):
+        shop.sql(f"INSERT INTO orders VALUES ({key}, 'a', 1)")
+        assert "insert" in wait_for_line(following, f"id={key},")
+    following.send_signal(signal.SIGINT)
+    _, errors = following.communicate(timeout=WAIT_SECONDS_MAX)
+    assert (following.returncode, errors) == (0, "")
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
+    following = shop.follow("--from", shop.begin, "--format", "canal-flat")
+    wait_for_line(following, '"id":')
+    assert following.stdout is not None
+    following.stdout.close()
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    key = 1
+    while following.poll() is None:
+        assert time.monotonic() < deadline
+        key += 1
+        shop.sql(f"INSERT INTO orders VALUES ({key}, 'a', 1)")
+        time.sleep(0.05)
+    assert following.stderr is not None
+    assert (following.returncode, following.stderr.read()) == (0, "")
+
+
+def test_it_goes_on_where_it_was_when_the_daemon_comes_back(
+    shop: Shop, server: Server, tmp_path: Path
+) -> None:
+    settings = {"instances": {"shop": {"source": server.url(), "start": shop.begin}}}
+    with DaemonProcess(tmp_path, settings) as own:
+        shop.daemon = own
+        following = shop.follow("--from", shop.begin, "--format", "maxwell", "--count", "4")
+        shop.sql("INSERT INTO orders VALUES (1, 'a', 1), (2, 'a', 1)")
+        first = wait_for_line(following, '"id":1')
+        own.kill()
+        own.start()
+        shop.sql("INSERT INTO orders VALUES (3, 'a', 1), (4, 'a', 1)")
+        assert following.stdout is not None
+        rest = following.stdout.read()
+    assert [json.loads(line)["data"]["id"] for line in (first + rest).splitlines()] == [1, 2, 3, 4]
+    assert following.wait(WAIT_SECONDS_MAX) == 0
+
+
+# --- Refusals -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--shard", "3/3"], "counted from 0"),
+        (["--shard", "one"], "no shard"),
+        (["--shard-columns", "shop.orders=a"], "without --shard"),
+        (["--shard", "0/2", "--shard-columns", "orders"], "names no columns"),
+        (["--columns", "id", "--format", "maxwell"], "--format table"),
+        (["--changes", "upsert"], "changes"),
+        (["--where", "amount >"], "where"),
+        (["--from", "yesterday"], "yesterday"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(shop: Shop, words: list[str], told: str) -> None:
+    result = shop.tail(*words)
+    assert result.exit_code == 2, result.output
+    assert told in result.stderr
+
+
+def test_an_instance_or_a_daemon_that_is_not_there_is_told_at_once(shop: Shop) -> None:
+    nobody = [*shop.words()[:1], "nobody", *shop.words()[2:], "--until", "latest"]
+    assert CliRunner().invoke(make_app(), nobody).exit_code == 2
+    silent = CliRunner().invoke(make_app(), ["tail", "penstock://127.0.0.1:1/shop", "--from", "earliest"])
+    assert silent.exit_code == 4
+    assert "does not answer" in silent.stderr
+
+
+def test_the_settings_file_tells_where_the_daemon_is(shop: Shop) -> None:
+    shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
+    shop.here()
+    words = ["tail", "shop", f"{shop.database}.orders", "--from", shop.begin, "--count", "1", "--config"]
+    result = CliRunner().invoke(make_app(), [*words, os.fspath(shop.daemon.config)])
+    assert "id=1, customer=a" in result.stdout, result.output

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.store import open_store
+from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from tests.captured_log import head_of
+from tests.daemon_process import ROOT, DaemonProcess
+from tests.fixture_types import FreshDatabase, StartServer
+from tests.subscribing import WAIT_SECONDS_MAX, Orders, Running, wait_until
+from tools.servers import Server
+from tools.servers.server import free_port
+
+
+@pytest.fixture(scope="module")
+def daemon(mariadb_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon that follows the shared server from now on."""
+    settings = {"instances": {"shop": {"source": mariadb_server.url(), "start": "latest"}}}
+    with DaemonProcess(tmp_path_factory.mktemp("daemon"), settings) as started:
+        started.wait_for(lambda status: status["state"] == "running")
+        yield started
+
+
+@pytest.fixture
+def orders(
+    mariadb_server: Server, fresh_database: FreshDatabase, daemon: DaemonProcess, tmp_path: Path
+) -> Orders:
+    return Orders(mariadb_server, fresh_database(mariadb_server), daemon, tmp_path)
+
+
+# --- Members --------------------------------------------------------------------------------
+
+
+def test_members_share_the_shards_evenly_and_take_over_without_a_gap_or_a_double(orders: Orders) -> None:
+    with Running(orders.subscriber(shards=5)) as first:
+        first.wait_owning(5)
+        orders.insert(*range(50))
+        first.wait_for(50)
+        with Running(orders.subscriber()) as second:
+            wait_until(lambda: len(second.subscriber.status().shards) == 2)
+            first.wait_owning(3)
+            orders.insert(*range(50, 100))
+            wait_until(lambda: len(first.rows) + len(second.rows) == 100)
+            assert {one[0] for one in first.rows[50:]}.isdisjoint(one[0] for one in second.rows)
+        first.wait_owning(5)
+        orders.insert(*range(100, 150))
+        wait_until(lambda: len(first.rows) + len(second.rows) >= 150)
+    assert sorted(key for _, key, _ in [*first.rows, *second.rows]) == list(range(150))
+
+
+def test_shards_that_stand_at_different_places_each_go_on_from_their_own(orders: Orders) -> None:
+    places = []
+    for step in range(3):
+        places.append(Checkpoint(str(head_of(orders.server)), server_key=orders.server_key()))
+        orders.insert(*range(20 * step, 20 * step + 20), step=step)
+    orders.settle()
+    store = open_store(orders.coordination)
+    try:
+        registry = Subscriptions(store)
+        registry.create(Subscription("shop", "cache", (orders.table,), shard_count=3))
+        for shard, place in enumerate(places):
+            registry.reset("shop", "cache", place, shard)
+        with Running(orders.subscriber(shards=3)) as running:
+            running.wait_owning(3)
+            orders.insert(60, 61, 62, step=3)
+            wait_until(lambda: {60, 61, 62} <= {key for _, key, _ in running.rows})
+    finally:
+        store.close()
+    for shard in range(3):
+        steps = [step for one, _, step in running.rows if one == shard]
+        assert steps == sorted(steps)
+        assert steps[0] == shard
+    keys = [key for _, key, _ in running.rows]
+    assert len(keys) == len(set(keys))
+
+
+def test_who_begins_anew_notes_where_before_anything_comes(orders: Orders) -> None:
+    store = open_store(orders.coordination)
+    try:
+        registry = Subscriptions(store)
+        with Running(orders.subscriber(begin="latest")) as running:
+            running.wait_owning(1)
+            subscription = registry.reset("shop", "cache", None)
+            # Else what comes while nobody is there would be passed over by whoever begins next.
+            wait_until(lambda: subscription.checkpoints(store).read(0) is not None)
+        orders.insert(1)
+        orders.settle()
+        with Running(orders.subscriber(begin="latest")) as running:
+            running.wait_for(1)
+    finally:
+        store.close()
+
+
+def test_the_number_of_shards_changes_under_a_running_subscriber(orders: Orders) -> None:
+    store = open_store(orders.coordination)
+    try:
+        with Running(orders.subscriber(shards=2)) as running:
+            running.wait_owning(2)
+            orders.insert(*range(20))
+            running.wait_for(20)
+            Subscriptions(store).resize("shop", "cache", 5)
+            running.wait_owning(5)
+            orders.insert(*range(20, 40))
+            running.wait_for(40)
+    finally:
+        store.close()
+    assert sorted(key for _, key, _ in running.rows) == list(range(40))
+    assert {shard for shard, key, _ in running.rows if key >= 20} == set(range(5))
+
+
+def test_the_example_keeps_a_copy_with_several_processes(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("mariadb")
+    server.sql("CREATE DATABASE shop")
+    server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY, status VARCHAR(9), total DECIMAL(10,2))")
+    settings = {"instances": {"shop": {"source": server.url(), "start": "earliest"}}}
+    with DaemonProcess(tmp_path, settings) as daemon, ExitStack() as stack:
+        words = [f"penstock://127.0.0.1:{daemon.port}/shop", str(tmp_path / "copy.db")]
+        program = [sys.executable, str(ROOT / "examples/orders_copy.py"), *words]
+        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+        processes = [subprocess.Popen(program, env=environment) for _ in range(2)]
+        for process in processes:
+            stack.callback(process.kill)
+        for key in range(50):
+            server.sql(f"INSERT INTO shop.orders VALUES ({key}, 'new', 9.50)")
+        server.sql("UPDATE shop.orders SET status = 'paid' WHERE id % 3 = 0")
+        server.sql("DELETE FROM shop.orders WHERE id % 5 = 0")
+        wanted = [(key, status, str(total)) for key, status, total in server.sql("SELECT * FROM shop.orders")]
+        with sqlite3.connect(tmp_path / "copy.db") as copy:
+            wait_until(lambda: _rows_of(copy) == sorted(wanted), lambda: str(_rows_of(copy)))
+        for process in processes:
+            process.terminate()
+        assert [process.wait(WAIT_SECONDS_MAX) for process in processes] == [0, 0]
+        assert (tmp_path / "state/penstock/coordination.db").exists()
+
+
+def _rows_of(copy: sqlite3.Connection) -> list[tuple[int, str, str]]:
+    try:
+        return sorted(copy.execute("SELECT id, status, total FROM orders").fetchall())
+    except sqlite3.OperationalError:
+        # The first batch makes the table.
+        return []
+
+
+# --- Daemons --------------------------------------------------------------------------------
+
+
+def test_a_subscriber_moves_to_another_daemon_under_its_own_numbers_of_epochs(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    source = {"instances": {"shop": {"source": mariadb_server.url(), "start": "latest"}}}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with DaemonProcess(tmp_path / "one", source) as one, DaemonProcess(tmp_path / "two", source) as two:
+        for daemon in (one, two):
+            daemon.wait_for(lambda status: status["state"] == "running")
+        orders = Orders(mariadb_server, database, one, tmp_path)
+        head = head_of(mariadb_server)
+        two.wait_for_head(head.file, head.offset)
+        orders.url = f"penstock://127.0.0.1:{one.port},127.0.0.1:{two.port},127.0.0.1:{free_port()}/shop"
+        with Running(orders.subscriber(shards=2)) as running:
+            running.wait_owning(2)
+            orders.insert(*range(10))
+            running.wait_for(10)
+            read_from = running.subscriber.status().daemon
+            (one if str(one.port) in str(read_from) else two).kill()
+            orders.insert(*range(10, 20))
+            running.wait_for(20)
+            assert running.subscriber.status().daemon != read_from
+        assert sorted(key for _, key, _ in running.rows) == list(range(20))
+
+
+def test_a_subscriber_goes_on_by_gtid_set_where_the_other_daemon_follows_another_server(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    primary, replica = start_server("mariadb"), start_server("mariadb", log_slave_updates=True)
+    primary.sql("CREATE DATABASE d")
+    replica.sql(
+        f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port}, MASTER_USER='root', "
+        "MASTER_USE_GTID=slave_pos"
+    )
+    replica.sql("START SLAVE")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    sources = [
+        {"instances": {"shop": {"source": server.url(), "start": "earliest"}}}
+        for server in (primary, replica)
+    ]
+    with (
+        DaemonProcess(tmp_path / "one", sources[0]) as one,
+        DaemonProcess(tmp_path / "two", sources[1]) as two,
+    ):
+        orders = Orders(primary, "d", one, tmp_path)
+        orders.url = f"penstock://127.0.0.1:{one.port},127.0.0.1:{two.port}/shop"
+        with Running(orders.subscriber(shards=2, begin=str(head_of(primary)))) as running:
+            running.wait_owning(2)
+            orders.insert(*range(10))
+            running.wait_for(10)
+            one.kill()
+            orders.insert(*range(10, 20))
+            running.wait_for(20)
+        assert sorted(key for _, key, _ in running.rows) == list(range(20))
+        versions = [
+            version
+            for batch in running.batches
+            for version in batch.to_arrow()["_commit_version"].to_pylist()
+        ]
+        assert max(versions[:10]) < min(versions[10:])

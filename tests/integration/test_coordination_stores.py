@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import ABSENT, CoordinationStore, open_store
+from penstock.errors import AuthenticationFailed, DiskFailed, OptionInvalid
+from tests.coordination_backends import (
+    SESSION_SECONDS,
+    WAIT_SECONDS_MAX,
+    SqliteBackend,
+    ZooKeeperBackend,
+    is_lost,
+    wait_until,
+)
+from tools.zookeeper import ZooKeeper
+
+LEASE = "/shop/lease"
+
+# --- Opening ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://host",
+        "memory://",
+        "sqlite://host/path",
+        "sqlite:///",
+        "zookeeper:///root",
+        "zookeeper://user:secret@/root",
+        "zookeeper://user@host/root",
+        "zookeeper://host:port/root",
+        "zookeeper://host/a//b",
+        "coordination.db",
+    ],
+)
+def test_a_url_that_names_no_store_is_refused(url: str) -> None:
+    with pytest.raises(OptionInvalid) as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_that_is_no_coordination_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database, and longer than the head of one " * 100)
+    with pytest.raises(OptionInvalid):
+        open_store(f"sqlite://{tmp_path}/text")
+    with pytest.raises(DiskFailed):
+        open_store(f"sqlite://{tmp_path}/text/below.db")
+    store = open_store(f"sqlite://{tmp_path}/kept.db")
+    store.put("/shop/orders", b"kept")
+    store.close()
+    again = open_store(f"sqlite://{tmp_path}/kept.db")
+    record = again.get("/shop/orders")
+    again.close()
+    assert record is not None
+    assert record.value == b"kept"
+
+
+def test_a_file_that_is_taken_away_is_noticed(tmp_path: Path) -> None:
+    with SqliteBackend(tmp_path) as backend:
+        store = backend.open()
+        session = store.session(SESSION_SECONDS)
+        store.put("/shop/orders", b"1")
+        (file,) = tmp_path.glob("*.db")
+        file.rename(tmp_path / "moved")
+        other = backend.open()
+        other.put("/shop/orders", b"2")
+        with pytest.raises(DiskFailed):
+            store.put("/shop/orders", b"3")
+        wait_until(lambda: not session.alive)
+
+
+# --- What only a network does -----------------------------------------------------------------
+
+
+def test_an_answer_that_is_lost_is_neither_a_failure_nor_a_double(zookeeper: ZooKeeper) -> None:
+    with ZooKeeperBackend(zookeeper) as backend:
+        store = backend.open()
+        proxy = backend.proxies[-1]
+        expected = 0
+        for number in range(12):
+            record = store.get("/count")
+            assert (0 if record is None else int(record.value)) == expected
+            version = ABSENT if record is None else record.version
+            proxy.cut_after(1)
+            store.put("/count", str(expected + 1).encode(), None if number % 4 == 3 else version)
+            proxy.disarm()
+            expected += 1
+            if number % 4 == 2:
+                proxy.cut_after(1)
+                store.delete("/count", store_version(store, "/count"))
+                proxy.disarm()
+                expected = 0
+        assert proxy.cut_count >= 12
+
+
+def test_a_lease_whose_answer_is_lost_is_held(zookeeper: ZooKeeper) -> None:
+    with ZooKeeperBackend(zookeeper) as backend:
+        store = backend.open()
+        session = store.session(10.0)
+        proxy = backend.proxies[-1]
+        for number in range(4):
+            proxy.cut_after(1, times=2)
+            created = session.put_ephemeral(f"/shop/lease-{number}", b"mine")
+            proxy.disarm()
+            record = store.get(f"/shop/lease-{number}")
+            assert record is not None
+            assert record.created == created
+            proxy.cut_after(1, times=2)
+            session.remove(f"/shop/lease-{number}")
+            proxy.disarm()
+            assert store.get(f"/shop/lease-{number}") is None
+
+
+def test_a_connection_that_has_died_in_silence_is_replaced(zookeeper: ZooKeeper) -> None:
+    with ZooKeeperBackend(zookeeper) as backend:
+        store = backend.open()
+        store.put("/shop/orders", b"1")
+        backend.proxies[-1].cut("silence")
+        wait_until(lambda: not is_lost(lambda: store.put("/shop/orders", b"2")))
+
+
+def test_sessions_and_records_outlive_the_ensemble_s_death(zookeeper: ZooKeeper) -> None:
+    with ZooKeeperBackend(zookeeper) as backend:
+        store = backend.open()
+        session = store.session(20.0)
+        lease = Lease.acquire(store, session, LEASE, "one")
+        assert lease is not None
+        store.put("/shop/orders", b"1")
+        told = threading.Event()
+        store.watch("/shop/orders", told.set)
+        zookeeper.kill()
+        wait_until(lambda: not lease.held)
+        zookeeper.start()
+        wait_until(lambda: lease.held)
+        record = store.get("/shop/orders")
+        assert record is not None
+        told.clear()
+        store.put("/shop/orders", b"2", record.version)
+        assert told.wait(WAIT_SECONDS_MAX)
+        assert store.get(LEASE) is not None
+
+
+def test_an_ensemble_s_account_keeps_others_out_and_its_password_to_itself(zookeeper: ZooKeeper) -> None:
+    with ZooKeeperBackend(zookeeper) as backend:
+        url = backend.url.replace("zookeeper://", "zookeeper://penstock:s%40cret@")
+        store = open_store(url)
+        store.put("/shop/orders", b"1")
+        assert "cret" not in store.url + repr(store)
+        for wrong in (backend.url, url.replace("cret", "cretly")):
+            other = open_store(wrong)
+            with pytest.raises(AuthenticationFailed) as refused:
+                other.get("/shop/orders")
+            assert "cret" not in str(refused.value)
+            other.close()
+        store.close()
+
+
+def store_version(store: CoordinationStore, path: str) -> int:
+    """Return a record's version."""
+    record = store.get(path)
+    return ABSENT if record is None else record.version

@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of event that servers write, from their own logs."""
+
+import json
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock._native import Decoder
+from penstock.errors import (
+    ChecksumMismatch,
+    EventMalformed,
+    FileTruncated,
+    IncidentLogged,
+    TableMapMissing,
+    TransactionRolledBack,
+    ValueMalformed,
+)
+from tests.binlog_bytes import (
+    ANONYMOUS_GTID,
+    DELETE_ROWS,
+    GTID,
+    INCIDENT,
+    MAGIC,
+    MARIADB_GTID,
+    MARIADB_QUERY_COMPRESSED,
+    MARIADB_ROWS_COMPRESSED,
+    PARTIAL_UPDATE_ROWS,
+    PREVIOUS_GTIDS,
+    QUERY,
+    TABLE_MAP,
+    TAGGED_GTID,
+    TRANSACTION_PAYLOAD,
+    WRITE_ROWS,
+    Event,
+    assemble,
+    codes,
+    events,
+)
+from tests.decoding import Decoded, answer, decode, decode_file, finish, replay, run_logged, select
+from tests.fixture_types import FreshDatabase, StartServer
+from tools.servers import Server
+
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+# --- Compression ----------------------------------------------------------------------------
+
+
+def test_a_compressed_transaction_holds_what_a_plain_one_does(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    statements = (
+        "INSERT INTO t VALUES (1, 'one'), (2, NULL), (3, REPEAT('three', 1000))",
+        "UPDATE t SET text = CONCAT(COALESCE(text, ''), '+') WHERE id < 3",
+        "DELETE FROM t WHERE id = 2",
+        "TRUNCATE t",
+    )
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY, text TEXT)", database=database)
+    plain = run_logged(mysql_server, *statements, database=database)
+    packed = run_logged(
+        mysql_server, "SET SESSION binlog_transaction_compression = ON", *statements, database=database
+    )
+    assert TRANSACTION_PAYLOAD not in codes(plain.read_bytes())
+    assert codes(packed.read_bytes()).count(TRANSACTION_PAYLOAD) == 3
+    assert decode_file(packed).values(f"{database}.t") == decode_file(plain).values(f"{database}.t")
+    counted = decode_file(packed).counters
+    assert counted["transactions"] == 4
+    assert counted["changes"] == decode_file(plain).counters["changes"] == 6
+
+
+def test_a_payload_of_many_chunks_is_followed_to_its_end(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    """Events of 3 MB lie across the pieces in which a payload is decompressed."""
+    database = fresh_database(mysql_server)
+    path = run_logged(
+        mysql_server,
+        "SET SESSION binlog_transaction_compression = ON",
+        "CREATE TABLE t (id INT PRIMARY KEY, text LONGTEXT)",
+        "BEGIN",
+        *(f"INSERT INTO t VALUES ({number}, REPEAT('{number}', 3000000))" for number in range(1, 8)),
+        "INSERT INTO t VALUES (8, 'small'), (9, 'small')",
+        "COMMIT",
+        database=database,
+    )
+    data = path.read_bytes()
+    assert len(data) < 1 << 20
+    decoded = decode(data, path.name, batch_bytes_max=1 << 20, held_bytes_max=1 << 22)
+    assert decoded.values(f"{database}.t") == [
+        ("insert", *row) for row in select(mysql_server, f"{database}.t")
+    ]
+    payload = next(event for event in events(data) if event.code == TRANSACTION_PAYLOAD)
+    places = {(row["_metadata"]["offset"], row["_commit_version"]) for row in decoded.rows()}
+    assert {offset for offset, _ in places} == {payload.offset}
+    assert [row["_metadata"]["row"] for row in decoded.rows()] == list(range(9))
+    assert len(places) == 1
+
+
+def test_a_long_payload_is_followed_piece_by_piece_and_verified_before_its_commit(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    value = f"CONCAT({', '.join(['HEX(RANDOM_BYTES(500))'] * 20)})"
+    path = run_logged(
+        mysql_server,
+        "SET SESSION binlog_transaction_compression = ON",
+        "CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, text LONGTEXT)",
+        "BEGIN",
+        *(f"INSERT INTO t (text) VALUES ({value}), ({value}), ({value})" for _ in range(20)),
+        "COMMIT",
+        "INSERT INTO t (text) VALUES ('after')",
+        database=database,
+    )
+    data, table = path.read_bytes(), f"{database}.t"
+    payload = max(events(data), key=lambda event: event.size)
+    assert payload.code == TRANSACTION_PAYLOAD
+    assert payload.size > 500_000
+    wanted = [("insert", *row) for row in select(mysql_server, table)]
+    chance = random.Random(1)
+    for buffer_bytes in (1000, 9973, 65_536, 1 << 19, 1 << 21):
+        decoded = decode_in_pieces(data, path.name, buffer_bytes)
+        assert decoded.values(table) == wanted
+        assert decoded.counters["bytes"] == len(data) - len(MAGIC)
+    for _ in range(60):
+        damaged = bytearray(data)
+        damaged[chance.randrange(payload.offset + 100, payload.offset + payload.size)] ^= (
+            1 << chance.randrange(8)
+        )
+        with pytest.raises((ChecksumMismatch, EventMalformed, ValueMalformed, TableMapMissing)) as raised:
+            decode_in_pieces(bytes(damaged), path.name, 65_536)
+        assert raised.value.position == f"{path.name}:{payload.offset}"
+    for end in range(payload.offset + 60, payload.offset + payload.size, 50_021):
+        with pytest.raises(FileTruncated):
+            decode_in_pieces(data[:end], path.name, 65_536)
+
+
+def test_mariadb_compressed_events_hold_what_plain_ones_do(
+    mariadb_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mariadb_server)
+    statements = (
+        "CREATE TABLE t (id INT PRIMARY KEY, text MEDIUMTEXT) COMMENT '" + "long " * 100 + "'",
+        "INSERT INTO t VALUES (1, REPEAT('one', 300)), (2, NULL), (3, REPEAT('three', 100000))",
+        "UPDATE t SET text = CONCAT(REPEAT('z', 400), id)",
+        "DELETE FROM t",
+        "DROP TABLE t",
+    )
+    plain = run_logged(mariadb_server, *statements, database=database)
+    mariadb_server.sql("SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10")
+    try:
+        packed = run_logged(mariadb_server, *statements, database=database)
+    finally:
+        mariadb_server.sql("SET GLOBAL log_bin_compress = OFF, GLOBAL log_bin_compress_min_len = DEFAULT")
+    written = codes(packed.read_bytes())
+    assert MARIADB_QUERY_COMPRESSED in written
+    assert len(set(written).intersection(MARIADB_ROWS_COMPRESSED)) == 3
+    assert not set(codes(plain.read_bytes())).intersection(MARIADB_ROWS_COMPRESSED)
+    table = f"{database}.t"
+    assert decode_file(packed).values(table) == decode_file(plain).values(table)
+    assert [one.text for one in decode_file(packed).statements] == [
+        one.text for one in decode_file(plain).statements
+    ]
+
+
+def decode_in_pieces(data: bytes, file: str, buffer_bytes: int) -> Decoded:
+    """Decode a file as a reader does that keeps no more than the bytes that were not taken."""
+    decoder, out = Decoder(instance="test", file=file), Decoded()
+    held = b""
+    for start in range(0, len(data), buffer_bytes):
+        held += data[start : start + buffer_bytes]
+        while True:
+            held = held[decoder.feed(held) :]
+            if decoder.state == "input":
+                break
+            answer(decoder, out, {}, None)
+    out.counters = decoder.counters
+    finish(decoder, out, len(held), drop_open=False)
+    return out
+
+
+# --- GTIDs ----------------------------------------------------------------------------------
+
+
+def test_every_row_carries_the_gtid_of_its_transaction(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    ((uuid,),) = mysql_server.sql("SELECT @@server_uuid")
+    before = mysql_server.sql("SELECT @@global.gtid_executed")[0][0].replace("\n", "")
+    path = run_logged(
+        mysql_server,
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "SET gtid_next = 'AUTOMATIC:blue'",
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO t VALUES (2)",
+        "SET gtid_next = 'AUTOMATIC:a_tag_of_thirty_two_characters_'",
+        "INSERT INTO t VALUES (3)",
+        "SET gtid_next = 'AUTOMATIC'",
+        "INSERT INTO t VALUES (4)",
+        "SET gtid_next = '11111111-2222-3333-4444-555555555555:77'",
+        "INSERT INTO t VALUES (5)",
+        "SET gtid_next = '11111111-2222-3333-4444-555555555555:red:9223372036854775806'",
+        "INSERT INTO t VALUES (6)",
+        "SET gtid_next = 'AUTOMATIC'",
+        database=database,
+    )
+    assert codes(path.read_bytes()).count(TAGGED_GTID) == 4
+    decoded = decode_file(path)
+    found = [row["_metadata"]["gtid"] for row in decoded.rows()]
+    assert found[0] == f"{uuid}:blue:1"
+    assert found[1] == f"{uuid}:blue:2"
+    assert found[2] == f"{uuid}:a_tag_of_thirty_two_characters_:1"
+    assert re.fullmatch(re.escape(uuid) + r":\d+", found[3])
+    assert found[4] == "11111111-2222-3333-4444-555555555555:77"
+    assert found[5] == "11111111-2222-3333-4444-555555555555:red:9223372036854775806"
+    after = mysql_server.sql("SELECT @@global.gtid_executed")[0][0].replace("\n", "")
+    # What the file says came before it, and the transactions in it, are all that the server has executed.
+    assert decoded.gtid_set == after != before
+
+
+def test_the_list_of_earlier_gtids_is_read_with_tags(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY)", database=database)
+    path = run_logged(
+        mysql_server,
+        "SET gtid_next = 'AUTOMATIC:green'",
+        "INSERT INTO t VALUES (1)",
+        "SET gtid_next = '99999999-2222-3333-4444-555555555555:5'",
+        "INSERT INTO t VALUES (2)",
+        "SET gtid_next = '99999999-2222-3333-4444-555555555555:7'",
+        "INSERT INTO t VALUES (3)",
+        "SET gtid_next = 'AUTOMATIC'",
+        database=database,
+    )
+    following = mysql_server.binlog_files()[-1]
+    assert codes(following.read_bytes())[:2] == [15, PREVIOUS_GTIDS]
+    assert decode_file(following, drop_open=True).gtid_set == decode_file(path).gtid_set
+    assert ":green:1" in decode_file(following, drop_open=True).gtid_set
+
+
+def test_anonymous_transactions_have_no_gtid(start_server: StartServer) -> None:
+    server = start_server(gtid_mode="OFF", enforce_gtid_consistency="OFF")
+    server.sql("CREATE DATABASE d")
+    path = run_logged(
+        server, "CREATE TABLE d.t (id INT PRIMARY KEY)", "INSERT INTO d.t VALUES (1), (2)", "DROP TABLE d.t"
+    )
+    assert ANONYMOUS_GTID in codes(path.read_bytes())
+    assert GTID not in codes(path.read_bytes())
+    decoded = decode_file(path)
+    assert [row["_metadata"]["gtid"] for row in decoded.rows()] == [None, None]
+    assert len(decoded.statements) == 2
+    assert decoded.counters["transactions"] == 3
+
+
+@pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
+def test_mariadb_gtids_name_domain_server_and_number(
+    flavor: str, server_of: Any, fresh_database: FreshDatabase
+) -> None:
+    server = server_of(flavor)
+    database = fresh_database(server)
+    path = run_logged(
+        server,
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+        "SET SESSION gtid_domain_id = 4294967295",
+        "INSERT INTO t VALUES (2)",
+        "SET SESSION gtid_domain_id = 0, SESSION server_id = 4000000000",
+        "INSERT INTO t VALUES (3)",
+        database=database,
+    )
+    decoded = decode_file(path)
+    gtids = [row["_metadata"]["gtid"] for row in decoded.rows()]
+    assert re.fullmatch(rf"0-{server.port}-\d+", gtids[0])
+    assert re.fullmatch(rf"4294967295-{server.port}-\d+", gtids[1])
+    assert re.fullmatch(r"0-4000000000-\d+", gtids[2])
+    assert [row["_metadata"]["server_id"] for row in decoded.rows()] == [server.port, server.port, 4000000000]
+    assert MARIADB_GTID in codes(path.read_bytes())
+    ((position,),) = server.sql("SELECT @@global.gtid_binlog_pos")
+    assert sorted(decoded.gtid_set.split(",")) == sorted(position.split(","))
+
+
+def test_rows_name_the_connection_that_wrote_them(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    server.sql("CREATE TABLE t (id BIGINT PRIMARY KEY)", database=database)
+    path = run_logged(server, "INSERT INTO t VALUES (CONNECTION_ID())", database=database)
+    (row,) = decode_file(path).rows()
+    # MariaDB 10.11 writes it nowhere in a row transaction.
+    assert row["_metadata"]["thread_id"] == (None if server.flavor == "mariadb" else row["id"])
+
+
+# --- Transactions ---------------------------------------------------------------------------
+
+
+def test_only_what_was_committed_comes(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    path = run_logged(
+        server,
+        "CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(20))",
+        "BEGIN",
+        "INSERT INTO t VALUES (1, 'kept')",
+        "SAVEPOINT one",
+        "INSERT INTO t VALUES (2, 'undone')",
+        "ROLLBACK TO one",
+        "INSERT INTO t VALUES (3, 'kept')",
+        "SAVEPOINT two",
+        "UPDATE t SET text = 'kept too'",
+        "RELEASE SAVEPOINT two",
+        "COMMIT",
+        "BEGIN",
+        "INSERT INTO t VALUES (4, 'undone')",
+        "ROLLBACK",
+        "DELETE FROM t WHERE id = 1",
+        database=database,
+    )
+    rows = decode_file(path).rows(f"{database}.t")
+    assert replay(rows, ["id"]) == select(server, f"{database}.t") == [(3, "kept too")]
+    assert "undone" not in {row["text"] for row in rows}
+    assert [row["_metadata"]["row"] for row in rows] == [0, 1, 2, 2, 3, 3, 0]
+
+
+def test_an_xa_transaction_comes_once_when_it_is_prepared(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    path = run_logged(
+        server,
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "XA START 'two', 'branch', 7",
+        "INSERT INTO t VALUES (1)",
+        "XA END 'two', 'branch', 7",
+        "XA PREPARE 'two', 'branch', 7",
+        "XA COMMIT 'two', 'branch', 7",
+        "XA START 'one'",
+        "INSERT INTO t VALUES (2)",
+        "XA END 'one'",
+        "XA COMMIT 'one' ONE PHASE",
+        "XA START 'never'",
+        "INSERT INTO t VALUES (3)",
+        "XA END 'never'",
+        "XA ROLLBACK 'never'",
+        "INSERT INTO t VALUES (4)",
+        database=database,
+    )
+    rows = decode_file(path).rows()
+    assert replay(rows, ["id"]) == select(server, f"{database}.t") == [(1,), (2,), (4,)]
+
+
+def test_a_prepared_transaction_that_is_rolled_back_stops_by_name(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    """Its rows were logged when it was prepared, so they went out before anybody could know."""
+    database = fresh_database(server)
+    path = run_logged(
+        server,
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+        "XA START 'x'",
+        "INSERT INTO t VALUES (2)",
+        "XA END 'x'",
+        "XA PREPARE 'x'",
+        "XA ROLLBACK 'x'",
+        database=database,
+    )
+    with pytest.raises(TransactionRolledBack) as raised:
+        decode_file(path)
+    assert raised.value.position is not None
+    assert raised.value.position.startswith(path.name)
+    assert raised.value.hint is not None
+    rows = decode_file(path, tables=f"{database}.other").rows()
+    assert rows == [], "a roll-back that touched no selected table is no concern of this reader"
+
+
+def test_statements_are_told_apart_from_rows(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(mysql_server)
+    path = run_logged(
+        mysql_server,
+        "CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(20), stamp DOUBLE)",
+        "SET SESSION binlog_format = STATEMENT",
+        "SET @name = 'from a variable'",
+        "INSERT INTO t VALUES (1, @name, 0.5)",
+        "SET SESSION binlog_format = MIXED",
+        "UPDATE t SET stamp = RAND()",
+        "SET SESSION binlog_format = ROW",
+        "DELETE FROM t",
+        "DROP TABLE t",
+        database=database,
+    )
+    decoded = decode_file(path)
+    changes = [one.text for one in decoded.statements if one.is_change]
+    assert changes == ["INSERT INTO t VALUES (1, @name, 0.5)"]
+    assert [row["_change_type"] for row in decoded.rows()] == [
+        "update_preimage",
+        "update_postimage",
+        "delete",
+    ]
+    definitions = [one for one in decoded.statements if not one.is_change]
+    assert [one.text.split()[0] for one in definitions] == ["CREATE", "DROP"]
+    assert {one.database for one in definitions} == {database}
+
+
+def test_an_incident_stops_by_name(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(mysql_server)
+    path = run_logged(
+        mysql_server, "CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)", database=database
+    )
+    found = list(events(path.read_bytes()))
+    text = b"lost a part of the log"
+    incident = Event(
+        found[-1].timestamp, INCIDENT, 1, 0, 0, (1).to_bytes(2, "little") + bytes([len(text)]) + text
+    )
+    with pytest.raises(IncidentLogged, match="lost a part of the log") as raised:
+        decode(assemble([*found[:-1], incident, found[-1]]), path.name)
+    assert raised.value.position == f"{path.name}:{found[-1].offset}"
+
+
+# --- Row images -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_columns_that_an_image_lacks_are_told_absent(
+    image: str, server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    path = run_logged(
+        server,
+        f"SET SESSION binlog_row_image = {image}",
+        "CREATE TABLE t (id INT PRIMARY KEY, number INT, text VARCHAR(20), big BLOB)",
+        "INSERT INTO t VALUES (1, 1, 'one', 'blob')",
+        "INSERT INTO t (id) VALUES (2)",
+        "UPDATE t SET number = NULL WHERE id = 1",
+        "DELETE FROM t WHERE id = 1",
+        database=database,
+    )
+    rows = decode_file(path).rows()
+    found = [(row["_change_type"], tuple(row["_metadata"]["absent"] or ())) for row in rows]
+    minimal = image == "MINIMAL"
+    before = ("number", "text", "big") if minimal else ("big",)
+    after = ("id", "text", "big") if minimal else ("big",)
+    assert found[0] == ("insert", ())
+    assert found[1][0] == "insert"
+    assert found[2:] == [("update_preimage", before), ("update_postimage", after), ("delete", before)]
+    for row in rows:
+        absent = row["_metadata"]["absent"] or []
+        assert all(row[name] is None for name in absent)
+    assert rows[3]["number"] is None
+    assert "number" not in (rows[3]["_metadata"]["absent"] or [])
+    assert rows[2]["id"] == rows[4]["id"] == 1
+
+
+def test_full_images_without_a_key_lack_nothing(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    path = run_logged(
+        server,
+        "CREATE TABLE t (number INT, text VARCHAR(20))",
+        "INSERT INTO t VALUES (1, NULL), (NULL, 'x'), (NULL, NULL)",
+        "UPDATE t SET text = 'y' WHERE text IS NULL",
+        database=database,
+    )
+    rows = decode_file(path).rows()
+    assert len(rows) == 7
+    assert all(row["_metadata"]["absent"] is None for row in rows)
+
+
+# --- Differences of JSON documents ----------------------------------------------------------
+
+DOCUMENT = {
+    "name": "Zoë",
+    "tags": ["a", "b", "c"],
+    "inner": {"deep": {"deeper": [1, 2, {"x": None}]}, "list": []},
+    "numbers": [1, -1, 2.5, 1e100, 18446744073709551615],
+    "text": "t" * 300,
+    'odd "key"': True,
+    "dotted.key": 1,
+    "": "empty",
+}
+JSON_UPDATES = [
+    "JSON_SET(d, '$.name', 'Ann')",
+    "JSON_SET(d, '$.name', REPEAT('n', 1000), '$.text', 'short')",
+    "JSON_REPLACE(d, '$.inner.deep.deeper[2].x', 5)",
+    "JSON_REPLACE(d, '$.tags[0]', 'z', '$.tags[2]', JSON_OBJECT('k', 1))",
+    "JSON_REMOVE(d, '$.tags[1]')",
+    "JSON_REMOVE(d, '$.inner.list')",
+    "JSON_SET(d, '$.tags[9]', 'appended')",
+    "JSON_SET(d, '$.new', CAST('[1, {\"a\": null}]' AS JSON), '$.newer', NULL)",
+    'JSON_SET(d, \'$."odd \\\\"key\\\\""\', FALSE)',
+    "JSON_SET(d, '$.\"dotted.key\"', 2)",
+    "JSON_SET(d, '$.\"\"', 'no longer empty')",
+    "JSON_SET(d, '$.numbers[4]', 1, '$.numbers[5]', CAST('2026-01-02 03:04:05.000006' AS DATETIME(6)))",
+    "JSON_REPLACE(d, '$', CAST('[1,2,3]' AS JSON))",
+    "JSON_SET(d, '$[1]', JSON_ARRAY(1, 2), '$[7]', 'end')",
+    "JSON_REMOVE(d, '$[0]')",
+]
+
+
+@pytest.mark.parametrize("image", ["FULL"])
+def test_json_differences_are_applied_to_the_document_before(
+    image: str, mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    path = run_logged(
+        mysql_server,
+        "SET SESSION binlog_row_value_options = PARTIAL_JSON",
+        f"SET SESSION binlog_row_image = {image}",
+        "CREATE TABLE t (id INT PRIMARY KEY, first JSON, d JSON, number INT, last JSON)",
+        "CREATE TABLE log (n INT AUTO_INCREMENT PRIMARY KEY, d TEXT, last TEXT)",
+        "INSERT INTO t VALUES (1, '[1]', '"
+        + json.dumps(DOCUMENT).replace("\\", "\\\\")
+        + "', 1, '{\"a\": [1]}')",
+        *(
+            statement
+            for update in JSON_UPDATES
+            for statement in (
+                f"UPDATE t SET d = {update}, last = JSON_SET(last, '$.a', number), number = number + 1",
+                "INSERT INTO log (d, last) SELECT d, last FROM t",
+            )
+        ),
+        database=database,
+    )
+    assert codes(path.read_bytes()).count(PARTIAL_UPDATE_ROWS) >= len(JSON_UPDATES) - 2
+    decoded = decode_file(path)
+    afters = [row for row in decoded.rows(f"{database}.t") if row["_change_type"] == "update_postimage"]
+    wanted = mysql_server.sql(f"SELECT d, last FROM {database}.log ORDER BY n")
+    assert [(row["d"], row["last"]) for row in afters] == wanted
+    ((first, text),) = mysql_server.sql(f"SELECT first, d FROM {database}.t")
+    assert (afters[-1]["first"], afters[-1]["d"]) == (first, text)
+
+
+def test_a_json_difference_without_the_document_before_stops_by_name(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    from penstock.errors import EventUnsupported
+
+    database = fresh_database(mysql_server)
+    path = run_logged(
+        mysql_server,
+        "SET SESSION binlog_row_value_options = PARTIAL_JSON, SESSION binlog_row_image = MINIMAL",
+        "CREATE TABLE t (id INT PRIMARY KEY, d JSON)",
+        'INSERT INTO t VALUES (1, \'{"a": 1, "b": "' + "b" * 200 + "\"}')",
+        "UPDATE t SET d = JSON_SET(d, '$.a', 2)",
+        database=database,
+    )
+    with pytest.raises(EventUnsupported, match="without the document before") as raised:
+        decode_file(path)
+    assert raised.value.hint is not None
+    assert "binlog_row_value_options" in raised.value.hint
+
+
+# --- Checksums ------------------------------------------------------------------------------
+
+
+def test_a_log_without_checksums_reads_the_same(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    statements = ("INSERT INTO t VALUES (1, 'x')", "UPDATE t SET text = 'y'", "DELETE FROM t")
+    server.sql("CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(20))", database=database)
+    with_checksums = run_logged(server, *statements, database=database)
+    server.sql("SET GLOBAL binlog_checksum = NONE")
+    try:
+        without = run_logged(server, *statements, database=database)
+    finally:
+        server.sql("SET GLOBAL binlog_checksum = CRC32")
+    table = f"{database}.t"
+    assert decode_file(without).values(table) == decode_file(with_checksums).values(table)
+    found = list(events(without.read_bytes(), checksum=False))
+    assert all(event.end_position in (0, event.offset + event.size) for event in found)
+    assert {TABLE_MAP, QUERY if server.family == "mysql" else MARIADB_GTID} <= {event.code for event in found}
+
+
+def test_rows_events_that_end_only_a_statement_are_passed_over(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    """A rows event for table number 0xffffff without images, which servers wrote to close a statement."""
+    database = fresh_database(mysql_server)
+    path = run_logged(
+        mysql_server,
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+        "DELETE FROM t",
+        database=database,
+    )
+    found = list(events(path.read_bytes()))
+    at = next(index for index, event in enumerate(found) if event.code == WRITE_ROWS)
+    dummy = (0xFFFFFF).to_bytes(6, "little") + b"\x01\x00\x02\x00\x00"
+    empty = replace(found[at], body=dummy)
+    decoded = decode(assemble([*found[: at + 1], empty, *found[at + 1 :]]), path.name)
+    assert [values[0] for values in decoded.values(f"{database}.t")] == ["insert", "delete"]
+    assert DELETE_ROWS in codes(path.read_bytes())

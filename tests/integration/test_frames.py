@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+import duckdb
+import polars
+import pyarrow
+
+import penstock
+from tests.fixture_types import FreshDatabase
+from tools.servers import Server
+
+
+def test_polars_duckdb_and_pandas_take_a_batch_as_it_is(
+    mariadb_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mariadb_server)
+    mariadb_server.sql(
+        f"CREATE TABLE {database}.orders (id INT PRIMARY KEY, total DECIMAL(10,2), at DATETIME(6))"
+    )
+    mariadb_server.sql(
+        f"INSERT INTO {database}.orders VALUES (1, 9.50, '2026-11-21 08:00:00.5'), (2, NULL, NULL)"
+    )
+    (batch,) = penstock.read_binlog(mariadb_server.binlog_files(), tables=f"{database}.orders")
+    expected = batch.to_arrow().select(["id", "total"]).to_pylist()
+
+    assert polars.DataFrame(batch).select("id", "total").to_dicts() == expected
+    changes = pyarrow.table(batch)
+    assert duckdb.sql("SELECT id, total FROM changes").fetchall() == [tuple(row.values()) for row in expected]
+    assert list(changes.to_pandas()["id"]) == [1, 2]

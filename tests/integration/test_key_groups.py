@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No collation of a server takes two texts for the same that are in different groups."""
+
+from collections import defaultdict
+
+import pyarrow
+import pytest
+
+from penstock import _native
+from tools.servers import Server
+
+# Of each family some of every kind: old and new tables of weights, those of countries, padded or not.
+COLLATIONS = {
+    "mysql": [
+        "utf8mb4_general_ci",
+        "utf8mb4_unicode_ci",
+        "utf8mb4_unicode_520_ci",
+        "utf8mb4_0900_ai_ci",
+        "utf8mb4_0900_as_cs",
+        "utf8mb4_swedish_ci",
+        "utf8mb4_danish_ci",
+        "utf8mb4_german2_ci",
+        "utf8mb4_lithuanian_ci",
+        "utf8mb4_roman_ci",
+        "utf8mb4_spanish2_ci",
+        "utf8mb4_turkish_ci",
+        "utf8mb4_ja_0900_as_cs",
+        "utf8mb4_de_pb_0900_ai_ci",
+    ],
+    "mariadb": [
+        "utf8mb4_general_ci",
+        "utf8mb4_unicode_ci",
+        "utf8mb4_unicode_nopad_ci",
+        "utf8mb4_uca1400_ai_ci",
+    ],
+}
+PAIRS = ("aa", "ae", "oe", "ue", "ss", "th", "ij", "dz", "lj", "nj", "st", "ff", "fi", "fl", "  ", "a ", " a")
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_what_a_collation_takes_for_the_same_is_in_one_group(
+    flavor: str, mysql_server: Server, mariadb_server: Server
+) -> None:
+    server = mysql_server if flavor == "mysql" else mariadb_server
+    letters = [chr(code) for code in range(32, 0x3000) if not 0xD800 <= code < 0xE000]
+    written = [*letters, *PAIRS, "\U0001f600", "\U0001f6b0", "\U0001d400", "日", "本"]
+    known = {row[0] for row in server.sql("SHOW COLLATION WHERE Charset = 'utf8mb4'")}
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION group_concat_max_len = 1000000")
+        cursor.execute(
+            "CREATE TEMPORARY TABLE mysql.letters (number INT, text VARCHAR(9) CHARACTER SET utf8mb4)"
+        )
+        rows = list(enumerate(written))
+        for first in range(0, len(rows), 2000):
+            cursor.executemany("INSERT INTO mysql.letters VALUES (%s, %s)", rows[first : first + 2000])
+        parted = {}
+        for collation in [one for one in COLLATIONS[flavor] if one in known]:
+            cursor.execute(f"SELECT number, WEIGHT_STRING(text COLLATE {collation}) FROM mysql.letters")
+            same: dict[bytes, list[str]] = defaultdict(list)
+            for number, weight in cursor.fetchall():
+                same[weight].append(written[number])
+            found = [texts for texts in same.values() if len(texts) > 1 and apart(texts)]
+            if found:
+                parted[collation] = (len(found), found[:5])
+        assert not parted
+
+
+def apart(texts: list[str]) -> bool:
+    """Tell whether some of the texts are in different groups, none of which is in doubt."""
+    rows = pyarrow.RecordBatch.from_pydict({"text": pyarrow.array(texts)})
+    return len(set(pyarrow.array(_native.key_groups(rows, [["text"]])).to_pylist())) > 1

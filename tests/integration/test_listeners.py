@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every port of a daemon, against those who mean it no good: closed, told, and nobody else notices."""
+
+import random
+import select
+import socket
+import ssl
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.limits import (
+    CONNECTIONS_PER_PEER_MAX,
+    GREETING_SECONDS_MAX,
+    MIB,
+    REQUEST_BODY_BYTES_MAX,
+    REQUEST_SECONDS_MAX,
+)
+from tests.captured_log import head_of
+from tests.daemon_process import PENSTOCK, DaemonProcess, Refused
+from tests.kept_log import penstock
+from tools.servers import Server, certificate
+
+LISTENERS = ("http", "canal", "ptubes", "ptubes_monitor")
+HTTP = ("http", "ptubes", "ptubes_monitor")
+
+# Attackers come from an address of their own, as they would.
+ATTACKER = "127.0.0.2"
+
+GROWN_BYTES_MAX = 96 << 20
+SECONDS_MAX = 10.0
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    server_of: Callable[[str], Server], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DaemonProcess]:
+    server = server_of("mariadb")
+    server.sql("CREATE DATABASE listeners; CREATE TABLE listeners.t (a INT PRIMARY KEY AUTO_INCREMENT)")
+    settings = {
+        "instances": {"shop": {"source": server.url(), "start": str(head_of(server))}},
+        "listen": {"token": "a-token", **dict.fromkeys(LISTENERS[1:], "127.0.0.1:0")},
+        "access": [{"name": "reader", "token": "reader-token", "tables": ["listeners.t"], "requests_max": 2}],
+    }
+    with DaemonProcess(tmp_path_factory.mktemp("daemon"), settings) as running:
+        running.token = "a-token"
+        server.sql("INSERT INTO listeners.t VALUES ()")
+        head = head_of(server)
+        running.wait_for_head(head.file, head.offset)
+        yield running
+    server.sql("DROP DATABASE listeners")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow(daemon: DaemonProcess) -> Iterator["dict[str, Future[float]]"]:
+    """Connections that say a request a byte at a time, beside all else; how long each was let do so."""
+
+    def trickle(name: str) -> float:
+        begun = time.monotonic()
+        with closing(connect(daemon, name)) as peer:
+            peer.settimeout(0.25)
+            with suppress(ConnectionError):
+                # For Canal the length of a frame that never comes; for HTTP a head without an end.
+                for byte in b"\0\0" if name == "canal" else b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ":
+                    peer.sendall(bytes([byte]))
+                while time.monotonic() - begun < 3 * REQUEST_SECONDS_MAX:
+                    with suppress(TimeoutError):
+                        if not peer.recv(4096):
+                            break
+                    if name != "canal":
+                        peer.sendall(b"x")
+        return time.monotonic() - begun
+
+    with ThreadPoolExecutor(len(LISTENERS)) as pool:
+        yield {name: pool.submit(trickle, name) for name in LISTENERS}
+
+
+def connect(daemon: DaemonProcess, name: str, source: str = ATTACKER) -> socket.socket:
+    return socket.create_connection(
+        ("127.0.0.1", daemon.ports[name]), SECONDS_MAX, source_address=(source, 0)
+    )
+
+
+def is_closed(peer: socket.socket, seconds: float = SECONDS_MAX) -> bool:
+    """Read until the daemon closes; tell whether it does."""
+    peer.settimeout(seconds)
+    deadline = time.monotonic() + seconds
+    try:
+        while time.monotonic() < deadline:
+            if not peer.recv(65_536):
+                return True
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.02)
+
+
+def closed_of(peers: list[socket.socket]) -> int:
+    """Return how many of these connections the daemon has closed by now."""
+    ready = select.poll()
+    for peer in peers:
+        ready.register(peer, select.POLLRDHUP)
+    return len(ready.poll(0))
+
+
+def send_all(peer: socket.socket, content: bytes) -> None:
+    """Send until everything is sent or the daemon has had enough."""
+    with suppress(ConnectionError, TimeoutError):
+        peer.sendall(content)
+
+
+def is_answered(daemon: DaemonProcess, server: Server) -> bool:
+    """Tell whether a reader in good standing gets a commit in time."""
+    head = head_of(server)
+    daemon.wait_for_head(head.file, head.offset)
+    server.sql("INSERT INTO listeners.t VALUES ()")
+    begun = time.monotonic()
+    found = daemon.get("/v1/instances/shop/head", after=str(head), timeout=5)["position"]
+    return found != str(head) and time.monotonic() - begun < 2.0
+
+
+def test_every_listener_tells_where_it_is(daemon: DaemonProcess) -> None:
+    told = daemon.get("/v1/listeners")["listeners"]
+    assert told == {name: f"127.0.0.1:{daemon.ports[name]}" for name in LISTENERS}
+    assert len(set(daemon.ports.values())) == len(LISTENERS)
+
+
+def test_the_command_line_tells_where_it_is(daemon: DaemonProcess) -> None:
+    shown = penstock("status", "--config", daemon.config)
+    told = ", ".join(f"{name} at 127.0.0.1:{daemon.ports[name]}" for name in LISTENERS)
+    assert f"listens: {told}" in shown.out
+    checked = penstock("serve", "--check", daemon.config)
+    assert checked.code == 0
+    for name in LISTENERS:
+        assert f"127.0.0.1:{daemon.ports[name]}" in next(
+            line for line in checked.lines if line.startswith(f"listen.{name} ")
+        )
+    assert "coordination.db" in checked.lines[-1]
+    assert "a-token" not in checked.out
+
+
+def test_random_bytes_close_the_connection_and_no_other(
+    daemon: DaemonProcess, mariadb_server: Server
+) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    before = daemon.resident_bytes()
+    for name in LISTENERS:
+        for _ in range(15):
+            # The first byte alone is no valid length of a frame and no letter of a method.
+            content = b"\xf0" + chance.randbytes(chance.choice((8, 100, 5_000, 200_000)))
+            with closing(connect(daemon, name)) as peer:
+                send_all(peer, content)
+                with suppress(OSError):
+                    peer.shutdown(socket.SHUT_WR)
+                assert is_closed(peer), (name, seed)
+    assert daemon.resident_bytes() - before < GROWN_BYTES_MAX
+    assert is_answered(daemon, mariadb_server)
+    said = daemon.said()
+    for name in HTTP:
+        assert any("is no HTTP" in line and f"listener={name} " in line for line in said.splitlines()), name
+    assert any("listener=canal" in line and ATTACKER in line for line in said.splitlines())
+
+
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, 1 << 30, 64 << 20, 2 << 20])
+def test_a_frame_that_says_it_is_large_is_refused_before_it_comes(daemon: DaemonProcess, length: int) -> None:
+    before = daemon.resident_bytes()
+    with closing(connect(daemon, "canal")) as peer:
+        send_all(peer, struct.pack(">I", length) + bytes(8 << 20))
+        assert is_closed(peer)
+    assert daemon.resident_bytes() - before < GROWN_BYTES_MAX
+
+
+@pytest.mark.parametrize("name", HTTP)
+def test_requests_that_are_too_large_are_refused(daemon: DaemonProcess, name: str) -> None:
+    before = daemon.resident_bytes()
+    head = b"POST /v1/instances/shop/changes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-token\r\n"
+    for content in (
+        b"GET /" + b"a" * (4 * MIB),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (4 * MIB),
+        head + b"Content-Length: %d\r\n\r\n" % (1 << 40) + bytes(8 * MIB),
+        head + b"Content-Length: -1\r\n\r\n",
+        head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + bytes(MIB) + b"\r\n") * 8,
+    ):
+        with closing(connect(daemon, name)) as peer:
+            send_all(peer, content)
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_WR)
+            assert is_closed(peer), content[:80]
+    assert daemon.resident_bytes() - before < GROWN_BYTES_MAX
+
+
+def test_a_body_beyond_the_bound_is_told_before_it_comes(daemon: DaemonProcess) -> None:
+    with closing(connect(daemon, "http")) as peer:
+        peer.sendall(
+            b"POST /v1/instances/shop/changes HTTP/1.1\r\nHost: localhost\r\n"
+            b"Authorization: Bearer a-token\r\nContent-Length: %d\r\n\r\n" % (REQUEST_BODY_BYTES_MAX + 1)
+        )
+        answer = b""
+        while b"}" not in answer and (piece := peer.recv(65_536)):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"type":"LimitExceeded"' in answer
+
+
+def test_more_connections_than_one_peer_may_have_are_refused(
+    daemon: DaemonProcess, mariadb_server: Server
+) -> None:
+    with ExitStack() as held:
+        peers = [
+            held.enter_context(closing(connect(daemon, LISTENERS[number % 4], "127.0.0.3")))
+            for number in range(CONNECTIONS_PER_PEER_MAX + 40)
+        ]
+        # Those beyond are closed at once; the others stay.
+        wait_until(lambda: closed_of(peers) == 40)
+        assert is_answered(daemon, mariadb_server)
+        assert closed_of(peers) == 40
+    assert "too many connections" in daemon.said()
+
+    def is_greeted() -> bool:
+        with closing(connect(daemon, "canal", "127.0.0.3")) as peer, suppress(ConnectionError):
+            return peer.recv(4) == struct.pack(">I", 16)
+        return False
+
+    # They are gone, so their places are free again.
+    wait_until(is_greeted)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer sesame-43"}, 401),
+        ({"Authorization": "Basic !!"}, 401),
+        ({"Authorization": "Bearer reader-token"}, 403),
+        ({"Authorization": "Bearer a-token"}, 404),
+    ],
+)
+def test_who_may_not_is_told_so_and_noted(
+    daemon: DaemonProcess, headers: dict[str, str], status: int
+) -> None:
+    daemon_token, daemon.token = daemon.token, None
+    try:
+        with pytest.raises(Refused) as refused:
+            daemon.get("/v1/instances/shop/head_bytes", headers, file="mysql-bin.999999")
+    finally:
+        daemon.token = daemon_token
+    assert refused.value.status in ((status,) if status != 404 else (404, 410, 416))
+    if status == 401:
+        assert "AuthenticationFailed" in daemon.said()
+        assert "sesame-43" not in daemon.said()
+
+
+def test_an_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mariadb_server: Server) -> None:
+    reader = {"Authorization": "Bearer reader-token"}
+    head = head_of(mariadb_server)
+    daemon.wait_for_head(head.file, head.offset)
+    shop = "/v1/instances/shop"
+    schema = daemon.get(f"{shop}/schema", reader, position=str(head))["schema"]
+    assert {one["name"] for one in schema["tables"]} == {"listeners.t"}
+    with pytest.raises(Refused) as refused:
+        daemon.get(f"{shop}/schema", reader, position=str(head), table="mysql.user")
+    assert refused.value.problem["type"] == "AccessDenied"
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(daemon.get, f"{shop}/head", reader, after=str(head), timeout=3) for _ in "ab"]
+        time.sleep(0.5)
+        with pytest.raises(Refused) as refused:
+            daemon.get(f"{shop}/head", reader)
+        assert refused.value.status == 429
+        assert refused.value.problem["type"] == "QuotaReached"
+        assert all(one.result()["position"] for one in waiting)
+    assert daemon.get(f"{shop}/head", reader)["position"]
+
+
+def test_capture_and_readers_do_not_wait_for_an_ensemble_that_is_away(
+    mariadb_server: Server, daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    settings = {
+        "instances": {"shop": {"source": mariadb_server.url(), "start": str(head_of(mariadb_server))}},
+        "listen": {"canal": "127.0.0.1:0"},
+        "coordination": "zookeeper://127.0.0.1:1/penstock",
+    }
+    with DaemonProcess(tmp_path, settings) as running:
+        mariadb_server.sql("INSERT INTO listeners.t VALUES ()")
+        head = head_of(mariadb_server)
+        running.wait_for_head(head.file, head.offset)
+        with closing(connect(running, "canal")) as peer:
+            # It is let wait, and would be greeted by the first that can serve it.
+            peer.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                peer.recv(1)
+        assert running.terminate() == 0
+
+
+def test_who_says_it_a_byte_at_a_time_is_let_go_in_time(
+    daemon: DaemonProcess, slow: "dict[str, Future[float]]", mariadb_server: Server
+) -> None:
+    assert is_answered(daemon, mariadb_server)
+    took = {name: slow[name].result() for name in LISTENERS}
+    for name, seconds in took.items():
+        assert seconds < GREETING_SECONDS_MAX + REQUEST_SECONDS_MAX + 5, took
+        assert seconds > GREETING_SECONDS_MAX / 2, (name, took)
+    said = daemon.said()
+    for name in HTTP:
+        assert any("does not arrive" in line and f"listener={name} " in line for line in said.splitlines())
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(
+    daemon: DaemonProcess, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("taken")
+    other = DaemonProcess(folder, {"instances": {"shop": {"source": "mysql://nobody@127.0.0.1:1"}}})
+    other.settings["listen"] = {"canal": f"127.0.0.1:{daemon.ports['canal']}"}
+    other._write_config()
+    done = subprocess.run([*PENSTOCK, "serve", other.config], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "listen.canal" in done.stderr
+    assert not (folder / "log").exists()
+
+
+def test_a_daemon_with_sessions_on_every_port_ends_in_order(daemon: DaemonProcess) -> None:
+    with ExitStack() as held:
+        for name in LISTENERS:
+            held.enter_context(closing(connect(daemon, name)))
+        begun = time.monotonic()
+        assert daemon.terminate() == 0
+        assert time.monotonic() - begun < 15
+        daemon.start()
+
+
+def test_every_listener_speaks_tls_where_there_is_a_certificate(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    certificate.make(tmp_path / "tls")
+    names = certificate.server_options(tmp_path / "tls")
+    settings = {
+        "instances": {"shop": {"source": "mysql://nobody@127.0.0.1:1"}},
+        "listen": {
+            "tls": {"cert": names["ssl-cert"], "key": names["ssl-key"]},
+            **dict.fromkeys(LISTENERS[1:], "127.0.0.1:0"),
+        },
+    }
+    trusting = ssl.create_default_context(cafile=str(names["ssl-ca"]))
+    trusting.check_hostname = False
+    with DaemonProcess(tmp_path, settings) as running:
+        for name in LISTENERS:
+            with closing(connect(running, name)) as plain:
+                send_all(plain, b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert is_closed(plain)
+            with trusting.wrap_socket(connect(running, name)) as peer:
+                if name == "canal":
+                    assert peer.recv(4) == struct.pack(">I", 16)
+                else:
+                    peer.sendall(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    assert peer.recv(9) == b"HTTP/1.1 "

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read from a table is what its log holds, bit by bit: every type and charset, on every server."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow
+import pytest
+
+import penstock
+from penstock.changes import SYSTEM_COLUMNS, Changes, Origin, Target
+from penstock.errors import SchemaChanged
+from penstock.model import Column, ServerAddress, TablePatterns, TableSchema
+from penstock.pipeline.load.chunks import plan_chunks
+from penstock.pipeline.load.reader import read_chunk
+from penstock.pipeline.load.targets import targets_of
+from tests.fixture_types import FreshDatabase
+from tests.integration.test_types import CASES, Case, on_each, same, write
+from tools.servers import Server
+
+ROUNDED = {
+    "rounded numbers": Case(
+        ["float(10,2)", "double(10,2)", "float(30)", "float(5,0)", "double(20,15)", "double unsigned"],
+        [
+            ["12345678.91", "12345678.91", "0.1234567891234567", "99999", "0.1", "1e-300"],
+            ["-0.05", "-0.05", "-1e-300", "-1", "-99999.123456789012345", "0"],
+            ["0.1", "0.1", "3.3333333333333333", "0", "3.141592653589793", "1.7976931348623157e308"],
+        ],
+    ),
+    "padded numbers": Case(
+        ["decimal(10,3) zerofill", "decimal(50,3) zerofill", "bigint(20) zerofill", "tinyint zerofill"],
+        [
+            ["0", "0", "0", "0"],
+            ["1.5", "1.5", "7", "7"],
+            ["9999999.999", "12345678901234567890.5", "42", "255"],
+        ],
+    ),
+    "years of two digits": same(["year(2)"], ["0", "69", "70", "99", "1"], "mariadb", "mariadb11"),
+    "documents": Case(
+        ["json", "json"],
+        [["""'{"b": 1.50, "a": [1e3, null, true, "ü\\\\n"]}'""", "'[]'"], ["'\"x\"'", "'1e-7'"]],
+        ["mysql"],
+    ),
+    "documents of MariaDB": same(["json"], ["""'{"b": 1.50}'""", "'[ ]'"], "mariadb", "mariadb11"),
+}
+# What each character set can write of these, the server tells.
+TEXT = "Az ~ äöü€ łčé Привет Ελλ שלום سلام ไทย 資料庫 数据 テーブル ｱ 데이터 😀"
+
+
+def load(server: Server, table: str, **options: Any) -> tuple[Target, list[Changes]]:
+    """Read a table in its chunks."""
+    address = ServerAddress.parse(server.url())
+    (target,) = targets_of(address, TablePatterns(table))
+    return target, [
+        changes
+        for chunk in plan_chunks(address, target)
+        for changes in read_chunk(address, target, chunk, instance="test", **options)
+    ]
+
+
+def bits(column: pyarrow.Array) -> pyarrow.Array:
+    """Floats as the integers of their bits, so that minus zero differs from zero."""
+    if pyarrow.types.is_float32(column.type):
+        return column.view(pyarrow.int32())
+    return column.view(pyarrow.int64()) if pyarrow.types.is_float64(column.type) else column
+
+
+def by_id(batches: Sequence[pyarrow.RecordBatch]) -> pyarrow.Table:
+    return pyarrow.Table.from_batches(batches).sort_by("id").combine_chunks()
+
+
+def differences(read: pyarrow.Table, logged: pyarrow.Table) -> Iterator[str]:
+    own = [name for name in logged.schema.names if name not in SYSTEM_COLUMNS]
+    assert read.num_rows == logged.num_rows > 0
+    assert read.schema.equals(logged.schema, check_metadata=False)
+    for name in own:
+        left, right = (bits(one.column(name).chunk(0)) for one in (read, logged))
+        if not left.equals(right):
+            yield f"{name}: {left.to_pylist()} is read, {right.to_pylist()} logged"
+    for one, other in zip(read["_metadata"].to_pylist(), logged["_metadata"].to_pylist(), strict=True):
+        if one["unrepresentable"] != other["unrepresentable"]:
+            yield f"{one['unrepresentable']} is told, {other['unrepresentable']} logged"
+
+
+@on_each({**CASES, **ROUNDED})
+def test_a_value_that_is_read_is_the_one_that_was_logged(
+    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
+) -> None:
+    server, case = server_of(flavor), {**CASES, **ROUNDED}[name]
+    table, file = write(server, fresh_database(server), case)
+    target, changes = load(server, table)
+    described = penstock.read_binlog(str(file), table, schemas=_described(target))
+    read = by_id([one.rows for one in changes])
+    found = list(differences(read, by_id([batch.to_arrow() for batch in described])))
+    assert not found, "\n".join(found)
+
+
+def _described(target: Target) -> Mapping[str, Any]:
+    schema = TableSchema(target.name.database, target.name.table, target.columns, target.primary_key)
+    return {str(target.name): schema}
+
+
+def _letters(server: Server, charset: str) -> str:
+    """Return the letters that a character set has."""
+    marks = " UNION ALL ".join(
+        f"SELECT {at}, CONVERT(CONVERT(_utf8mb4 x'{letter.encode().hex()}' USING {charset}) USING utf8mb4)"
+        for at, letter in enumerate(TEXT)
+    )
+    shown = {int(n): text for n, text in server.sql(marks)}
+    return "".join(letter for at, letter in enumerate(TEXT) if shown[at] == letter)
+
+
+def test_text_of_every_character_set_is_the_logged_one(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    rows = server.sql(
+        "SELECT CHARACTER_SET_NAME FROM information_schema.CHARACTER_SETS"
+        " WHERE CHARACTER_SET_NAME <> 'binary'"
+    )
+    charsets = sorted(str(charset) for (charset,) in rows)
+    assert len(charsets) > 35
+    for group in _groups(charsets, 10):
+        texts = {charset: _letters(server, charset) for charset in group}
+        case = Case(
+            [one for charset in group for one in _types(charset, texts[charset])],
+            [
+                [value for text in texts.values() for value in _values(text, text.split()[0])],
+                [value for text in texts.values() for value in _values(f"{text} ", "x")],
+            ],
+        )
+        server.sql(f"DROP TABLE IF EXISTS {database}.matrix")
+        table, file = write(server, database, case)
+        target, changes = load(server, table)
+        logged = penstock.read_binlog(str(file), table, schemas=_described(target))
+        read = by_id([one.rows for one in changes])
+        found = list(differences(read, by_id([one.to_arrow() for one in logged])))
+        assert not found, "\n".join(found)
+        assert [read[f"c{at * 5 + 1}"][0].as_py() for at in range(len(group))] == list(texts.values())
+
+
+def _types(charset: str, text: str) -> list[str]:
+    first = text.split()[0]
+    types = ["char(60)", "varchar(60)", "text", f"enum('{first}','x')", f"set('{first}','x')"]
+    return [f"{one} character set {charset}" for one in types]
+
+
+def _values(text: str, member: str) -> list[str]:
+    return [f"'{text}'"] * 3 + [f"'{member}'"] * 2
+
+
+def _groups(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def test_rows_say_what_they_are_and_where_the_log_stood(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v INT)")
+    server.sql("FLUSH BINARY LOGS")
+    start = f"{server.binlog_files()[-1].name}:4"
+    server.sql(f"INSERT INTO {database}.t VALUES (1, 10), (2, NULL)")
+    target, changes = load(server, f"{database}.t")
+    (rows,) = [one.rows.to_pylist() for one in changes]
+    assert [(row["id"], row["v"], row["_change_type"], row["_metadata"]["row"]) for row in rows] == [
+        (1, 10, "insert", 0),
+        (2, None, "insert", 1),
+    ]
+    assert changes[0].origin is Origin.LOAD
+    assert changes[0].source == changes[0].target.name == target.name
+    ((server_id,),) = server.sql("SELECT @@server_id")
+    told = rows[0]["_metadata"]
+    assert (told["instance"], told["table"], told["server_id"]) == ("test", "t", server_id)
+    logged = list(penstock.read_binlog(server.url(), f"{database}.t", start=start))
+    versions = [row["_commit_version"] for batch in logged for row in batch.to_arrow().to_pylist()]
+    assert max(versions) < rows[0]["_commit_version"]
+    server.sql(f"UPDATE {database}.t SET v = 11 WHERE id = 1")
+    logged = list(penstock.read_binlog(server.url(), f"{database}.t", start=start))
+    versions = [row["_commit_version"] for batch in logged for row in batch.to_arrow().to_pylist()]
+    assert max(versions) > rows[0]["_commit_version"]
+
+
+def test_columns_that_a_client_does_not_see_are_read(
+    mysql_server: Server, mariadb11_server: Server, fresh_database: FreshDatabase
+) -> None:
+    for server in (mysql_server, mariadb11_server):
+        database = fresh_database(server)
+        server.sql(
+            f"CREATE TABLE {database}.t (id INT PRIMARY KEY, hidden INT INVISIBLE DEFAULT 5,"
+            " doubled INT AS (id * 2) VIRTUAL, kept INT AS (id * 3) STORED, long_text TEXT"
+            f"{', UNIQUE (long_text)' if server is mariadb11_server else ''})"
+        )
+        server.sql(f"INSERT INTO {database}.t (id, long_text) VALUES (1, 'x')")
+        target, changes = load(server, f"{database}.t")
+        assert target.column_names == ("id", "hidden", "doubled", "kept", "long_text")
+        (row,) = changes[0].rows.to_pylist()
+        assert (row["hidden"], row["doubled"], row["kept"], row["long_text"]) == (5, 2, 3, "x")
+
+
+@pytest.mark.parametrize(
+    "altered", ["DROP COLUMN v", "CONVERT TO CHARACTER SET utf8mb4", "MODIFY v DATETIME"]
+)
+def test_a_table_that_was_altered_since_stops_the_read(
+    server: Server, fresh_database: FreshDatabase, altered: str
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(20) CHARACTER SET latin1)")
+    address = ServerAddress.parse(server.url())
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    (chunk,) = plan_chunks(address, target)
+    server.sql(f"INSERT INTO {database}.t VALUES (1, '2020-01-01')")
+    server.sql(f"ALTER TABLE {database}.t {altered}")
+    with pytest.raises(SchemaChanged):
+        list(read_chunk(address, target, chunk, instance="test"))
+
+
+def test_columns_can_be_left_out(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (a INT, id INT PRIMARY KEY, v INT)")
+    mysql_server.sql(f"INSERT INTO {database}.t VALUES (1, 2, 3), (4, 5, 6)")
+    _, (changes,) = load(mysql_server, f"{database}.t", columns=["v"], where="a > 1")
+    assert changes.target.columns == (Column("v", "int"),)
+    assert changes.rows.schema.names == ["v", *SYSTEM_COLUMNS]
+    assert changes.rows.column("v").to_pylist() == [6]

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that are read while others write, and the log behind them, make the table as it is in the end."""
+
+import collections
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pymysql
+import pytest
+
+import penstock
+from penstock.capture.connection import connect
+from penstock.errors import PrivilegeMissing, ServerBusy
+from penstock.model import Position, ServerAddress, TablePatterns
+from penstock.pipeline.load import exact as exact_module
+from penstock.pipeline.load import watermark as watermark_module
+from penstock.pipeline.load.chunks import Chunk, plan_chunks
+from penstock.pipeline.load.exact import open_exact
+from penstock.pipeline.load.reader import read_chunk, read_rows
+from penstock.pipeline.load.session import open_session
+from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.load.watermark import Watermark, open_snapshot, take_watermark
+from tests.fixture_types import FreshDatabase, StartServer
+from tools.servers import Server
+
+ROWS = 200
+WRITERS = 3
+LOADS = 60 if os.environ.get("PENSTOCK_LONG") else 3
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def writers(server: Server, database: str, statements: list[str]) -> Iterator[None]:
+    """Run statements, chosen at random, in several sessions for the block; %d is a number up to ROWS."""
+    stopping = threading.Event()
+    failures: list[pymysql.err.Error] = []
+
+    def write(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            with server.connect(database=database) as connection, connection.cursor() as cursor:
+                while not stopping.is_set():
+                    statement = chance.choice(statements)
+                    cursor.execute(statement.replace("%d", str(chance.randint(1, ROWS))))
+        except pymysql.err.Error as problem:
+            failures.append(problem)
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures
+
+
+def logged(server: Server, table: str, start: Position) -> list[Row]:
+    """Return the changes of a table from a place to the log's end."""
+    with connect(ServerAddress.parse(server.url())) as connection:
+        head = connection.head()
+    found = penstock.read_binlog(server.url(), table, start=start, end=Position(0, head.file, head.offset))
+    rows = [row for batch in found for row in batch.to_arrow().to_pylist()]
+    return sorted(rows, key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
+
+
+def test_rows_and_the_log_behind_their_watermark_make_the_table(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v INT NOT NULL)")
+    server.sql(f"INSERT INTO {database}.t VALUES {', '.join(f'({n}, 0)' for n in range(1, ROWS, 2))}")
+    address = ServerAddress.parse(server.url())
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    chunks = plan_chunks(address, target, rows=30)
+    assert len(chunks) > 2
+    statements = [
+        "UPDATE t SET v = v + 1 WHERE id = %d",
+        "UPDATE t SET v = v + 1 WHERE id BETWEEN %d AND %d",
+        "INSERT IGNORE INTO t VALUES (%d, 1)",
+        "DELETE FROM t WHERE id = %d",
+        "UPDATE IGNORE t SET id = %d WHERE id = %d",
+    ]
+    loads: list[tuple[Watermark, list[Row]]] = []
+    with writers(server, database, statements):
+        time.sleep(0.2)
+        for _ in range(LOADS):
+            for chunk in chunks:
+                low = take_watermark(address)
+                read = read_chunk(address, target, chunk, instance="test", watermark=low)
+                loads.append((low, [row for one in read for row in one.rows.to_pylist()]))
+    final = dict(server.sql(f"SELECT id, v FROM {database}.t"))
+    changes = logged(server, f"{database}.t", loads[0][0].position)
+    assert len(changes) > LOADS * len(chunks)
+    for start in range(0, len(loads), len(chunks)):
+        # Each full load begins where its first watermark is; its chunks mix with the changes by version.
+        of_load = loads[start : start + len(chunks)]
+        first = of_load[0][0].position.commit_version
+        rows = [row for _, read in of_load for row in read]
+        news = [row for row in changes if row["_commit_version"] >= first]
+        assert held(rows, news) == final
+
+
+def held(rows: list[Row], news: list[Row]) -> dict[int, int]:
+    """Return what is there by the last image of each key, images ordered by version."""
+    images: dict[int, tuple[int, int, int | None]] = {}
+    for at, row in enumerate([*rows, *news]):
+        gone = row["_change_type"] in ("delete", "update_preimage")
+        place = (row["_commit_version"], at)
+        if row["id"] not in images or images[row["id"]][:2] <= place:
+            images[row["id"]] = (*place, None if gone else row["v"])
+    return {key: value for key, (_, _, value) in images.items() if value is not None}
+
+
+@pytest.mark.parametrize("locked", [False, True], ids=["quiet", "locked"])
+def test_an_exact_snapshot_of_rows_without_a_key_joins_the_log_without_a_gap_or_a_double(
+    server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    if locked:
+        monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (v INT)")
+    address = ServerAddress.parse(server.url("root"))
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    statements = [
+        "INSERT INTO t VALUES (%d), (%d)",
+        "DELETE FROM t WHERE v = %d LIMIT 1",
+        "UPDATE t SET v = %d WHERE v = %d",
+    ]
+    taken = []
+    with writers(server, database, statements):
+        time.sleep(0.3)
+        for _ in range(4):
+            with open_exact(address, [target.name]) as snapshot:
+                time.sleep(0.01)
+                chunk = Chunk(target.name)
+                read = read_rows(snapshot.session, target, chunk, snapshot.watermark, instance="test")
+                rows = [row["v"] for one in read for row in one.rows.to_pylist()]
+                assert snapshot.watermark.exact
+                taken.append((snapshot.floor, snapshot.watermark.position, rows))
+    final = collections.Counter(v for (v,) in server.sql(f"SELECT v FROM {database}.t"))
+    changes = logged(server, f"{database}.t", taken[0][1])
+    assert len(changes) > 50
+    for floor, _, rows in taken:
+        count = collections.Counter(rows)
+        for row in changes:
+            if row["_commit_version"] >= floor:
+                count[row["v"]] += 1 if row["_change_type"] in ("insert", "update_postimage") else -1
+        assert +count == final
+        assert not -count
+
+
+def test_a_table_without_transactions_is_locked_while_it_is_read(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (v INT) ENGINE=MyISAM")
+    server.sql(f"INSERT INTO {database}.t VALUES (1), (2)")
+    address = ServerAddress.parse(server.url("root"))
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    with open_exact(address, [target.name]) as snapshot:
+        writer = threading.Thread(target=server.sql, args=(f"INSERT INTO {database}.t VALUES (3)",))
+        writer.start()
+        time.sleep(0.2)
+        read = read_rows(snapshot.session, target, Chunk(target.name), snapshot.watermark, instance="test")
+        assert [row["v"] for one in read for row in one.rows.to_pylist()] == [1, 2]
+    writer.join()
+    assert [row["v"] for row in logged(server, f"{database}.t", snapshot.watermark.position)] == [3]
+
+
+def test_without_the_right_to_lock_a_busy_table_is_told(
+    mysql_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (v INT)")
+    mysql_server.sql("DROP USER IF EXISTS lockless; CREATE USER lockless IDENTIFIED BY ''")
+    mysql_server.sql("GRANT SELECT, REPLICATION CLIENT ON *.* TO lockless")
+    address = ServerAddress.parse(mysql_server.url("lockless"))
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    with pytest.raises(PrivilegeMissing, match="lock") as raised:
+        open_exact(address, [target.name])
+    assert raised.value.hint is not None
+    assert "LOCK TABLES" in raised.value.hint
+
+
+def test_a_statement_that_holds_the_table_is_told(
+    mysql_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
+    monkeypatch.setattr(exact_module, "_LOCK_WAIT_SECONDS", 1)
+    monkeypatch.setattr(exact_module, "_LOCK_TRIES", 1)
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (v INT)")
+    address = ServerAddress.parse(mysql_server.url("root"))
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    with mysql_server.connect(database=database, autocommit=False) as writer, writer.cursor() as cursor:
+        cursor.execute("INSERT INTO t VALUES (1)")
+        with pytest.raises(ServerBusy):
+            open_exact(address, [target.name])
+        writer.rollback()
+
+
+SEMI_SYNC = {
+    "mysql": ["INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'"]
+    + [f"SET GLOBAL rpl_semi_sync_source_{one}" for one in ("timeout = 1000", "enabled = 1")],
+    "mariadb": [
+        f"SET GLOBAL rpl_semi_sync_master_{one}"
+        for one in ("timeout = 1000", "wait_point = AFTER_SYNC", "enabled = 1")
+    ],
+}
+
+
+@pytest.mark.parametrize("flavor", SEMI_SYNC)
+def test_a_change_that_is_logged_and_not_to_be_seen_yet_lies_behind_the_watermark_or_is_waited_for(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, flavor: str
+) -> None:
+    server = start_server(flavor)
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (v INT); INSERT INTO d.t VALUES (0)")
+    for statement in SEMI_SYNC[flavor]:
+        server.sql(statement)
+    address = ServerAddress.parse(server.url())
+    with connect(address) as connection, server.connect() as reader, reader.cursor() as cursor:
+        before = connection.head()
+        # The server waits for a replica that it does not have before it shows what it has logged.
+        writer = threading.Thread(target=server.sql, args=("UPDATE d.t SET v = 1",))
+        writer.start()
+        while connection.head().offset == before.offset:
+            time.sleep(0.001)
+        if flavor == "mysql":
+            monkeypatch.setattr(watermark_module, "_COMMIT_SECONDS_MAX", 0.05)
+            with pytest.raises(ServerBusy, match="not committed"):
+                take_watermark(address)
+            monkeypatch.undo()
+        cursor.execute("SELECT v FROM d.t")
+        assert cursor.fetchall() == ((0,),)
+        mark = take_watermark(address)
+        cursor.execute("SELECT v FROM d.t")
+        assert cursor.fetchall() == ((1 if mark.position.offset > before.offset else 0,),)
+        writer.join()
+    assert Watermark.from_json(mark.to_json()) == mark
+
+
+def test_a_server_without_gtids_is_given_time(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watermark_module, "_SETTLE_SECONDS", 0.2)
+    server = start_server("mysql", gtid_mode="OFF", enforce_gtid_consistency="OFF")
+    started = time.monotonic()
+    mark = take_watermark(ServerAddress.parse(server.url()), epoch=3)
+    assert time.monotonic() - started > 0.2
+    assert (mark.gtid_set, mark.position.epoch, mark.exact) == ("", 3, False)
+
+
+def test_mariadb_tells_where_a_snapshot_stands(mariadb11_server: Server, mariadb_server: Server) -> None:
+    for server in (mariadb_server, mariadb11_server):
+        with open_session(ServerAddress.parse(server.url())) as session:
+            mark = open_snapshot(session)
+            assert mark.exact
+            head = session.connection.head()
+            assert (mark.position.file, mark.position.offset, mark.gtid_set) == (
+                head.file,
+                head.offset,
+                head.gtid_set,
+            )

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stretches of a log as plain files, read by the servers' own tools."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from penstock._native import read_segment_head
+from penstock.errors import LogFull, OptionInvalid, PositionInvalid, PositionPurged
+from penstock.logstore.cold import make_cold
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.export import export
+from penstock.logstore.log import Log
+from penstock.logstore.records import CLOSED
+from penstock.logstore.retention import Retention, RetentionPolicy
+from penstock.model import Position
+from tests.fixture_types import MissingPart
+from tests.logstore_disk import SimulatedDisk
+from tests.logstore_source import Captured, SourceFile, boundaries, open_log, server_files
+from tools.servers import PartMissing
+from tools.servers.packages import install
+
+FLAVORS = ["mysql", "mariadb"]
+TOOLS = {"mysql": "mysqlbinlog", "mariadb": "mariadb-binlog"}
+
+
+@cache
+def made() -> SimulatedDisk:
+    """A disk with a log of two epochs and a dozen segments."""
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        Captured(log).run()
+    return disk
+
+
+@pytest.fixture
+def log() -> Log:
+    return open_log(made().copy())
+
+
+@pytest.fixture
+def tool(missing_part: MissingPart) -> Callable[[str, Path], str]:
+    """Return a function that reads a file with a flavor's own tool, checksums verified, rows decoded."""
+
+    def read(flavor: str, path: Path) -> str:
+        try:
+            words = install(flavor).argv(TOOLS[flavor])
+        except PartMissing as error:
+            missing_part(TOOLS[flavor], str(error))
+        options = ["--no-defaults", "--verify-binlog-checksum", "--base64-output=decode-rows", "-vv"]
+        done = subprocess.run([*words, *options, path], capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        assert not [line for line in done.stderr.decode().splitlines() if "ERROR" in line]
+        return done.stdout.decode(errors="replace")
+
+    return read
+
+
+def of_flavor(flavor: str) -> list[SourceFile]:
+    return [file for file in server_files() if file.flavor == flavor]
+
+
+def places(text: str) -> list[int]:
+    """The source offsets at which the tool says that events end."""
+    return [int(found) for found in re.findall(r"end_log_pos (\d+)", text) if int(found)]
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("### ")]
+
+
+def body(path: Path) -> bytes:
+    content = path.read_bytes()
+    return content[read_segment_head(content)[0] :]
+
+
+def test_the_whole_log_is_a_file_for_each_of_the_sources(log: Log, tmp_path: Path) -> None:
+    written = export(log, tmp_path / "out")
+    assert [one.path.name for one in written] == [f"epoch{file.epoch}-{file.name}" for file in server_files()]
+    for one, file in zip(written, server_files(), strict=True):
+        first = 4 + int.from_bytes(file.content[13:17], "little")
+        assert one.path.read_bytes()[:first] == file.content[:first]
+        assert body(one.path) == file.content[first:]
+        assert one.path.stat().st_size == one.bytes_written
+        assert (one.start.offset, one.end.offset) == (first, len(file.content))
+    assert not [*(tmp_path / "out").glob("*.tmp")]
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_the_flavors_own_tool_shows_the_same_rows_at_the_same_places(
+    log: Log, tmp_path: Path, tool: Callable[[str, Path], str], flavor: str
+) -> None:
+    for file in of_flavor(flavor):
+        source = tmp_path / file.name
+        source.write_bytes(file.content)
+        position = Position(file.epoch, file.name, 4)
+        end = Position(file.epoch, file.name, len(file.content))
+        (written,) = export(log, tmp_path / f"out-{file.name}", position, end)
+        shown, expected = tool(flavor, written.path), tool(flavor, source)
+        assert rows(shown) == rows(expected)
+        assert rows(shown)
+        first = written.start.offset
+        assert [place for place in places(shown) if place > first] == [
+            place for place in places(expected) if place > first
+        ]
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_stretch_between_any_two_boundaries_is_a_file_that_the_tool_reads(
+    log: Log, tmp_path: Path, tool: Callable[[str, Path], str], flavor: str
+) -> None:
+    file = max(of_flavor(flavor), key=lambda one: len(one.content))
+    inside = [one for one in boundaries() if (one.epoch, one.file) == (file.epoch, file.name)]
+    inside = [one for one in inside if one.offset > 600]
+    start, end = inside[1], inside[-2]
+    (written,) = export(log, tmp_path, start, end)
+    assert written.path.name == f"{file.name.split('.')[0]}-{start.offset}.{file.name.split('.')[1]}"
+    assert body(written.path) == file.content[start.offset : end.offset]
+    _, name, base, gtid_set, _ = read_segment_head(written.path.read_bytes())
+    assert (name, base, gtid_set) == (file.name, start.offset, boundaries()[start])
+    source = tmp_path / file.name
+    source.write_bytes(file.content)
+    found = [place for place in places(tool(flavor, written.path)) if place > start.offset]
+    assert found == [place for place in places(tool(flavor, source)) if start.offset < place <= end.offset]
+    assert found[-1] == end.offset
+
+
+def test_a_stretch_over_several_files_is_cut_where_they_are(log: Log, tmp_path: Path) -> None:
+    one, two, three = of_flavor("mysql")[:3]
+    start = [place for place in boundaries() if place.file == one.name and place.epoch == 0][-3]
+    end = [place for place in boundaries() if place.file == three.name and place.epoch == 0][4]
+    written = export(log, tmp_path, start, end)
+    assert [body(each.path) for each in written] == [
+        one.content[start.offset :],
+        two.content[4 + int.from_bytes(two.content[13:17], "little") :],
+        three.content[4 + int.from_bytes(three.content[13:17], "little") : end.offset],
+    ]
+    assert [each.path.name for each in written][1:] == [two.name, three.name]
+
+
+def test_a_compressed_log_gives_the_same_files(log: Log, tmp_path: Path) -> None:
+    before = {one.path.name: one.path.read_bytes() for one in export(log, tmp_path / "plain")}
+    for segment in list(log.segments):
+        if segment.state == CLOSED:
+            make_cold(log.disk, log.layout, log, segment)
+    after = export(log, tmp_path / "cold")
+    # The made-up events carry the time of the export; all else is equal.
+    assert {one.path.name: body(one.path) for one in after} == {
+        name: content[read_segment_head(content)[0] :] for name, content in before.items()
+    }
+
+
+def test_how_far_it_is_is_told(log: Log, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    written = export(log, tmp_path, progress=lambda done, of: told.append((done, of)))
+    total = sum(one.end.offset - one.start.offset for one in written)
+    assert told == sorted(told)
+    assert told[-1] == (total, total)
+
+
+# --- What is refused ----------------------------------------------------------------------------
+
+
+def test_a_stretch_that_the_log_no_longer_has_is_refused(log: Log, tmp_path: Path) -> None:
+    Retention(log.disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=5000)).run(log)
+    with pytest.raises(PositionPurged):
+        export(log, tmp_path / "out", Position(0, of_flavor("mysql")[0].name, 4))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stretch_without_bytes_is_refused(log: Log, tmp_path: Path) -> None:
+    end = log.head()
+    with pytest.raises(PositionInvalid):
+        export(log, tmp_path, end)
+    start = [*boundaries()][5]
+    with pytest.raises(PositionInvalid):
+        export(log, tmp_path, start, start)
+
+
+def test_a_file_that_is_there_is_not_written_over(log: Log, tmp_path: Path) -> None:
+    file = of_flavor("mysql")[1]
+    (tmp_path / file.name).write_bytes(b"somebody's")
+    with pytest.raises(OptionInvalid):
+        export(
+            log,
+            tmp_path,
+            Position(0, of_flavor("mysql")[0].name, 4),
+            Position(0, file.name, len(file.content)),
+        )
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert (tmp_path / file.name).read_bytes() == b"somebody's"
+
+
+def test_a_full_disk_leaves_no_file_that_looks_whole(log: Log) -> None:
+    target = SimulatedDisk(room=2000)
+    with pytest.raises(LogFull):
+        export(log, Path("/out"), disk=target)
+    whole = {f"epoch{file.epoch}-{file.name}": len(file.content) for file in server_files()}
+    for path, content in target.files().items():
+        assert path.suffix == ".tmp" or len(content) >= whole[path.name]
+    assert isinstance(log.disk, SimulatedDisk)
+    assert not isinstance(log.disk, LocalDisk)

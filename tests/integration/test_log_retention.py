@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retention over a log of real bytes, on a real disk and on one that loses power at every step."""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.errors import LogDamaged, OptionInvalid, PositionPurged, SourceMissing
+from penstock.logstore.catalog import FolderCatalog
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.layout import Layout
+from penstock.logstore.log import Log
+from penstock.logstore.reader import LogReader
+from penstock.logstore.retention import Hold, Holds, Reason, Retention, RetentionPolicy
+from penstock.model import Position
+from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
+from tests.logstore_source import FOLDER, SETTINGS, TIME_S, Captured, check_log, open_log
+
+HOUR_S = 3600
+SECOND_US = 1_000_000
+
+
+class Clock:
+    """Seconds since 1970; an hour passes with each segment that is asked for."""
+
+    def __init__(self, now: float = TIME_S) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    @property
+    def now_us(self) -> int:
+        return int(self.now * SECOND_US)
+
+
+def capture(log: Log, clock: Clock) -> None:
+    """Fill a log with a dozen segments, over several hours."""
+
+    def an_hour_passes(_captured: Captured, count: int) -> None:
+        clock.now += HOUR_S if count % 5 == 0 else 0
+
+    Captured(log, each=an_hour_passes).run()
+    log.sync()
+
+
+@cache
+def made() -> tuple[SimulatedDisk, float]:
+    """A disk with such a log, and the time when it was captured."""
+    disk, clock = SimulatedDisk(), Clock()
+    with open_log(disk, clock) as log:
+        capture(log, clock)
+    return disk, clock.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(made()[1])
+
+
+@pytest.fixture
+def log(clock: Clock) -> Log:
+    """The log, open, on a disk of its own."""
+    return open_log(made()[0].copy(), clock)
+
+
+def retention(log: LogReader, policy: RetentionPolicy, clock: Clock | None = None) -> Retention:
+    return Retention(log.disk, log.layout, policy, clock=(lambda: clock.now_us) if clock else None)
+
+
+def disk_of(log: Log) -> SimulatedDisk:
+    assert isinstance(log.disk, SimulatedDisk)
+    return log.disk
+
+
+def data_files(log: Log) -> list[str]:
+    return [str(path) for path in disk_of(log).files() if ".binlog" in path.name]
+
+
+def test_what_is_older_than_its_age_leaves_by_the_hour_it_was_kept_in(log: Log, clock: Clock) -> None:
+    before = list(log.segments)
+    hours = sorted({one.hour for one in before})
+    assert len(hours) > 3
+    # Two hours and a half after the newest began: whatever ended two hours ago or longer is due.
+    clock.now += 1.5 * HOUR_S
+    plan = retention(log, RetentionPolicy(age_seconds=2 * HOUR_S), clock).run(log)
+    gone = [one.segment.version for one in plan.departures]
+    assert gone == [one.version for one in before if one.hour <= hours[-3]]
+    assert gone
+    assert {one.reason for one in plan.departures} == {Reason.AGE}
+    assert [one.version for one in log.segments] == [one.version for one in before if one.hour > hours[-3]]
+    check_log(log, whole=True)
+
+
+def test_the_default_keeps_a_day(log: Log, clock: Clock) -> None:
+    kept = retention(log, RetentionPolicy(), clock)
+    oldest = log.segments[0]
+    clock.now = TIME_S + 25 * HOUR_S - 1
+    assert not kept.plan(log.segments).departures
+    clock.now += 1
+    assert kept.plan(log.segments).departures[0].segment == oldest
+
+
+def test_what_passes_the_bytes_leaves_oldest_first(log: Log) -> None:
+    before = list(log.segments)
+    allowed = sum(one.stored_bytes for one in before[4:])
+    plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed)).run(log)
+    assert [one.segment for one in plan.departures] == before[:4]
+    assert {one.reason for one in plan.departures} == {Reason.BYTES}
+    assert plan.bytes_freed == sum(one.stored_bytes for one in before[:4])
+    check_log(log, whole=True)
+
+
+def test_a_disk_that_runs_short_lets_the_oldest_go(log: Log) -> None:
+    before = list(log.segments)
+    disk_of(log).room = disk_of(log).used + 100_000
+    policy = RetentionPolicy(age_seconds=None, free_bytes=100_000 + before[0].stored_bytes + 1)
+    plan = retention(log, policy).run(log)
+    assert [one.segment for one in plan.departures] == before[:2]
+    assert {one.reason for one in plan.departures} == {Reason.FREE_BYTES}
+
+
+def test_a_disk_without_a_byte_left_is_made_free(log: Log) -> None:
+    before = list(log.segments)
+    disk = disk_of(log)
+    disk.room = disk.used
+    retention(log, RetentionPolicy(age_seconds=None, free_bytes=before[0].stored_bytes + 1)).run(log)
+    assert disk.free_bytes(log.folder) > 0
+    assert list(log.segments) == before[2:]
+    found = disk.copy()
+    found.room = None
+    with open_log(found) as again:
+        check_log(again, whole=True)
+
+
+def test_the_newest_segment_stays_whatever_the_policy_says(log: Log, clock: Clock) -> None:
+    clock.now += 1000 * HOUR_S
+    newest = log.segments[len(log.segments) - 1]
+    everything = RetentionPolicy(age_seconds=0, bytes_max=0, free_bytes=1 << 60)
+    retention(log, everything, clock).run(log)
+    assert [one.version for one in log.segments] == [newest.version]
+    check_log(log, whole=True)
+
+
+def test_a_plan_changes_nothing(log: Log) -> None:
+    files = data_files(log)
+    plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0)).plan(log.segments)
+    assert plan.departures
+    assert data_files(log) == files
+    assert not log.disk.list(log.folder / "expired")
+
+
+# --- Two phases ---------------------------------------------------------------------------------
+
+
+def test_what_leaves_is_moved_out_of_sight_and_removed_by_the_next_pass(log: Log) -> None:
+    allowed = sum(one.stored_bytes for one in list(log.segments)[2:])
+    kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed))
+    plan = kept.run(log)
+    moved = log.disk.list(log.folder / "expired")
+    versions = [f"{one.segment.version:019d}" for one in plan.departures]
+    assert moved == sorted([f"{one}.binlog" for one in versions] + [f"{one}.index" for one in versions])
+    assert not kept.run(log).departures
+    assert log.disk.list(log.folder / "expired") == []
+
+
+def test_a_reader_that_has_a_segment_open_reads_on(log: Log) -> None:
+    first = log.segments[0]
+    kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0))
+    with log.open_segment(first) as reader:
+        whole = reader.read_bytes(first.base, first.source_end)
+        kept.run(log)
+        kept.run(log)
+        assert not any(f"{first.version:019d}" in name for name in data_files(log))
+        assert reader.read_bytes(first.base, first.source_end) == whole
+
+
+def test_a_reader_that_comes_too_late_is_told_where_the_log_begins(log: Log) -> None:
+    start = log.earliest()
+    assert start is not None
+    allowed = sum(one.stored_bytes for one in list(log.segments)[3:])
+    retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed)).run(log)
+    with pytest.raises(PositionPurged) as purged:
+        list(log.read(start.epoch, start.file, start.offset, start.offset + 10))
+    assert str(log.earliest()) in str(purged.value)
+
+
+def test_an_hour_without_segments_has_no_folder(log: Log, clock: Clock) -> None:
+    clock.now += 1000 * HOUR_S
+    retention(log, RetentionPolicy(age_seconds=0), clock).run(log)
+    assert log.layout.hours(log.disk) == [log.segments[0].hour]
+
+
+def test_a_log_that_nobody_writes_is_trimmed_by_its_folder(tmp_path: Path, clock: Clock) -> None:
+    disk, layout = LocalDisk(), Layout(tmp_path / "log")
+    with Log.open(layout.folder, SETTINGS, disk, clock=clock) as written:
+        capture(written, clock)
+    catalog = FolderCatalog.load(disk, layout)
+    newest = list(catalog.segments)[-1]
+    Retention(disk, layout, RetentionPolicy(age_seconds=None, bytes_max=0)).run(catalog)
+    log = Log.open(tmp_path / "log", SETTINGS)
+    assert [one.version for one in log.segments] == [newest.version]
+    check_log(log, whole=True)
+
+
+# --- Holds --------------------------------------------------------------------------------------
+
+
+def test_nothing_leaves_that_a_hold_needs(log: Log) -> None:
+    before = list(log.segments)
+    needed = before[5]
+    holds = Holds(log.disk, log.layout)
+    inside = Position(needed.epoch, log.segment_head(needed).file, needed.base + 1)
+    holds.put(Hold("job", inside))
+    kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0))
+    plan = kept.run(log)
+    assert [one.segment for one in plan.departures] == before[:5]
+    assert plan.held_by == Hold("job", inside)
+    assert [one.segment for one in plan.held] == before[5:-1]
+    assert next(iter(log.read(inside.epoch, inside.file, inside.offset, inside.offset + 1)))
+    holds.remove("job")
+    assert [one.segment for one in kept.run(log).departures] == before[5:-1]
+
+
+def test_the_hold_that_lies_furthest_back_counts(log: Log) -> None:
+    before = list(log.segments)
+    holds = Holds(log.disk, log.layout)
+    for name, at in (("late", 8), ("early", 2), ("middle", 5)):
+        segment = before[at]
+        holds.put(Hold(name, Position(segment.epoch, log.segment_head(segment).file, segment.base)))
+    plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0)).plan(log.segments)
+    assert [one.segment for one in plan.departures] == before[:2]
+    assert plan.held_by is not None
+    assert plan.held_by.name == "early"
+
+
+def test_a_hold_that_moves_on_lets_go(log: Log) -> None:
+    holds = Holds(log.disk, log.layout)
+    for at in (1, 4):
+        segment = log.segments[at]
+        holds.put(Hold("job", Position(segment.epoch, log.segment_head(segment).file, segment.base)))
+    assert len(holds.all()) == 1
+    plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0)).plan(log.segments)
+    assert len(plan.departures) == 4
+
+
+def test_a_hold_expires(log: Log, clock: Clock) -> None:
+    first = log.earliest()
+    assert first is not None
+    kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0), clock)
+    kept.holds.put(Hold("job", first, expires_us=clock.now_us + 60 * SECOND_US))
+    assert not kept.run(log).departures
+    clock.now += 61
+    assert kept.run(log).departures
+    assert log.disk.list(log.folder / "holds") == []
+
+
+def test_a_damaged_hold_is_named_in_each_pass_and_holds_nothing(log: Log, clock: Clock) -> None:
+    before = list(log.segments)
+    kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0), clock)
+    for name, at, expires_us in (("spoilt", 1, None), ("sound", 4, None), ("over", 2, clock.now_us)):
+        place = Position(before[at].epoch, log.segment_head(before[at]).file, before[at].base)
+        kept.holds.put(Hold(name, place, expires_us))
+    path = log.folder / "holds" / "spoilt.json"
+    content = json.loads(log.disk.read(path))
+    content["position"] = "mysql-bin.000999:4"
+    disk_of(log).put(path, json.dumps(content).encode())
+    disk_of(log).put(log.folder / "holds" / "no name.json", b"{}")
+    for departed in (4, 0):
+        with capture_logs() as told:
+            plan = kept.run(log)
+        assert len(plan.departures) == departed
+        assert plan.held_by is not None
+        assert plan.held_by.name == "sound"
+        errors = {line["hold"]: line["reason"] for line in told if line["log_level"] == "error"}
+        assert errors.keys() == {"spoilt", "no name"}
+        assert f"rm {path}" in errors["spoilt"]
+    # It stays, for somebody to look at, and who lets go by hand is told.
+    assert log.disk.list(log.folder / "holds") == ["no name.json", "sound.json", "spoilt.json"]
+    log.disk.remove(log.folder / "holds" / "no name.json")
+    with pytest.raises(LogDamaged):
+        kept.holds.all()
+
+
+def test_many_threads_set_one_hold(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+
+    def set_often(_number: int) -> None:
+        for offset in range(4, 24):
+            holds = Holds(LocalDisk(), layout)
+            holds.put(Hold("job", Position(0, "mysql-bin.000001", offset)))
+            assert [one.name for one in holds.all()] == ["job"]
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(set_often, range(6)))
+
+
+class Interrupted(SimulatedDisk):
+    """A disk at which another thread does something while a file is read, or the room is asked for."""
+
+    meanwhile: Callable[[], None] | None = None
+    thread: threading.Thread | None = None
+
+    def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
+        content = super().read(path, start, stop)
+        if path.parent.name == "holds":
+            self._interrupt()
+        return content
+
+    def free_bytes(self, folder: Path) -> int:
+        self._interrupt()
+        return super().free_bytes(folder)
+
+    def _interrupt(self) -> None:
+        act, self.meanwhile = self.meanwhile, None
+        if act is not None:
+            self.thread = threading.Thread(target=act)
+            self.thread.start()
+            self.thread.join(0.3)
+
+    def end(self) -> None:
+        """Wait until the other thread is done."""
+        assert self.thread is not None
+        self.thread.join()
+
+
+def interrupted(clock: Clock) -> tuple[Log, Interrupted]:
+    disk = Interrupted()
+    for path, content in made()[0].files().items():
+        disk.make_folder(path.parent)
+        disk.put(path, content)
+    return open_log(disk, clock), disk
+
+
+def test_a_hold_renewed_while_it_expires_stays(clock: Clock) -> None:
+    log, disk = interrupted(clock)
+    first = log.earliest()
+    assert first is not None
+    kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0), clock)
+    kept.holds.put(Hold("job", first, expires_us=clock.now_us))
+    disk.meanwhile = lambda: Holds(disk, log.layout).put(Hold("job", first))
+    kept.holds.remove_expired(clock.now_us)
+    disk.end()
+    assert kept.holds.all() == [Hold("job", first)]
+
+
+def test_a_hold_set_during_a_pass_holds_or_is_told_that_it_comes_too_late(clock: Clock) -> None:
+    log, disk = interrupted(clock)
+    first = log.earliest()
+    assert first is not None
+    refused = []
+
+    def set_hold() -> None:
+        try:
+            Holds(disk, log.layout).put(Hold("job", first), prove=log.locate_position)
+        except PositionPurged as problem:
+            refused.append(problem)
+
+    disk.meanwhile = set_hold
+    departures = retention(log, RetentionPolicy(age_seconds=None, free_bytes=1 << 60)).run(log).departures
+    disk.end()
+    assert bool(departures) == bool(refused)
+    assert departures
+
+
+@pytest.mark.parametrize("name", ["", "../position", "a/b", ".hidden", "x" * 200])
+def test_a_hold_has_a_plain_name(log: Log, name: str) -> None:
+    with pytest.raises(OptionInvalid):
+        Holds(log.disk, log.layout).put(Hold(name, Position(0, "mysql-bin.000001", 4)))
+
+
+# --- Power lost at every step -------------------------------------------------------------------
+
+
+def everything(disk: SimulatedDisk, log: Log) -> None:
+    """Two passes, so that both phases are done, with a hold set and given up between them."""
+    kept = Retention(disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=3000))
+    segment = log.segments[1]
+    kept.holds.put(Hold("job", Position(segment.epoch, log.segment_head(segment).file, segment.base)))
+    kept.run(log)
+    kept.holds.remove("job")
+    kept.run(log)
+    kept.run(log)
+
+
+def swept(work: Callable[[SimulatedDisk, Log], None], disk: SimulatedDisk) -> int:
+    """Lose power at every step of some work on a log; return how many steps it has."""
+    whole = disk.copy()
+    log = open_log(whole)
+    begun = len(whole.steps)
+    work(whole, log)
+    steps = len(whole.steps) - begun
+    for stop in range(steps):
+        stopped = disk.copy()
+        log = open_log(stopped)
+        stopped.stop_at = len(stopped.steps) + stop
+        with pytest.raises(PowerLost):
+            work(stopped, log)
+        for loss in Loss:
+            found = stopped.after_power_failure(loss, seed=stop)
+            with open_log(found) as after:
+                check_log(after, whole=True)
+                work(found, after)
+                check_log(after, whole=True)
+    return steps
+
+
+def test_power_lost_at_any_step_of_a_pass_loses_nothing_that_was_to_stay() -> None:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        Captured(log).run()
+    assert swept(everything, disk) > 20
+    found = disk.copy()
+    with open_log(found) as log:
+        everything(found, log)
+        assert sum(one.stored_bytes for one in list(log.segments)[:-1]) <= 3000
+    assert not [path for path in found.files() if path.is_relative_to(FOLDER / "expired")]
+
+
+def test_a_folder_without_an_index_is_not_trimmed(tmp_path: Path) -> None:
+    with pytest.raises((LogDamaged, SourceMissing)):
+        FolderCatalog.load(LocalDisk(), Layout(tmp_path))

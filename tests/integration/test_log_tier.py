@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments in an object store, real ones of fsspec: a folder, and one in memory that counts its requests."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from penstock.errors import ChecksumMismatch, ConnectionLost, LogDamaged, OptionInvalid, StreamError
+from penstock.logstore.cold import make_cold
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.log import Log
+from penstock.logstore.records import CLOSED, COLD, TIERED
+from penstock.logstore.retention import Hold, Retention, RetentionPolicy
+from penstock.logstore.tier import Tier, TieredNote
+from penstock.model import Position
+from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
+from tests.logstore_source import SETTINGS, TIME_S, Captured, check_log, open_log
+
+
+class Counted(MemoryFileSystem):
+    """fsspec's store in memory; it counts what is asked of it, and fails when it is told to."""
+
+    protocol = "counted"
+    store: dict[str, Any] = {}  # noqa: RUF012, the one that fsspec's own class has
+    requests: list[tuple[str, int | None, int | None]] = []  # noqa: RUF012
+    away = False
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        if Counted.away:
+            raise TimeoutError("the store is away, and says secret-key-1234")
+        Counted.requests.append((path.rsplit("/", 1)[-1], start, end))
+        return super().cat_file(path, start=start, end=end, **options)
+
+    def exists(self, path: str, **options: Any) -> bool:
+        if Counted.away:
+            raise TimeoutError("the store is away")
+        return bool(super().exists(path, **options))
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("counted://", "memory://"))
+
+
+fsspec.register_implementation("counted", Counted, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def empty_stores() -> Iterator[None]:
+    """Forget what other tests put into the stores in memory."""
+    Counted.away = False
+    Counted.requests.clear()
+    yield
+    for store in (Counted.store, MemoryFileSystem.store):
+        store.clear()
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store" if request.param == "file" else "memory://bucket/prefix"
+
+
+@cache
+def made() -> SimulatedDisk:
+    """A disk with a log of a dozen segments."""
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        Captured(log).run()
+    return disk
+
+
+def captured() -> Log:
+    """That log, open, on a disk of its own."""
+    return open_log(made().copy())
+
+
+def content_of(log: Log) -> dict[Path, bytes]:
+    assert isinstance(log.disk, SimulatedDisk)
+    return log.disk.files()
+
+
+def reopened(log: Log, lost: Path | None = None) -> Log:
+    """The log as another process opens it."""
+    log.close()
+    assert isinstance(log.disk, SimulatedDisk)
+    disk = log.disk.copy()
+    if lost is not None:
+        disk.remove(lost)
+    return open_log(disk)
+
+
+def move_all(log: Log, tier: Tier, *, cold: bool = True) -> None:
+    log.tier = tier
+    for segment in list(log.segments):
+        if segment.state in (CLOSED, COLD):
+            moved = (
+                make_cold(log.disk, log.layout, log, segment) if cold and segment.state == CLOSED else segment
+            )
+            tier.move(log, moved)
+
+
+def data_files(log: Log) -> list[str]:
+    return [path.name for path in content_of(log) if ".binlog" in path.name]
+
+
+@pytest.mark.parametrize("cold", [True, False], ids=["cold", "plain"])
+def test_a_log_with_most_of_it_in_a_store_is_read_as_before(url: str, cold: bool) -> None:
+    log = captured()
+    segments = len(log.segments)
+    bytes_before = sum(one.stored_bytes for one in log.segments)
+    move_all(log, Tier(url, log.disk, log.layout), cold=cold)
+    assert [one.state for one in log.segments][:-1] == [TIERED] * (segments - 1)
+    assert len(data_files(log)) == 1
+    if not cold:
+        assert sum(one.stored_bytes for one in log.segments) == bytes_before
+    check_log(log, whole=True)
+    again = reopened(log)
+    again.tier = Tier(url, again.disk, again.layout)
+    assert [one.state for one in again.segments][:-1] == [TIERED] * (segments - 1)
+    check_log(again, whole=True)
+
+
+def test_a_log_on_a_real_disk_moves_to_a_real_folder(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "log", SETTINGS, LocalDisk(), clock=lambda: TIME_S)
+    Captured(log).run()
+    move_all(log, Tier(f"file://{tmp_path}/store", log.disk, log.layout))
+    assert len([*log.folder.glob("20*/*.binlog*")]) == 1
+    check_log(log, whole=True)
+
+
+def test_an_object_is_a_file_that_any_tool_has(tmp_path: Path) -> None:
+    log = captured()
+    first = log.segments[0]
+    plain = log.disk.read(log.layout.segment(first.hour, first.version))
+    move_all(log, Tier(f"file://{tmp_path}/store", log.disk, log.layout))
+    path = tmp_path / "store" / str(first.hour) / f"{first.version:019d}.binlog.zst"
+    done = subprocess.run(["zstd", "-d", "-c", path], capture_output=True, check=True, timeout=60)
+    assert done.stdout == plain
+
+
+def test_places_are_found_without_the_data() -> None:
+    log = captured()
+    asked = list(log.segments)
+    sets = [log.segment_head(one).gtid_set for one in asked]
+    times = [log.locate_time(one.time_first_us).position for one in asked]
+    places = [log.locate_gtid_set(one).position for one in sets[1:]]
+    move_all(log, Tier("counted://bucket", log.disk, log.layout))
+    log = reopened(log)
+    log.tier = Tier("counted://bucket", log.disk, log.layout)
+    Counted.requests.clear()
+    assert [log.locate_time(one.time_first_us).position for one in asked] == times
+    assert [log.locate_gtid_set(one).position for one in sets[1:]] == places
+    assert not Counted.requests
+
+
+def test_a_range_is_read_by_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.logstore.tier._REQUEST_BYTES", 512)
+    log = captured()
+    largest = max((one for one in log.segments if one.source_end), key=lambda one: one.stored_bytes)
+    move_all(log, Tier("counted://bucket", log.disk, log.layout), cold=False)
+    record = log.segments.get(largest.version)
+    assert record is not None
+    assert record.stored_bytes > 2048
+    with log.open_segment(record) as reader:
+        Counted.requests.clear()
+        place = record.source_end - 300
+        assert len(reader.read_bytes(place, place + 20)) == 20
+    asked = [(start, end) for _, start, end in Counted.requests]
+    assert all(start is not None and end is not None and end - start <= 512 for start, end in asked)
+    assert 1 <= len(asked) <= 2
+
+
+def test_neighboring_reads_share_a_request() -> None:
+    log = captured()
+    move_all(log, Tier("counted://bucket", log.disk, log.layout))
+    record = log.segments[0]
+    with log.open_segment(record) as reader:
+        for place in range(record.base, record.source_end - 10, 10):
+            reader.read_bytes(place, place + 10)
+        Counted.requests.clear()
+        reader.read_bytes(record.base, record.source_end)
+    assert not Counted.requests
+
+
+# --- What goes wrong ----------------------------------------------------------------------------
+
+
+def test_a_copy_that_is_not_what_was_given_is_refused_and_the_segment_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = captured()
+    files = data_files(log)
+    whole = MemoryFileSystem.cat_file
+
+    def flipped(self: Any, path: str, start: int | None = None, end: int | None = None, **rest: Any) -> bytes:
+        content = bytearray(whole(self, path, start=start, end=end, **rest))
+        content[len(content) // 2] ^= 4
+        return bytes(content)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", flipped)
+    with pytest.raises(ChecksumMismatch):
+        move_all(log, Tier("memory://bucket", log.disk, log.layout), cold=False)
+    assert data_files(log) == files
+    assert log.segments[0].state == CLOSED
+    check_log(log, whole=True)
+
+
+@pytest.mark.parametrize("harm", ["gone", "shorter", "flipped"])
+def test_an_object_that_changed_is_named(tmp_path: Path, harm: str) -> None:
+    log = captured()
+    tier = Tier(f"file://{tmp_path}/store", log.disk, log.layout)
+    move_all(log, tier)
+    record = log.segments[0]
+    path = next((tmp_path / "store").rglob(f"{record.version:019d}*"))
+    content = path.read_bytes()
+    half = len(content) // 2
+    if harm == "gone":
+        path.unlink()
+    elif harm == "shorter":
+        path.write_bytes(content[:-1])
+    else:
+        path.write_bytes(content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :])
+    log._heads.clear()
+    with pytest.raises(StreamError) as damaged, log.open_segment(record) as reader:
+        reader.read_bytes(record.base, record.source_end)
+    assert path.name in str(damaged.value)
+    assert isinstance(damaged.value, ChecksumMismatch if harm == "flipped" else LogDamaged)
+    with pytest.raises(StreamError):
+        tier.verify(TieredNote.load(log.disk, tier.note_path(record)))
+
+
+def test_a_store_that_is_away_is_tried_again_later_and_gives_no_secret_away() -> None:
+    log = captured()
+    move_all(log, Tier("counted://bucket", log.disk, log.layout))
+    record = log.segments[0]
+    Counted.away = True
+    log._heads.clear()
+    with pytest.raises(ConnectionLost) as away, log.open_segment(record) as reader:
+        reader.read_bytes(record.base, record.source_end)
+    assert "secret-key" not in str(away.value)
+    Counted.away = False
+    with log.open_segment(record) as reader:
+        assert reader.read_bytes(record.base, record.source_end)
+
+
+def test_a_damaged_note_is_named() -> None:
+    log = captured()
+    tier = Tier("memory://bucket", log.disk, log.layout)
+    move_all(log, tier)
+    path = tier.note_path(log.segments[0])
+    assert isinstance(log.disk, SimulatedDisk)
+    log.disk.put(path, log.disk.read(path).replace(b"binlog", b"binlag"))
+    with pytest.raises(LogDamaged):
+        tier.head(log.segments[0])
+
+
+def test_without_a_tier_the_segment_names_the_setting() -> None:
+    log = captured()
+    move_all(log, Tier("memory://bucket", log.disk, log.layout))
+    log.tier = None
+    with pytest.raises(OptionInvalid) as refused, log.open_segment(log.segments[0]):
+        pass
+    assert "log.tier" in str(refused.value)
+
+
+def test_the_settings_name_the_tier_of_a_log() -> None:
+    log = captured()
+    move_all(log, Tier("memory://bucket", log.disk, log.layout))
+    log.close()
+    assert isinstance(log.disk, SimulatedDisk)
+    named = SETTINGS.model_copy(update={"tier": "memory://bucket"})
+    with Log.open(log.folder, named, log.disk.copy(), clock=lambda: TIME_S) as again:
+        check_log(again, whole=True)
+
+
+def test_a_url_of_no_known_kind_is_refused() -> None:
+    log = captured()
+    with pytest.raises(OptionInvalid):
+        Tier("nowhere://bucket", log.disk, log.layout)
+
+
+def test_without_fsspec_its_absence_is_named_with_the_command_that_installs_it() -> None:
+    code = (
+        "import sys; sys.modules['fsspec'] = None\n"
+        "from pathlib import Path\n"
+        "from penstock.errors import DependencyMissing\n"
+        "from penstock.logstore.disk import LocalDisk\n"
+        "from penstock.logstore.layout import Layout\n"
+        "from penstock.logstore.tier import Tier\n"
+        "try:\n    Tier('memory://bucket', LocalDisk(), Layout(Path('/')))\n"
+        "except DependencyMissing as problem:\n    print(problem.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "pip install 'penstock[tier]'"), done.stderr
+
+
+# --- Recovery and retention ---------------------------------------------------------------------
+
+
+def test_an_index_of_segments_that_is_lost_is_made_again_with_those_in_the_store() -> None:
+    log = captured()
+    move_all(log, Tier("memory://bucket", log.disk, log.layout))
+    before = [one for one in log.segments if one.state == TIERED]
+    again = reopened(log, lost=log.layout.segments_index)
+    again.tier = Tier("memory://bucket", again.disk, again.layout)
+    assert [one for one in again.segments if one.state == TIERED] == before
+    check_log(again, whole=True)
+
+
+def test_what_expires_is_removed_from_the_store_too(tmp_path: Path) -> None:
+    log = captured()
+    tier = Tier(f"file://{tmp_path}/store", log.disk, log.layout)
+    move_all(log, tier)
+    kept = Retention(log.disk, log.layout, RetentionPolicy(age_seconds=0), tier=tier)
+    kept.run(log)
+    assert len([*(tmp_path / "store").rglob("*.zst")]) > 5
+    assert len(log.segments) == 1
+    kept.run(log)
+    assert not [*(tmp_path / "store").rglob("*.zst")]
+    assert not log.disk.list(log.folder / "expired")
+    check_log(log, whole=True)
+
+
+def test_a_store_that_is_away_does_not_keep_the_disk_from_being_made_free() -> None:
+    log = captured()
+    tier = Tier("counted://bucket", log.disk, log.layout)
+    log.tier = tier
+    for segment in list(log.segments)[:2]:
+        tier.move(log, segment)
+    kept = Retention(log.disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=0), tier=tier)
+    newest = log.segments[len(log.segments) - 1]
+    place = Position(log.segments[4].epoch, log.segment_head(log.segments[4]).file, log.segments[4].base)
+    kept.holds.put(Hold("job", place))
+    kept.run(log)
+    kept.holds.remove("job")
+    Counted.away = True
+    for _ in range(2):
+        with pytest.raises(ConnectionLost):
+            kept.run(log)
+        assert [one.version for one in log.segments] == [newest.version]
+    # What lay here has left, what lies in the store waits for it.
+    assert [name[-5:] for name in log.disk.list(log.folder / "expired")] == ["iered"] * 2
+    log.disk.remove(log.folder / "expired" / log.disk.list(log.folder / "expired")[0])
+    Counted.away = False
+    kept.run(log)
+    assert not log.disk.list(log.folder / "expired")
+    check_log(log, whole=True)
+
+
+def test_a_note_that_cannot_be_read_does_not_keep_the_others() -> None:
+    log = captured()
+    tier = Tier("counted://bucket", log.disk, log.layout)
+    move_all(log, tier)
+    kept = Retention(log.disk, log.layout, RetentionPolicy(age_seconds=0), tier=tier)
+    kept.run(log)
+    expired = log.folder / "expired"
+    notes = [name for name in log.disk.list(expired) if name.endswith(".tiered")]
+    assert isinstance(log.disk, SimulatedDisk)
+    log.disk.put(expired / notes[0], b"{}")
+    with pytest.raises(LogDamaged):
+        kept.run(log)
+    assert log.disk.list(expired) == notes[:1]
+    assert len(Counted.store) == 1
+
+
+def test_power_lost_at_any_step_of_a_move_loses_nothing() -> None:
+    disk = made()
+
+    def move(on: SimulatedDisk, log: Log) -> None:
+        log.tier = Tier("memory://bucket", on, log.layout)
+        first = log.segments[0]
+        if first.state == CLOSED:
+            first = make_cold(on, log.layout, log, first)
+        if first.state == COLD:
+            log.tier.move(log, first)
+
+    whole = disk.copy()
+    log = open_log(whole)
+    begun = len(whole.steps)
+    move(whole, log)
+    steps = len(whole.steps) - begun
+    assert steps > 12
+    for stop in range(steps):
+        MemoryFileSystem.store.clear()
+        stopped = disk.copy()
+        log = open_log(stopped)
+        stopped.stop_at = len(stopped.steps) + stop
+        with pytest.raises(PowerLost):
+            move(stopped, log)
+        for loss in Loss:
+            found = stopped.after_power_failure(loss, seed=stop)
+            with open_log(found) as after:
+                after.tier = Tier("memory://bucket", found, after.layout)
+                check_log(after, whole=True)
+                move(found, after)
+                assert after.segments[0].state == TIERED
+                check_log(after, whole=True)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes of upkeep over a log in which something is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import LogDamaged, LogFull, SourceMissing
+from penstock.logstore.log import Log
+from penstock.logstore.records import CLOSED, COLD, TIERED
+from penstock.logstore.upkeep import Upkeep
+from penstock.settings import LogSettings, RetentionSettings
+from tests.logstore_disk import SimulatedDisk
+from tests.logstore_source import FOLDER, SETTINGS, Captured, check_log, open_log
+
+
+def settings(**changes: Any) -> LogSettings:
+    keeps = RetentionSettings(age=None, bytes=changes.pop("bytes", None))
+    return SETTINGS.model_copy(update={"retention": keeps, **changes})
+
+
+def captured() -> tuple[SimulatedDisk, Log]:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        Captured(log).run()
+    return disk, open_log(disk)
+
+
+def test_a_segment_that_cannot_be_compressed_is_passed_over_by_the_next_passes() -> None:
+    disk, log = captured()
+    before = list(log.segments)
+    lost = log.layout.segment(before[1].hour, before[1].version)
+    disk.remove(lost)
+    upkeep = Upkeep(disk, log.layout, settings(cold_after=0))
+    upkeep.run(log)
+    with pytest.raises(SourceMissing, match=lost.name):
+        upkeep.run(log)
+    for _ in range(3):
+        upkeep.run(log)
+    assert [one.state for one in log.segments][:6] == [COLD, CLOSED, COLD, COLD, COLD, CLOSED]
+
+
+def test_what_fails_in_a_pass_keeps_nothing_else_from_being_done(tmp_path: Path) -> None:
+    disk, log = captured()
+    first = log.segments[0]
+    disk.make_folder(FOLDER / "expired")
+    disk.put(FOLDER / "expired" / f"{first.version - 1:019d}.tiered", b"{}")
+    upkeep = Upkeep(disk, log.layout, settings(cold_after=0, tier=f"file://{tmp_path}/store"))
+    with pytest.raises(LogDamaged, match=r"\.tiered"):
+        upkeep.run(log)
+    assert log.segments[0].state == TIERED
+
+
+def test_a_log_that_has_no_room_to_be_opened_is_made_free() -> None:
+    disk, log = captured()
+    log.close()
+    newest = log.segments[len(log.segments) - 1]
+    disk.remove(log.layout.segments(disk)[-1].index_path)
+    disk.room = disk.used
+    with pytest.raises(LogFull):
+        open_log(disk)
+    Upkeep(disk, log.layout, settings(bytes=4000)).make_room()
+    with open_log(disk) as again:
+        assert again.segments[len(again.segments) - 1].version == newest.version
+        assert len(again.segments) < len(log.segments)
+        check_log(again, whole=True)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The integrity scan: nothing is found in a sound log, and everything that is done to one."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from penstock.errors import LogLocked
+from penstock.logstore.cold import make_cold
+from penstock.logstore.index import SegmentIndex
+from penstock.logstore.layout import INDEX_SUFFIX, SEGMENT_SUFFIX
+from penstock.logstore.log import Log
+from penstock.logstore.records import CLOSED, RECORD_BYTES, seal
+from penstock.logstore.retention import Retention, RetentionPolicy
+from penstock.logstore.tier import Tier
+from penstock.logstore.verify import Finding, FindingKind, verify
+from tests.logstore_disk import SimulatedDisk
+from tests.logstore_source import BLOCK_BYTES, Captured, check_log, open_log
+
+
+@cache
+def made() -> SimulatedDisk:
+    """A disk with a log of a dozen segments, closed."""
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        Captured(log).run()
+    return disk
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return made().copy()
+
+
+def findings(disk: SimulatedDisk, **options: object) -> list[Finding]:
+    with open_log(disk.copy()) as log:
+        layout = log.layout
+    return list(verify(disk, layout, block_bytes=BLOCK_BYTES, **options))  # type: ignore[arg-type]
+
+
+def files(disk: SimulatedDisk, suffix: str) -> list[Path]:
+    return [path for path in disk.files() if path.name.endswith(suffix) and path.name[0].isdigit()]
+
+
+def change(disk: SimulatedDisk, path: Path, change: Callable[[bytearray], None]) -> None:
+    content = bytearray(disk.read(path))
+    change(content)
+    disk.put(path, bytes(content))
+
+
+def test_a_sound_log_has_no_findings(disk: SimulatedDisk) -> None:
+    told: list[tuple[int, int]] = []
+    before = disk.files()
+    assert findings(disk, progress=lambda done, of: told.append((done, of))) == []
+    assert told == sorted(told)
+    total = sum(len(disk.read(path)) for path in files(disk, SEGMENT_SUFFIX))
+    assert {of for _, of in told} == {total}
+    assert told[-1][0] > 0.8 * total
+    assert disk.files() == before
+
+
+def test_a_sound_log_that_is_compressed_trimmed_and_tiered_has_none_either(disk: SimulatedDisk) -> None:
+    MemoryFileSystem.store.clear()
+    with open_log(disk) as log:
+        tier = log.tier = Tier("memory://bucket", disk, log.layout)
+        bound = sum(one.stored_bytes for one in list(log.segments)[2:])
+        Retention(disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=bound)).run(log)
+        for segment in [one for one in log.segments if one.state == CLOSED][:5]:
+            make_cold(disk, log.layout, log, segment)
+        for segment in list(log.segments)[:3]:
+            tier.move(log, segment)
+    assert findings(disk) == []
+    assert findings(disk, tier=tier) == []
+
+
+def test_a_log_that_is_written_now_has_no_findings(disk: SimulatedDisk) -> None:
+    empty = SimulatedDisk()
+    found: list[Finding] = []
+    with open_log(empty) as log:
+
+        def scan(_captured: Captured, count: int) -> None:
+            if count % 4 == 0:
+                found.extend(one for one in findings_of(empty, log) if not one.harmless)
+
+        Captured(log, each=scan).run()
+    assert found == []
+
+
+def findings_of(disk: SimulatedDisk, log: Log) -> list[Finding]:
+    return list(verify(disk, log.layout, block_bytes=BLOCK_BYTES))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bit_flipped_anywhere_in_the_data_is_found_with_its_segment(disk: SimulatedDisk, seed: int) -> None:
+    numbers = random.Random(seed)
+    path = numbers.choice(files(disk, SEGMENT_SUFFIX))
+
+    def flip(content: bytearray) -> None:
+        content[numbers.randrange(4, len(content))] ^= 1 << numbers.randrange(8)
+
+    change(disk, path, flip)
+    with_name = [one for one in list(verify_folder(disk)) if one.name == path.name and not one.harmless]
+    assert with_name
+    assert with_name[0].kind in (FindingKind.DATA, FindingKind.ORDER)
+    assert ":" in with_name[0].position
+
+
+def verify_folder(disk: SimulatedDisk, **options: object) -> list[Finding]:
+    """Scan as it is, without opening the log, which may be past opening."""
+    with open_log(made().copy()) as log:
+        layout = log.layout
+    return list(verify(disk, layout, block_bytes=BLOCK_BYTES, **options))  # type: ignore[arg-type]
+
+
+def test_a_flipped_event_is_named_by_its_place_in_the_source(disk: SimulatedDisk) -> None:
+    with open_log(disk.copy()) as log:
+        record = log.segments[1]
+        with log.open_blocks(record) as (reader, blocks):
+            start = blocks.record(1).source_start
+            name = reader.head.file
+    path = next(one for one in files(disk, SEGMENT_SUFFIX) if f"{record.version:019d}" in one.name)
+    place = record.head_bytes + start - record.base
+
+    def flip(content: bytearray) -> None:
+        content[place + 25] ^= 1
+
+    change(disk, path, flip)
+    (found, *_) = verify_folder(disk)
+    assert (found.kind, found.position) == (FindingKind.DATA, f"{name}:{start}")
+    assert "CRC32" in found.message
+
+
+def test_a_bit_flipped_in_a_blocks_index_is_found_and_healed(disk: SimulatedDisk) -> None:
+    numbers = random.Random(3)
+    whole = disk.files()
+    for path in files(disk, INDEX_SUFFIX)[:-1]:
+
+        def flip(content: bytearray) -> None:
+            content[numbers.randrange(len(content))] ^= 1 << numbers.randrange(8)
+
+        change(disk, path, flip)
+        (found,) = verify_folder(disk)
+        assert (found.kind, found.name, found.healed) == (FindingKind.BLOCKS, path.name, False)
+        (healed,) = verify_folder(disk, heal=True)
+        assert healed.healed
+        assert verify_folder(disk) == []
+    assert {path for path in disk.files() if not path.name.endswith("lock")} == {
+        path for path in whole if not path.name.endswith("lock")
+    }
+
+
+def test_an_index_that_is_sound_but_wrong_is_found(disk: SimulatedDisk) -> None:
+    """A record with a good checksum and another number of transactions: only the data can tell."""
+    path = files(disk, INDEX_SUFFIX)[1]
+
+    def lie(content: bytearray) -> None:
+        record = bytearray(content[RECORD_BYTES : 2 * RECORD_BYTES])
+        record[68] += 1
+        content[RECORD_BYTES : 2 * RECORD_BYTES] = seal(bytes(record[:124]))
+
+    change(disk, path, lie)
+    found = [one for one in verify_folder(disk) if one.kind is FindingKind.BLOCKS]
+    assert [one.name for one in found] == [path.name]
+    verify_folder(disk, heal=True)
+    assert verify_folder(disk) == []
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged", "stale"])
+def test_an_index_of_segments_that_does_not_fit_is_found_and_healed(disk: SimulatedDisk, harm: str) -> None:
+    with open_log(disk.copy()) as log:
+        path = log.layout.segments_index
+    whole = disk.read(path)
+    if harm == "gone":
+        disk.remove(path)
+    elif harm == "damaged":
+        change(disk, path, lambda content: content.__setitem__(300, content[300] ^ 1))
+    else:
+        stale = SegmentIndex.load(disk, path)
+        assert stale is not None
+        stale.drop(stale[3].version).write(disk, path)
+    found = verify_folder(disk)
+    assert {one.kind for one in found} == {FindingKind.SEGMENTS}
+    assert all(one.healed for one in verify_folder(disk, heal=True))
+    assert disk.read(path) == whole
+    assert verify_folder(disk) == []
+
+
+def test_a_segment_that_is_gone_is_found_by_its_neighbor_and_by_the_index(disk: SimulatedDisk) -> None:
+    gone = files(disk, SEGMENT_SUFFIX)[4]
+    following = files(disk, SEGMENT_SUFFIX)[5]
+    disk.remove(gone)
+    found = verify_folder(disk)
+    assert {(one.kind, one.name) for one in found if not one.harmless} == {
+        (FindingKind.ORDER, following.name),
+        (FindingKind.SEGMENTS, gone.name),
+    }
+
+
+def test_a_segment_that_was_cut_is_found(disk: SimulatedDisk) -> None:
+    path = files(disk, SEGMENT_SUFFIX)[3]
+
+    def shorten(content: bytearray) -> None:
+        del content[-10:]
+
+    change(disk, path, shorten)
+    found = verify_folder(disk)
+    assert (found[0].kind, found[0].name) == (FindingKind.DATA, path.name)
+
+
+def test_epochs_that_are_gone_or_damaged_are_found(disk: SimulatedDisk) -> None:
+    path = next(path for path in disk.files() if path.name == "epochs.json")
+    change(disk, path, lambda content: content.__setitem__(slice(40, 41), b"~"))
+    assert {one.kind for one in verify_folder(disk)} == {FindingKind.EPOCHS}
+
+
+def test_an_object_that_changed_in_the_store_is_found_where_the_store_is_asked(disk: SimulatedDisk) -> None:
+    MemoryFileSystem.store.clear()
+    with open_log(disk) as log:
+        tier = log.tier = Tier("memory://bucket", disk, log.layout)
+        moved = tier.move(log, log.segments[0])
+    (path,) = MemoryFileSystem.store
+    content = bytearray(tier._files.cat_file(path))
+    content[-20] ^= 1
+    tier._files.pipe_file(path, bytes(content))
+    assert verify_folder(disk) == []
+    found = verify_folder(disk, tier=tier)
+    assert [one.kind for one in found] == [FindingKind.TIER]
+    assert f"{moved.version:019d}" in found[0].position
+
+
+def test_nothing_is_healed_under_a_log_that_is_open(disk: SimulatedDisk) -> None:
+    with open_log(disk) as log:
+        list(verify(disk, log.layout, block_bytes=BLOCK_BYTES))
+        with pytest.raises(LogLocked):
+            list(verify(disk, log.layout, heal=True, block_bytes=BLOCK_BYTES))
+
+
+def test_a_healed_log_opens_and_is_whole(disk: SimulatedDisk) -> None:
+    for path in [*files(disk, INDEX_SUFFIX), *[one for one in disk.files() if one.name == "segments.index"]]:
+        disk.remove(path)
+    assert all(one.healed for one in verify_folder(disk, heal=True))
+    with open_log(disk) as log:
+        check_log(log, whole=True)

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import itertools
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.coordinate.assignment import Assignment
+from penstock.coordinate.backends.memory import MemorySession, MemoryStore
+from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.held_shard import LOST, MOVED, RESET, RESIZED, STOPPING, HeldShard
+from penstock.coordinate.leadership import SETTLE_SECONDS, Leadership
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.membership import Member
+from penstock.coordinate.store import CoordinationStore, open_store
+from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.errors import LeaseLost, OptionInvalid
+from tests import coordination_process
+from tests.coordination_backends import wait_until
+from tools.zookeeper import ZooKeeper
+
+SHARDS = 8
+_numbers = itertools.count(1)
+
+
+class Subscriber:
+    """A member whose consumers note what befalls their shards."""
+
+    def __init__(self, url: str, subscription: Subscription, name: str, **options: float) -> None:
+        self.store = open_store(url)
+        self.gained: list[HeldShard] = []
+        self.lost: list[tuple[int, str]] = []
+        # What a consumer does when its shard is given up.
+        self.ending: Callable[[HeldShard], None] = lambda held: None
+        settings = {"session_seconds": 1.0, "grace_seconds": 5.0, "checkpoint_seconds": 0.1, **options}
+        self.member = Member(self.store, subscription, name, self.gained.append, self._lose, **settings)
+
+    def _lose(self, held: HeldShard, why: str) -> None:
+        self.ending(held)
+        self.lost.append((held.shard, why))
+
+    @property
+    def shards(self) -> set[int]:
+        """What it holds and may consume."""
+        return {shard for shard, held in self.member.shards.items() if held.held}
+
+    def close(self) -> None:
+        """Leave."""
+        self.member.stop()
+        self.store.close()
+
+
+class Crowd:
+    """The subscribers of one subscription, in this process."""
+
+    def __init__(self) -> None:
+        self.url = f"memory://members-{next(_numbers)}"
+        self.store = open_store(self.url)
+        self.subscriptions = Subscriptions(self.store)
+        self.subscription = self.subscriptions.create(Subscription("shop", "cache", shard_count=SHARDS))
+        self.stack = ExitStack()
+        self.stack.callback(self.store.close)
+        self.subscribers: list[Subscriber] = []
+
+    def join(self, name: str, **options: float) -> Subscriber:
+        """Start a subscriber."""
+        subscriber = Subscriber(self.url, self.subscription, name, **options)
+        self.stack.callback(subscriber.close)
+        self.subscribers.append(subscriber)
+        subscriber.member.start()
+        return subscriber
+
+    def wait_spread(self, shards: int = SHARDS) -> None:
+        """Wait until every shard is held, and as evenly as can be."""
+
+        def spread() -> bool:
+            counts = [len(one.shards) for one in self.subscribers]
+            held = [shard for one in self.subscribers for shard in one.shards]
+            return sorted(held) == list(range(shards)) and max(counts) - min(counts) <= 1
+
+        wait_until(spread)
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    made = Crowd()
+    with made.stack:
+        yield made
+
+
+def at(offset: int) -> Checkpoint:
+    """Return a checkpoint at an offset."""
+    return Checkpoint.now(f"mysql-bin.000001:{offset}", server_key="one")
+
+
+# --- One thing after the other ----------------------------------------------------------------
+
+
+def test_shards_spread_over_who_is_there_and_come_back_when_one_leaves(crowd: Crowd) -> None:
+    one = crowd.join("one")
+    crowd.wait_spread()
+    assert one.member.leads
+    two = crowd.join("two")
+    crowd.wait_spread()
+    assert len(one.gained) == SHARDS, "what it keeps is not taken again"
+    crowd.subscribers.remove(one)
+    one.close()
+    assert {why for _, why in one.lost} == {MOVED, STOPPING}
+    crowd.wait_spread()
+    assert two.shards == set(range(SHARDS))
+    wait_until(lambda: two.member.leads)
+
+
+def test_a_shard_is_handed_over_when_its_consumer_has_ended(crowd: Crowd) -> None:
+    one = crowd.join("one")
+    crowd.wait_spread()
+    may_end, asked = threading.Event(), threading.Event()
+
+    def finish(held: HeldShard) -> None:
+        asked.set()
+        assert may_end.wait(5)
+        assert held.held, "it is ours until the consumer has ended"
+        held.note(at(160 + 16 * held.shard))
+
+    one.ending = finish
+    two = crowd.join("two")
+    assert asked.wait(5)
+    time.sleep(0.3)
+    assert not two.gained
+    may_end.set()
+    crowd.wait_spread()
+    for held in two.gained:
+        assert held.checkpoint is not None
+        assert held.checkpoint.position == at(160 + 16 * held.shard).position
+        before = next(other for other in one.gained if other.shard == held.shard)
+        assert held.token > before.token
+        assert not before.held
+
+
+def test_a_consumer_that_does_not_end_is_fenced(crowd: Crowd) -> None:
+    one = crowd.join("one", grace_seconds=0.5)
+    crowd.wait_spread()
+    late, seen = threading.Event(), []
+
+    def linger(held: HeldShard) -> None:
+        assert late.wait(10)
+        try:
+            held.note(at(999))
+        except LeaseLost as error:
+            seen.append(error)
+
+    one.ending = linger
+    two = crowd.join("two")
+    crowd.wait_spread()
+    late.set()
+    wait_until(lambda: len(seen) == SHARDS // 2)
+    checkpoints = crowd.subscription.checkpoints(crowd.store)
+    assert all(checkpoints.read(held.shard) is None for held in two.gained)
+
+
+def test_a_moved_shard_stays_until_its_member_leaves(crowd: Crowd) -> None:
+    one, two = crowd.join("one"), crowd.join("two")
+    crowd.wait_spread()
+    (shard, *_) = one.shards
+    crowd.subscriptions.move("shop", "cache", shard, "two")
+    wait_until(lambda: shard in two.shards)
+    three = crowd.join("three")
+    crowd.wait_spread()
+    assert shard in two.shards
+    crowd.subscribers.remove(two)
+    two.close()
+    crowd.wait_spread()
+    standing = crowd.subscriptions.get("shop", "cache")
+    assert standing is not None
+    assert not standing.pins
+    assert shard in one.shards | three.shards
+
+
+def test_a_checkpoint_set_by_hand_begins_the_shard_again_there(crowd: Crowd) -> None:
+    one = crowd.join("one")
+    crowd.wait_spread()
+    one.gained[3].note(at(320))
+    assert one.gained[3].flush(5)
+    crowd.subscriptions.reset("shop", "cache", at(160), 3)
+    wait_until(lambda: len(one.gained) == SHARDS + 1)
+    again = one.gained[-1]
+    assert (again.shard, one.lost) == (3, [(3, RESET)])
+    assert again.checkpoint is not None
+    assert again.checkpoint.position == at(160).position
+    assert again.token > one.gained[3].token
+    with pytest.raises(LeaseLost):
+        one.gained[3].note(at(336))
+
+
+def test_the_number_of_shards_changes_under_running_members(crowd: Crowd) -> None:
+    subscribers = [crowd.join("one"), crowd.join("two")]
+    crowd.wait_spread()
+    for one in subscribers:
+        # A consumer still ends what it has begun, and that counts.
+        one.ending = lambda held: held.note(at(320 + 16 * held.shard))
+        for held in one.gained:
+            held.note(at(160))
+    resized = crowd.subscriptions.resize("shop", "cache", 3)
+    assert (resized.shard_count, resized.resizing) == (3, None)
+    crowd.wait_spread(3)
+    assert {why for one in subscribers for _, why in one.lost} == {RESIZED}
+    for one in subscribers:
+        for held in one.member.shards.values():
+            assert held.checkpoint is not None
+            assert held.checkpoint.position == at(320).position
+            assert held.floors.versions == tuple((320 + 16 * shard) >> 4 | 1 << 32 for shard in range(8))
+    wait_until(lambda: crowd.subscriptions.generations(resized) == [resized.generation])
+
+
+def test_a_member_that_lost_its_session_gives_up_and_comes_back(crowd: Crowd) -> None:
+    one = crowd.join("one")
+    crowd.wait_spread()
+    store, session = one.store, one.member._session
+    assert isinstance(store, MemoryStore)
+    assert isinstance(session, MemorySession)
+    tokens = {held.shard: held.token for held in one.gained}
+    store.lose(session)
+    wait_until(lambda: len(one.gained) == 2 * SHARDS)
+    assert one.lost.count((0, LOST)) == 1
+    assert len(one.lost) == SHARDS
+    crowd.wait_spread()
+    assert all(held.token > tokens[held.shard] for held in one.gained[SHARDS:])
+
+
+def test_a_member_whose_store_is_away_may_consume_nothing_until_it_is_back(crowd: Crowd) -> None:
+    one = crowd.join("one")
+    crowd.wait_spread()
+    assert isinstance(one.store, MemoryStore)
+    one.store.away(True)
+    assert one.shards == set()
+    time.sleep(0.7)
+    one.store.away(False)
+    crowd.wait_spread()
+    assert (len(one.gained), one.lost) == (SHARDS, [])
+
+
+def test_a_member_of_a_deleted_subscription_ends_by_name(crowd: Crowd) -> None:
+    one = crowd.join("one")
+    crowd.wait_spread()
+    crowd.subscriptions.delete("shop", "cache")
+    with pytest.raises(OptionInvalid, match="deleted"):
+        wait_until(lambda: one.member.wait(0.1))
+    assert len(one.lost) == SHARDS
+    assert list(crowd.store.list("/subscriptions")) == []
+
+
+def test_a_member_s_name_is_its_own_and_that_of_the_dead_is_free(crowd: Crowd) -> None:
+    left_behind = crowd.store.session(1.0)
+    left_behind.put_ephemeral(crowd.subscription.members_path + "/one", b"{}")
+    one = crowd.join("one")
+    time.sleep(0.3)
+    assert one.shards == set()
+    left_behind.close()
+    crowd.wait_spread()
+    double = Subscriber(crowd.url, crowd.subscription, "one", session_seconds=0.5)
+    double.member.start()
+    with pytest.raises(OptionInvalid, match="'one' already"):
+        wait_until(lambda: double.member.wait(0.1))
+    double.close()
+    assert one.shards == set(range(SHARDS))
+
+
+def test_a_leader_that_was_followed_changes_nothing(crowd: Crowd) -> None:
+    session = crowd.store.session(1.0)
+    session.put_ephemeral(crowd.subscription.members_path + "/one", b"{}")
+    lease = Lease.acquire(crowd.store, session, crowd.subscription.leader_path, "one")
+    assert lease is not None
+    later = Assignment(crowd.subscription.generation, lease.token + 1, {0: "two"})
+    crowd.store.put(crowd.subscription.assignment_path, later.encode())
+    leader = Leadership(crowd.store, lease, 1.0)
+    leader.lead(crowd.subscription)
+    time.sleep(2 * SETTLE_SECONDS)
+    leader.lead(crowd.subscription)
+    assert Assignment.of(crowd.store.get(crowd.subscription.assignment_path)) == later
+    crowd.store.put(crowd.subscription.assignment_path, replace(later, token=0).encode())
+    leader.lead(crowd.subscription)
+    ours = Assignment.of(crowd.store.get(crowd.subscription.assignment_path))
+    assert (ours.token, set(ours.owners.values())) == (lease.token, {"one"})
+
+
+# --- Everything at once -----------------------------------------------------------------------
+
+
+class Processes:
+    """Members that are processes, which come, leave and are killed."""
+
+    def __init__(self, url: str, file: Path, chance: random.Random) -> None:
+        self.url = url
+        self.file = file
+        self.chance = chance
+        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.killed = 0
+
+    def join(self) -> None:
+        """Start one, and wait until it takes part."""
+        name = f"member-{next(_numbers)}"
+        process = coordination_process.start("member", self.url, "shop", "cache", name, self.file, 1.5)
+        self.running[name] = process
+        assert process.stdout is not None
+        assert process.stdout.readline() == "joined\n", process.communicate()[1]
+
+    def leave(self, number: signal.Signals) -> None:
+        """Have one end, as a person or a crash ends it."""
+        process = self.running.pop(self.chance.choice(sorted(self.running)))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+        if number == signal.SIGKILL:
+            self.killed += 1
+        else:
+            assert process.returncode == 0, errors
+
+    def close(self) -> None:
+        """End them all."""
+        for process in self.running.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(params=["sqlite", "zookeeper"])
+def ensemble(request: pytest.FixtureRequest) -> ZooKeeper | None:
+    """What keeps the store that processes share; None for a file."""
+    return request.getfixturevalue("zookeeper") if request.param == "zookeeper" else None
+
+
+def test_members_that_come_leave_and_die_never_consume_a_shard_at_once(
+    ensemble: ZooKeeper | None, tmp_path: Path
+) -> None:
+    url = f"sqlite://{tmp_path}/coordination.db"
+    if ensemble is not None:
+        url = f"zookeeper://{ensemble.hosts}/members-{next(_numbers)}"
+    store = open_store(url)
+    subscription = Subscriptions(store).create(Subscription("shop", "cache", shard_count=SHARDS))
+    processes = Processes(url, tmp_path / "deliveries", random.Random(7))
+    try:
+        for _ in range(5):
+            processes.join()
+        deadline = time.monotonic() + 7.0
+        while time.monotonic() < deadline:
+            time.sleep(processes.chance.uniform(0.2, 0.8))
+            leaving = len(processes.running) > 2 and processes.chance.random() < 0.5
+            if leaving:
+                processes.leave(processes.chance.choice([signal.SIGKILL, signal.SIGTERM]))
+            elif len(processes.running) < 6:
+                processes.join()
+        if ensemble is not None:
+            ensemble.kill()
+            ensemble.start()
+        while len(processes.running) < 5:
+            processes.join()
+        wait_until(lambda: is_spread(store, subscription, set(processes.running)))
+        # At rest every shard is consumed.
+        rested = tmp_path.joinpath("deliveries").stat().st_size
+        wait_until(lambda: shards_in(tmp_path / "deliveries", rested) == set(range(SHARDS)))
+        for _ in tuple(processes.running):
+            processes.leave(signal.SIGTERM)
+        assert processes.killed
+        checkpoints = subscription.checkpoints(store)
+        for shard, numbers in delivered(tmp_path / "deliveries").items():
+            checkpoint = checkpoints.read(shard)
+            assert checkpoint is not None
+            # Who leaves in order has noted all that it consumed.
+            assert checkpoint.position == at(numbers[-1] + 16).position
+    finally:
+        processes.close()
+        store.close()
+
+
+def is_spread(store: CoordinationStore, subscription: Subscription, members: set[str]) -> bool:
+    """Tell whether these members hold every shard, and none two more than another."""
+    holders = [view.holder for view in Subscriptions(store).shards(subscription)]
+    counts = Counter(holder.name for holder in holders if holder is not None)
+    return None not in holders and set(counts) == members and max(counts.values()) - min(counts.values()) <= 1
+
+
+def shards_in(file: Path, begin: int) -> set[int]:
+    """Return the shards of which something was delivered since the file had a length."""
+    return {int(line.split()[0]) for line in file.read_bytes()[begin:].decode().splitlines()}
+
+
+def delivered(file: Path) -> dict[int, list[int]]:
+    """Return what was delivered of each shard, proved to be of one holder after the other, without a gap."""
+    numbers: dict[int, list[int]] = {shard: [] for shard in range(SHARDS)}
+    tokens = dict.fromkeys(numbers, 0)
+    for line in file.read_text().splitlines():
+        shard, token, number = map(int, line.split())
+        assert token >= tokens[shard], f"{line}: token {tokens[shard]} has consumed already"
+        expected = numbers[shard][-1] + 16 if numbers[shard] else 4
+        if token == tokens[shard]:
+            assert number == expected, line
+        else:
+            # What a killed holder had not noted yet comes again, and nothing is left out.
+            assert number <= expected, line
+        tokens[shard] = token
+        numbers[shard].append(number)
+    return numbers

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One transaction of any length is decoded in bounded memory: 2 GB within 512 MB above the interpreter's own.
+
+`PENSTOCK_LONG=1` decodes the 2 GB; otherwise a tenth of it within half of the bound.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.binlog_bytes import TRANSACTION_PAYLOAD, codes
+from tests.fixture_types import StartServer
+from tools.servers import Server
+
+LONG = bool(os.environ.get("PENSTOCK_LONG"))
+TRANSACTION_BYTES = (2000 if LONG else 200) * 1_000_000
+MEMORY_BYTES_MAX = (512 if LONG else 256) << 20
+ROW_BYTES = 20_000
+
+# Reads a log in a process of its own and tells how far its memory grew: the interpreter and Arrow come first.
+READER = """
+import json, resource, sys
+import penstock, pyarrow
+def resident(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+start = resident()
+rows = total = 0
+for batch in penstock.read_binlog(sys.argv[1], sys.argv[2]):
+    total += batch.to_arrow().column("text").nbytes
+    rows += batch.rows
+print(json.dumps({"rows": rows, "bytes": total, "growth": resident() - start}))
+"""
+
+
+def write_transaction(server: Server, compressed: bool) -> int:
+    """Write one transaction of about TRANSACTION_BYTES; returns its number of rows."""
+    rows = 512
+    # 10,000 digits that compress by half, and repeat only farther away than the server's compression looks.
+    digits = ", ".join(["HEX(RANDOM_BYTES(500))"] * 10)
+    numbers = f"JSON_TABLE('[{','.join('1' * rows)}]', '$[*]' COLUMNS (n INT PATH '$'))"
+    with server.connect(database="d") as connection, connection.cursor() as cursor:
+        if compressed:
+            cursor.execute("SET SESSION binlog_transaction_compression = ON")
+        cursor.execute("BEGIN")
+        text = f"CONCAT({digits}, REPEAT('x', 10000))"
+        cursor.execute(f"INSERT INTO t (text) SELECT {text} FROM {numbers} AS numbers")
+        while rows * ROW_BYTES < TRANSACTION_BYTES:
+            cursor.execute(f"INSERT INTO t (text) SELECT text FROM t ORDER BY id LIMIT {min(rows, 4096)}")
+            rows += cursor.rowcount
+        cursor.execute("COMMIT")
+    return rows
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "compressed"])
+def test_one_large_transaction_is_decoded_in_bounded_memory(
+    compressed: bool, start_server: StartServer
+) -> None:
+    server = start_server("mysql", innodb_redo_log_capacity="2G", max_binlog_cache_size="8G")
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (id BIGINT AUTO_INCREMENT PRIMARY KEY, text LONGTEXT)")
+    server.sql("FLUSH BINARY LOGS")
+    path = server.binlog_files()[-1]
+    rows = write_transaction(server, compressed)
+    server.sql("FLUSH BINARY LOGS")
+    if compressed:
+        assert TRANSACTION_PAYLOAD in codes(path.read_bytes())
+        assert path.stat().st_size > TRANSACTION_BYTES // 5
+    else:
+        assert path.stat().st_size > TRANSACTION_BYTES
+    found = read_apart(path)
+    assert found["rows"] == rows
+    assert found["bytes"] > rows * ROW_BYTES
+    assert found["growth"] < MEMORY_BYTES_MAX, found
+
+
+def read_apart(path: Path) -> dict[str, int]:
+    """Read a log in another process and return what it counted."""
+    command = [sys.executable, "-c", READER, str(path), "d.t"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found

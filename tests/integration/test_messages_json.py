@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debezium's and Maxwell's messages of every column type, against what the server's own client shows."""
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow
+import pytest
+
+import penstock
+from penstock._native import shard_slots
+from penstock.binlog import load_schemas
+from penstock.errors import OptionInvalid
+from penstock.model import TablePatterns
+from penstock.source.reading import Selection, read_range
+from penstock.source.source import ByteRange, SourceOptions, open_source
+from tests import json_expectations as expected
+from tests.decoding import run_logged
+from tests.fixture_types import FreshDatabase
+from tests.integration.test_types import CASES, OF_MARIADB, Case, definition, shown_by_client, write
+from tools.servers import Server
+
+INSERT, UPDATE, DELETE, STATEMENT, END = 0, 1, 2, 3, 5
+DIFFERENCES_SHOWN_MAX = 8
+# Arrow does not tell how many digits a fraction has, so what has one may fall into another slot there.
+SLOTS_DIFFER = ("time", "datetime", "timestamp")
+
+
+class Message(NamedTuple):
+    """One message and what stands beside it."""
+
+    kind: int
+    table: str
+    slot: int
+    rows: int
+    value: bytes
+    end_offset: int | None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        assert self.value.endswith(b"}\n")
+        assert self.value.count(b"\n") == 1
+        told: dict[str, Any] = json.loads(self.value)
+        return told
+
+
+def read(
+    file: Path,
+    dialect: str,
+    tables: str | None = None,
+    schemas: Any = None,
+    shard_columns: Sequence[str] | None = None,
+    **options: Any,
+) -> list[Message]:
+    """Return every message of a file."""
+    patterns = TablePatterns(tables, None)
+    pairs = () if shard_columns is None else (("*.*", tuple(shard_columns)),)
+    selection = Selection(patterns, shard_columns=pairs)
+    source = open_source(SourceOptions.parse(str(file), instance="shop"))
+    whole = ByteRange(0, file.name, 4, None, aligned=True)
+    batches = read_range(
+        source, whole, selection, load_schemas(schemas), emit="messages", dialect=dialect, **options
+    )
+    return [message for batch in batches for message in messages_of(batch.to_arrow())]
+
+
+def messages_of(batch: pyarrow.RecordBatch) -> Iterator[Message]:
+    names = ("kind", "table", "slot", "rows", "value", "end_offset")
+    for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+        yield Message(*row)
+
+
+def rows_of(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message.kind in (INSERT, UPDATE, DELETE)]
+
+
+# --- Every type ------------------------------------------------------------------------------
+
+DOCUMENTS = Case(
+    ["json"],
+    [
+        ['\'{"a": [1, 2.5, true, null, "x\\\\\\\\y"], "é": {}}\''],
+        ["'[]'"],
+        ["'\"text\"'"],
+        ["'18446744073709551615'"],
+        ["json_object('at', cast('2024-02-29 01:02:03' as datetime), 'd', cast(1.50 as decimal(5,2)))"],
+    ],
+    ["mysql"],
+)
+MATRIX = {**CASES, "documents": DOCUMENTS}
+PAIRS = [(flavor, name) for name, case in MATRIX.items() for flavor in case.flavors if flavor != "mariadb"]
+
+
+def is_same(found: Any, wanted: Any, type_text: str) -> bool:
+    name = expected.name_of(type_text)
+    if found is None or wanted is None:
+        return found is wanted
+    if name == "float":
+        return struct.pack("<f", found) == struct.pack("<f", wanted)
+    if name == "double":
+        return struct.pack("<d", found) == struct.pack("<d", wanted)
+    if name == "vector":
+        return struct.pack(f"<{len(found)}f", *found) == struct.pack(f"<{len(wanted)}f", *wanted)
+    return type(found) is type(wanted) and bool(found == wanted)
+
+
+def differences(
+    case: Case,
+    rows: Sequence[dict[str, Any]],
+    texts: Sequence[Sequence[str | None]],
+    tell: Callable[..., Any],
+) -> Iterator[str]:
+    assert len(rows) == len(texts)
+    for row, shown in zip(rows, texts, strict=True):
+        for number, (type_text, text) in enumerate(zip(case.types, shown, strict=True)):
+            wanted = tell(text, type_text)
+            if not is_same(row[f"c{number}"], wanted, type_text):
+                yield f"{type_text}: {row[f'c{number}']!r}, expected {wanted!r} of {text!r}"
+
+
+def check(differ: Iterator[str]) -> None:
+    found = list(differ)
+    assert not found, "\n".join([f"{len(found)} differ", *found[:DIFFERENCES_SHOWN_MAX]])
+
+
+@pytest.mark.parametrize(("flavor", "name"), PAIRS)
+def test_every_value_is_what_its_dialect_makes_of_the_clients_text(
+    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
+) -> None:
+    server, case = server_of(flavor), MATRIX[name]
+    table, file = write(server, fresh_database(server), case)
+    schemas = definition(server, table)
+    texts = shown_by_client(server, table, case.types)
+
+    debezium = [message.told for message in rows_of(read(file, "debezium", table, schemas))]
+    check(differences(case, [told["after"] for told in debezium], texts, expected.debezium))
+
+    spatial = [number for number, kind in enumerate(case.types) if kind in expected.GEOMETRIES]
+    # MySQL shows latitudes first where it knows the reference system; the log holds them as they are kept.
+    axes = ", 'axis-order=long-lat'" if flavor == "mysql" else ""
+    for number in spatial:
+        shown = server.sql(f"SELECT st_astext(c{number}{axes}) FROM {table} ORDER BY id")
+        for row, (text,) in zip(texts, shown, strict=True):
+            row[number] = None if text is None else expected.plain_wkt(text)
+    rows = [
+        json.loads(message.value, parse_float=number_of(case))
+        for message in rows_of(read(file, "maxwell", table, schemas))
+    ]
+    for told in rows:
+        for number in spatial:
+            if told["data"][f"c{number}"] is not None:
+                told["data"][f"c{number}"] = expected.plain_wkt(told["data"][f"c{number}"])
+    check(differences(case, [told["data"] for told in rows], texts, expected.maxwell))
+
+    with_schema = rows_of(read(file, "debezium_schema", table, schemas))
+    if name not in OF_MARIADB:
+        # With full metadata the log alone tells everything, the kind of a geometry too.
+        assert rows_of(read(file, "debezium_schema", table)) == with_schema
+    wrapped = [message.told for message in with_schema]
+    assert [message["payload"] for message in wrapped] == debezium
+    check_schema(case, wrapped[0]["schema"])
+    check_slots(case, server, table, file)
+
+
+def number_of(case: Case) -> Callable[[str], Any]:
+    return Decimal if any(kind.startswith("decimal") for kind in case.types) else float
+
+
+def check_schema(case: Case, schema: dict[str, Any]) -> None:
+    names = ["before", "after", "source", "transaction", "op", "ts_ms", "ts_us", "ts_ns"]
+    assert [field["field"] for field in schema["fields"]] == names
+    for side in schema["fields"][:2]:
+        for number, (field, type_text) in enumerate(zip(side["fields"][1:], case.types, strict=True)):
+            assert field["field"] == f"c{number}"
+            assert (field["type"], field.get("name")) == expected.meaning(type_text), type_text
+            assert field["optional"] is ("not null" not in type_text)
+
+
+def check_slots(case: Case, server: Server, table: str, file: Path) -> None:
+    """Each column in turn decides the shard: the same slots from raw rows and from Arrow columns."""
+    schemas = definition(server, table)
+    batches = [batch.to_arrow() for batch in penstock.read_binlog(str(file), table, schemas=schemas)]
+    if any(value for batch in batches for value in batch["_metadata"].field("unrepresentable").to_pylist()):
+        return
+    for number, type_text in enumerate(case.types):
+        if expected.name_of(type_text) in (*SLOTS_DIFFER, "vector"):
+            continue
+        key = [f"c{number}"]
+        found = [message.slot for message in rows_of(read(file, "debezium", table, schemas, key))]
+        slots = [
+            slot for batch in batches for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()
+        ]
+        assert found == slots, type_text
+
+
+# --- The messages around the values ----------------------------------------------------------
+
+CHANGES = (
+    "INSERT INTO t VALUES (1, 'a', 1), (2, 'b', NULL)",
+    "UPDATE t SET name = 'c' WHERE id = 1",
+    "UPDATE t SET id = 9 WHERE id = 2",
+    "DELETE FROM t WHERE id = 9",
+)
+
+
+@pytest.fixture
+def changed(server: Server, fresh_database: FreshDatabase) -> tuple[str, Path]:
+    """A table with a few changes: the last three in one transaction of their own."""
+    database = fresh_database(server)
+    insert, *rest = CHANGES
+    create = "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20) NOT NULL, n INT)"
+    return database, run_logged(server, create, insert, "BEGIN", *rest, "COMMIT", database=database)
+
+
+def test_debezium_tells_each_change_with_its_place(changed: tuple[str, Path], server: Server) -> None:
+    database, file = changed
+    messages = read(file, "debezium", f"{database}.*")
+    rows = rows_of(messages)
+    one, two = {"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": None}
+    moved = {**two, "id": 9}
+    assert [(told["op"], told["before"], told["after"]) for told in (message.told for message in rows)] == [
+        ("c", None, one),
+        ("c", None, two),
+        ("u", one, {**one, "name": "c"}),
+        # A row with another key is another row.
+        ("d", two, None),
+        ("c", None, moved),
+        ("d", moved, None),
+    ]
+    assert [message.rows for message in rows] == [1, 1, 1, 0, 1, 1]
+    assert [message.slot for message in rows] == [962, 963, 962, 963, 970, 970]
+    assert {message.table for message in rows} == {f"{database}.t"}
+    source = rows[1].told["source"]
+    assert (source["name"], source["db"], source["table"], source["row"]) == ("shop", database, "t", 1)
+    assert (source["file"], source["snapshot"], source["connector"]) == (file.name, "false", "mysql")
+    ((server_id,),) = server.sql("SELECT @@server_id")
+    assert source["server_id"] == server_id
+    assert source["ts_ms"] * 1_000_000 == source["ts_ns"] // 1_000_000 * 1_000_000
+    assert file.stat().st_size > source["pos"] > 4
+    assert all(message.told["transaction"] is None for message in rows)
+    ends = [message for message in messages if message.kind == END]
+    assert [(message.value, message.slot) for message in ends] == [(b"", -1)] * 2
+    assert all(message.end_offset for message in ends)
+
+
+def shape(told: Any) -> Any:
+    """The names in a message, in their order; those of a row are its table's."""
+    if not isinstance(told, dict):
+        return None
+    of_table = ("before", "after", "data", "old", "mysqlType", "sqlType")
+    return {name: name in of_table or shape(value) for name, value in told.items()}
+
+
+@pytest.mark.parametrize("dialect", ["debezium", "maxwell", "canal_flat"])
+def test_the_page_shows_the_messages_as_they_are(changed: tuple[str, Path], dialect: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/formats/messages.md").read_text()
+    blocks = [block for block in page.split("\n\n") if block.startswith('    {"')]
+    database, file = changed
+    (update, *_) = [message for message in read(file, dialect, f"{database}.t") if message.kind == UPDATE]
+    found = update.told
+    examples = [json.loads(block) for block in blocks]
+    first = next(iter(found))
+    # Our own dialect begins as Maxwell's does.
+    alike = [example for example in examples if next(iter(example)) == first]
+    example = max(alike, key=lambda one: len(one.keys() & found.keys()))
+    optional = {"gtid", "thread_id"} if dialect == "maxwell" else set()
+    wanted = {
+        name: inside for name, inside in shape(example).items() if name in found or name not in optional
+    }
+    assert list(shape(found).items()) == list(wanted.items())
+
+
+def test_debezium_tells_definitions(changed: tuple[str, Path]) -> None:
+    database, file = changed
+    (created,) = [message for message in read(file, "debezium", f"{database}.*") if message.kind == STATEMENT]
+    assert created.told["ddl"].startswith("CREATE TABLE t")
+    assert (created.told["databaseName"], created.slot) == (database, -1)
+    assert created.end_offset is not None
+    wrapped = [
+        message for message in read(file, "debezium_schema", f"{database}.*") if message.kind == STATEMENT
+    ]
+    assert [message.told["payload"] for message in wrapped] == [created.told]
+
+
+def test_maxwell_tells_each_change_with_its_transaction(changed: tuple[str, Path], server: Server) -> None:
+    database, file = changed
+    rows = [message.told for message in rows_of(read(file, "maxwell", f"{database}.*"))]
+    one, two = {"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": None}
+    moved = {**two, "id": 9}
+    assert [(told["type"], told["data"], told.get("old")) for told in rows] == [
+        ("insert", one, None),
+        ("insert", two, None),
+        ("update", {**one, "name": "c"}, {"name": "a"}),
+        ("update", moved, {"id": 2}),
+        ("delete", moved, None),
+    ]
+    assert [told.get("commit") for told in rows] == [None, True, None, None, True]
+    assert [told.get("xoffset") for told in rows] == [0, None, 0, 1, None]
+    first, second = {told["xid"] for told in rows[:2]}, {told["xid"] for told in rows[2:]}
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert {(told["database"], told["table"]) for told in rows} == {(database, "t")}
+    events = [
+        row
+        for batch in penstock.read_binlog(str(file), emit="events")
+        for row in batch.to_arrow().to_pylist()
+    ]
+    places = {f"{row['file']}:{row['offset']}": row for row in events if row["table"] == "t" and row["rows"]}
+    assert {told["position"] for told in rows} == set(places)
+    assert all(told["ts"] == places[told["position"]]["timestamp"].timestamp() for told in rows)
+    assert all(told["gtid"] == places[told["position"]]["gtid"] for told in rows if "gtid" in told)
+
+
+def test_maxwell_tells_definitions_of_tables(changed: tuple[str, Path]) -> None:
+    database, file = changed
+    (created,) = [
+        message.told for message in read(file, "maxwell", f"{database}.*") if message.kind == STATEMENT
+    ]
+    assert (created["type"], created["database"], created["table"]) == ("table-create", database, "t")
+    assert created["sql"].startswith("CREATE TABLE t")
+
+
+def test_a_transaction_over_the_memory_leaves_maxwells_first_rows_without_their_number(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, pad VARCHAR(200))")
+    inserts = [f"INSERT INTO t VALUES ({number}, repeat('x', 200))" for number in range(10)]
+    file = run_logged(mysql_server, "BEGIN", *inserts, "COMMIT", database=database)
+    rows = [message.told for message in rows_of(read(file, "maxwell", f"{database}.t", held_bytes_max=700))]
+    assert [told["data"]["id"] for told in rows] == list(range(10))
+    numbered = [told for told in rows if "xid" in told]
+    # The last row stays until the end of the transaction is known, however little memory there is.
+    assert 0 < len(numbered) < 10
+    assert rows[-len(numbered) :] == numbered
+    assert [told.get("xoffset") for told in numbered] == [*range(10 - len(numbered), 9), None]
+    assert [told for told in rows if told.get("commit")] == [rows[-1]]
+
+
+def test_rows_that_are_logged_in_part_tell_what_they_hold(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a INT, b INT)")
+    file = run_logged(
+        mysql_server,
+        "SET binlog_row_image = MINIMAL",
+        "INSERT INTO t VALUES (1, 2, 3)",
+        "UPDATE t SET a = 5 WHERE id = 1",
+        database=database,
+    )
+    _, updated = [message.told for message in rows_of(read(file, "debezium", f"{database}.t"))]
+    assert (updated["before"], updated["after"]) == ({"id": 1}, {"a": 5})
+    _, updated = [message.told for message in rows_of(read(file, "maxwell", f"{database}.t"))]
+    assert updated["data"] == {"a": 5, "id": 1}
+    assert "old" not in updated
+
+
+def test_text_that_is_none_and_days_that_are_none_keep_the_stream_going(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    table = f"{fresh_database(mysql_server)}.t"
+    columns = (
+        "id INT PRIMARY KEY, d DATE NOT NULL, t DATETIME NOT NULL, s TIMESTAMP(3) NOT NULL, x VARBINARY(9)"
+    )
+    with mysql_server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'")
+        cursor.execute(f"CREATE TABLE {table} ({columns})")
+        cursor.execute("FLUSH BINARY LOGS")
+        zero = "0000-00-00"
+        cursor.execute(f"INSERT INTO {table} VALUES (1, '{zero}', '{zero}', '{zero}', x'61e462c3a4')")
+    file = mysql_server.binlog_files()[-1]
+    # Bytes that are taken for text, as when a column's character set was set wrong.
+    schemas = {table: {"id": "int", "d": "date", "t": "datetime", "s": "timestamp(3)", "x": "varchar(9)"}}
+    (debezium,) = [message.told["after"] for message in rows_of(read(file, "debezium", table))]
+    assert debezium == {"id": 1, "d": 0, "t": 0, "s": "1970-01-01T00:00:00Z", "x": "YeRiw6Q="}
+    (maxwell,) = [message.told["data"] for message in rows_of(read(file, "maxwell", table, schemas))]
+    assert (maxwell["d"], maxwell["t"]) == (zero, f"{zero} 00:00:00")
+    assert maxwell["s"] == f"{zero} 00:00:00.000"
+
+
+def test_keys_of_several_columns_fall_into_the_same_slots_everywhere(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    columns = (
+        "a INT, b VARCHAR(9), c YEAR, d DECIMAL(9,2), e BIT(9), f BIGINT UNSIGNED, g VARBINARY(3), h DATE"
+    )
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, {columns}, i DATETIME)")
+    file = run_logged(
+        server,
+        "INSERT INTO t VALUES (1, -5, 'ü', 0, -0.50, 300, 18446744073709551615, x'ff00', '2024-02-29',"
+        " '2024-02-29 01:02:03'), (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)",
+        "UPDATE t SET b = '€' WHERE id = 1",
+        "DELETE FROM t WHERE id = 2",
+        database=database,
+    )
+    table = f"{database}.t"
+    # Named in another order than the table's, which is the one that counts.
+    key = list("ihgfedcba")
+    rows = penstock.read_binlog(str(file), table, changes=["insert", "update_postimage", "delete"])
+    slots = [slot for batch in rows for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()]
+    found = [message.slot for message in rows_of(read(file, "maxwell", table, shard_columns=key))]
+    assert found == slots
+    assert len(set(found)) == 3
+
+
+def test_slots_of_arrow_rows_refuse_what_is_no_key() -> None:
+    batch = pyarrow.record_batch({"id": [1, 2], "flags": [[1], [2]], "name": ["a", None]})
+    assert pyarrow.array(shard_slots(batch, ["id"])).to_pylist() == [962, 963]
+    assert pyarrow.array(shard_slots(batch, ["name"])).to_pylist()[1] == 961
+    assert len(set(pyarrow.array(shard_slots(batch, [], "shop.orders")).to_pylist())) == 1
+    for column in ("flags", "missing"):
+        with pytest.raises(OptionInvalid, match=column):
+            shard_slots(batch, [column])

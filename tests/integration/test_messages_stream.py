@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What messages tell of transactions, statements and parts of rows, on logs of real servers."""
+
+import json
+from contextlib import closing
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock._native import Decoder
+from penstock.errors import OptionInvalid, TransactionRolledBack
+from tests.binlog_bytes import MAGIC, first_event_end
+from tests.decoding import run_logged
+from tests.fixture_types import FreshDatabase
+from tests.integration.test_messages_canal import (
+    BEGIN,
+    END,
+    HEARTBEAT,
+    INSERT,
+    STATEMENT,
+    UPDATE,
+    Entry,
+    entries,
+    event_of,
+    told,
+    updated,
+)
+from tests.integration.test_messages_json import messages_of, read, rows_of
+from tests.integration.test_types import definition
+from tools.servers import Server
+
+QUERY = 7
+DEFINITIONS = [
+    ("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE", "a"),
+    ("ALTER TABLE a ADD COLUMN b INT", "ALTER", "a"),
+    ("CREATE INDEX i ON a (b)", "CINDEX", "a"),
+    ("DROP INDEX i ON a", "DINDEX", "a"),
+    ("TRUNCATE TABLE a", "TRUNCATE", "a"),
+    ("RENAME TABLE a TO c", "RENAME", "a"),
+    ("CREATE VIEW v AS SELECT 1", "QUERY", ""),
+    ("DROP VIEW v", "QUERY", ""),
+    ("DROP TABLE c", "ERASE", "c"),
+]
+
+
+def test_definitions_are_named_by_what_they_define(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    file = run_logged(server, *(text for text, _, _ in DEFINITIONS), database=database)
+    found = entries(file, f"{database}.*", None)
+    # A view is no table, so of the tables of one database only those definitions are told.
+    wanted = [one for one in DEFINITIONS if "VIEW" not in one[0]]
+    assert [(entry.event, entry.header.tableName) for entry in found] == [one[1:] for one in wanted]
+    everything = [entry for entry in entries(file) if entry.header.schemaName == database]
+    assert [(entry.event, entry.header.tableName) for entry in everything] == [one[1:] for one in DEFINITIONS]
+    for entry in found:
+        assert entry.header.schemaName == entry.store.ddlSchemaName == database
+        assert entry.store.isDdl
+        assert entry.message.kind == STATEMENT
+        assert entry.message.slot == -1
+        # It commits by itself, so it says where.
+        assert entry.message.end_offset == entry.header.logfileOffset + entry.header.eventLength
+    assert [entry.store.sql for entry in found[:2]] == [text for text, _, _ in wanted[:2]]
+
+    flat = [json.loads(message.value) for message in read(file, "canal_flat", f"{database}.*")]
+    assert [(one["type"], one["table"]) for one in flat] == [one[1:] for one in wanted]
+    assert all(one["isDdl"] and one["data"] is None and one["old"] is None for one in flat)
+    events = [event_of(message.value) for message in read(file, "ptubes", f"{database}.*")]
+    assert [(event.isDdl, event.eventType, event.ddlSchemaName) for event in events] == [
+        (True, 7, f"{database}.{table}") for _, _, table in wanted
+    ]
+    assert events[0].sql == f"{{dbTableName={database}.a, sql={wanted[0][0]}}}"
+
+
+def test_only_what_is_selected_is_told(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(mysql_server)
+    for table in ("t", "other"):
+        mysql_server.sql(f"CREATE TABLE {database}.{table} (id INT PRIMARY KEY, a INT, b INT)")
+    schemas = definition(mysql_server, f"{database}.t")
+    file = run_logged(
+        mysql_server,
+        "INSERT INTO other VALUES (1, 1, 1)",
+        "ALTER TABLE other ADD COLUMN c INT",
+        "BEGIN",
+        "INSERT INTO other (id) VALUES (2)",
+        "INSERT INTO t VALUES (7, 8, 9)",
+        "COMMIT",
+        "DELETE FROM other",
+        "CREATE USER somebody@localhost IDENTIFIED BY 'secret'",
+        "DROP USER somebody@localhost",
+        database=database,
+    )
+    found = entries(file, f"{database}.t", schemas)
+    assert [entry.message.kind for entry in found] == [4, INSERT, END]
+
+
+def test_columns_that_are_not_wanted_are_absent(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a INT, b INT)")
+    file = run_logged(mysql_server, "INSERT INTO t VALUES (7, 8, 9)", "UPDATE t SET a = 1", database=database)
+    answer = {"columns": [("id", "int", None, False), ("a", "int", None, True), ("b", "int", None, True)]}
+    messages = decoded(file.read_bytes(), {**answer, "wanted": ["b"], "primary_key": ["id"]}, database)
+    rows = [Entry(message) for message in rows_of(messages)]
+    assert told(rows[0].store.rowDatas[0].afterColumns) == {"b": "9"}
+    assert [column.index for column in rows[0].store.rowDatas[0].afterColumns] == [2]
+    assert updated(rows[1].store.rowDatas[0].afterColumns) == set()
+    # The key still tells the slot.
+    assert [entry.message.slot for entry in rows] == [968, 968]
+
+
+def decoded(
+    data: bytes, answer: dict[str, Any], database: str, dialect: str = "canal", **options: Any
+) -> list[Any]:
+    """Decode a file with one answer for all tables of a database."""
+    decoder = Decoder(
+        instance="test",
+        file="mysql-bin.000001",
+        emit="messages",
+        dialect=dialect,
+        statements=False,
+        **options,
+    )
+    view, found = memoryview(data), list[Any]()
+    while decoder.state != "done":
+        view = view[decoder.feed(view) :]
+        if decoder.state == "table":
+            matches = decoder.table_request().database == database
+            decoder.answer_table(**answer) if matches else decoder.answer_table(None)
+        elif decoder.state == "batch":
+            found += messages_of(pyarrow.record_batch(decoder.take_batch()))
+        else:
+            decoder.finish(len(view))
+            while decoder.state == "batch":
+                found += messages_of(pyarrow.record_batch(decoder.take_batch()))
+            break
+    return found
+
+
+def test_a_table_made_of_a_query_is_one_transaction(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    file = run_logged(
+        server,
+        "CREATE TABLE t (PRIMARY KEY (id)) AS SELECT 1 AS id UNION SELECT 2",
+        "DROP TABLE t",
+        database=database,
+    )
+    found = [entry for entry in entries(file, f"{database}.*") if entry.header.eventType != QUERY]
+    # MySQL logs it as one transaction, MariaDB the definition before the one of its rows.
+    order = [BEGIN, STATEMENT, INSERT, END] if server.flavor == "mysql" else [STATEMENT, BEGIN, INSERT, END]
+    kinds = [entry.message.kind for entry in found]
+    assert kinds in ([*order, STATEMENT], [BEGIN, STATEMENT, INSERT, END, STATEMENT])
+    ends = [entry.message.end_offset is not None for entry in found]
+    assert ends == [(kinds[0] == STATEMENT and number == 0) or number > 2 for number in range(5)]
+
+
+@pytest.mark.parametrize("dialect", ["canal", "canal_flat", "ptubes"])
+def test_nothing_is_told_twice_after_a_reconnect(
+    mysql_server: Server, fresh_database: FreshDatabase, dialect: str
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
+    statements = [f"INSERT INTO t VALUES ({number}), ({number + 1})" for number in range(0, 10, 2)]
+    file = run_logged(mysql_server, "BEGIN", *statements, "COMMIT", database=database)
+    answer: dict[str, Any] = {"columns": [("id", "int", None, False)], "primary_key": ["id"]}
+    whole = decoded(file.read_bytes(), answer, database, dialect)
+    rows = [number for number, message in enumerate(whole) if message.kind == INSERT]
+    for resumed in (2, 4, 8):
+        handed_out = rows[resumed if dialect == "ptubes" else resumed // 2]
+        rest = decoded(file.read_bytes(), answer, database, dialect, resume_rows=resumed)
+        assert rest == whole[handed_out:]
+
+
+# --- Parts of rows ---------------------------------------------------------------------------
+
+
+def test_minimal_images_hold_what_they_hold(server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a INT, b VARCHAR(9))")
+    schemas = definition(server, f"{database}.t")
+    file = run_logged(
+        server,
+        "SET binlog_row_image = MINIMAL",
+        "INSERT INTO t (id, a) VALUES (1, 2)",
+        "UPDATE t SET b = 'x' WHERE id = 1",
+        "DELETE FROM t",
+        database=database,
+    )
+    inserted, changed, deleted = (
+        entry.store.rowDatas[0] for entry in entries(file, f"{database}.t", schemas) if entry.event_rows
+    )
+    assert told(inserted.afterColumns) == {"id": "1", "a": "2"}
+    assert told(changed.beforeColumns) == told(deleted.beforeColumns) == {"id": "1"}
+    assert told(changed.afterColumns) == {"b": "x"}
+    assert [column.index for column in changed.afterColumns] == [2]
+    assert updated(changed.afterColumns) == {"b"}
+    flat = [json.loads(one.value) for one in rows_of(read(file, "canal_flat", f"{database}.t", schemas))]
+    assert flat[1]["data"] == [{"b": "x"}]
+    assert flat[1]["old"] == [{}]
+    # The key is in the image before, and tells the slot.
+    assert {message.slot for message in rows_of(read(file, "ptubes", f"{database}.t", schemas))} == {962}
+
+
+DOCUMENT = r'{"d": 10000000.0, "e": 1.5e-5, "q": "a\"\\\n\u0001\u0085é", "s": [1, -2, true, null]}'
+SHOWN = r'{"d": 1.0E7, "e": 1.5E-5, "q": "a\"\\\n\u0001\u0085é", "s": [1, -2, true, null]}'
+MOMENTS = (
+    "JSON_OBJECT('a', DATE'2024-02-29', 'b', TIMESTAMP'2024-02-29 01:02:03.5', 'c', TIME'-100:00:01.25',"
+    " 'd', CAST(1.50 AS DECIMAL(5,2)))"
+)
+
+
+def test_documents_look_as_canal_shows_them_and_differences_are_applied(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, j JSON, k JSON)")
+    schemas = definition(mysql_server, f"{database}.t")
+    with closing(mysql_server.connect()) as connection:
+        literal = connection.escape(DOCUMENT)
+    file = run_logged(
+        mysql_server,
+        "SET binlog_row_value_options = PARTIAL_JSON",
+        f"INSERT INTO t VALUES (1, {literal}, {MOMENTS})",
+        "UPDATE t SET j = JSON_REPLACE(j, '$.s[1]', 2.5), k = JSON_REMOVE(k, '$.a')",
+        database=database,
+    )
+    inserted, changed = (
+        entry.store.rowDatas[0] for entry in entries(file, f"{database}.t", schemas) if entry.event_rows
+    )
+    moments = (
+        '{"a": "2024-02-29 00:00:00.000000", "b": "2024-02-29 01:02:03.500000", "c": "-100:00:01.250000",'
+        ' "d": 1.50}'
+    )
+    assert told(inserted.afterColumns) == {"id": "1", "j": SHOWN, "k": moments}
+    assert told(changed.beforeColumns) == told(inserted.afterColumns)
+    assert told(changed.afterColumns) == {
+        "id": "1",
+        "j": SHOWN.replace("-2", "2.5"),
+        "k": "{" + moments.partition(", ")[2],
+    }
+    assert updated(changed.afterColumns) == {"j", "k"}
+
+
+def test_a_compressed_transaction_is_told_like_any_other(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
+    schemas = definition(mysql_server, f"{database}.t")
+    file = run_logged(
+        mysql_server,
+        "SET binlog_transaction_compression = ON",
+        "INSERT INTO t VALUES (1), (2)",
+        database=database,
+    )
+    found = entries(file, f"{database}.t", schemas)
+    assert [entry.message.kind for entry in found] == [4, INSERT, END]
+    # All of it lies at one place of the log, that of its payload.
+    assert len({(entry.header.logfileOffset, entry.header.eventLength) for entry in found}) == 1
+    assert found[-1].message.end_offset == found[0].header.logfileOffset + found[0].header.eventLength
+
+
+# --- XA --------------------------------------------------------------------------------------
+
+
+def test_prepared_transactions_are_told_with_their_outcome(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
+    schemas = definition(server, f"{database}.t")
+    statements = [
+        text
+        for name, outcome in (("a", "COMMIT"), ("b", "ROLLBACK"))
+        for text in (
+            f"XA START '{name}'",
+            f"INSERT INTO t VALUES ({ord(name)})",
+            f"XA END '{name}'",
+            f"XA PREPARE '{name}'",
+            f"XA {outcome} '{name}'",
+        )
+    ]
+    file = run_logged(server, *statements, database=database)
+    # MariaDB logs the text of statements with their rows.
+    found = [entry for entry in entries(file, f"{database}.t", schemas) if entry.header.eventType != QUERY]
+    assert [entry.message.kind for entry in found] == [4, INSERT, END, STATEMENT] * 2
+    for first, name, outcome in ((0, "a", "COMMIT"), (4, "b", "ROLLBACK")):
+        begin, _, end, known = found[first : first + 4]
+        xid = f"X'{name.encode().hex()}',X'',1"
+        for entry, kind in ((begin, "XA START"), (end, "XA END"), (known, f"XA {outcome}")):
+            assert [(pair.key, pair.value) for pair in entry.store.props] == [
+                ("XA_TYPE", kind),
+                ("XA_XID", xid),
+            ]
+        assert known.event == f"XA{outcome}"
+        assert known.store.sql == f"XA {outcome} {xid}"
+        assert known.message.end_offset is not None
+    # A dialect that cannot tell of a roll-back stops where one undoes what was handed out.
+    with pytest.raises(TransactionRolledBack):
+        read(file, "ptubes", f"{database}.t", schemas)
+
+
+# --- Ptubes ----------------------------------------------------------------------------------
+
+
+def test_events_have_their_place_and_heartbeats_are_told_apart(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a INT)")
+    mysql_server.sql("CREATE DATABASE IF NOT EXISTS ptubes_heartbeat")
+    mysql_server.sql(
+        "CREATE TABLE IF NOT EXISTS ptubes_heartbeat.heartbeat (id INT PRIMARY KEY, utime BIGINT)"
+    )
+    mysql_server.sql("REPLACE INTO ptubes_heartbeat.heartbeat VALUES (1, 1)")
+    file = run_logged(
+        mysql_server,
+        "INSERT INTO t VALUES (1, 1), (2, 2)",
+        "UPDATE ptubes_heartbeat.heartbeat SET utime = utime + 1",
+        "UPDATE t SET a = 9 WHERE id = 1",
+        database=database,
+    )
+    mysql_server.sql("DROP DATABASE ptubes_heartbeat")
+    messages = read(file, "ptubes", f"{database}.t,ptubes_heartbeat.heartbeat", None)
+    kinds = [message.kind for message in messages]
+    assert kinds == [INSERT, INSERT, END, HEARTBEAT, END, UPDATE, END]
+    # Heartbeats alone have no end that is told.
+    assert messages[4].value == b""
+    assert messages[4].end_offset is not None
+    events = [event_of(message.value) for message in messages if message.value]
+    assert [event.eventType for event in events] == [1, 1, 16, 17, 2, 16]
+    places = [event.header.checkpoint for event in events]
+    assert [place.eventIndex for place in places] == [0, 1, 2, 0, 0, 1]
+    assert places[0].binlogOffset == places[2].binlogOffset < places[3].binlogOffset
+    assert {place.binlogFile for place in places} == {int(file.name.rpartition(".")[2])}
+    assert [place.transactionId for place in places][0:3] == [places[0].transactionId] * 3
+    assert places[0].uuid == mysql_server.sql("SELECT @@server_uuid")[0][0]
+    head = events[0].header
+    assert (head.encode, head.tableName, head.partitionKey, head.primaryKey) == (
+        "PROTOCOL_BUFFER",
+        f"{database}.t",
+        "id",
+        "id",
+    )
+    assert events[3].rowData.afterColumns["utime"].value == "2"
+    assert not events[3].rowData.beforeColumns
+    assert {name: column.value for name, column in events[4].rowData.beforeColumns.items()} == {
+        "id": "1",
+        "a": "1",
+    }
+    assert {name: column.value for name, column in events[4].rowData.afterColumns.items()} == {
+        "id": "1",
+        "a": "9",
+    }
+
+
+# --- The stream ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", ["canal", "canal_flat", "ptubes"])
+def test_messages_are_the_same_however_the_log_is_cut_and_closed(
+    mysql_server: Server, fresh_database: FreshDatabase, dialect: str
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a VARCHAR(200))")
+    rows = ", ".join(f"({number}, REPEAT('x', {number}))" for number in range(100))
+    file = run_logged(
+        mysql_server,
+        f"INSERT INTO t VALUES {rows}",
+        "UPDATE t SET a = CONCAT(a, 'y')",
+        "DELETE FROM t WHERE id > 50",
+        database=database,
+    )
+    answer: dict[str, Any] = {"columns": [("id", "int", None, False), ("a", "varchar(200)", "utf8mb4", True)]}
+    data = file.read_bytes()
+    whole = decoded(data, answer, database, dialect)
+    assert len(whole) > 5
+    assert decoded(data, answer, database, dialect, batch_rows_max=1) == whole
+    assert decoded(data, answer, database, dialect, held_bytes_max=1000) == whole
+
+    decoder = Decoder(
+        instance="test", file="mysql-bin.000001", emit="messages", dialect=dialect, statements=False
+    )
+    found, taken = list[Any](), 0
+    for end in range(len(MAGIC), len(data) + 997, 997):
+        view = memoryview(data)[taken : min(end, len(data))]
+        while decoder.state != "done":
+            used = decoder.feed(view)
+            view, taken = view[used:], taken + used
+            if decoder.state == "table":
+                matches = decoder.table_request().database == database
+                decoder.answer_table(**answer) if matches else decoder.answer_table(None)
+                continue
+            # Closed wherever the bytes end, inside a transaction too: only whole transactions leave.
+            decoder.close_batches()
+            while decoder.state == "batch":
+                batch = messages_of(pyarrow.record_batch(decoder.take_batch()))
+                found += batch
+                assert found[-1].end_offset is not None
+            break
+    assert found == whole
+    # The first event alone makes no message.
+    assert first_event_end(data) < taken
+
+
+def test_a_dialect_has_to_be_known() -> None:
+    for dialect in (None, "esperanto"):
+        with pytest.raises(OptionInvalid):
+            Decoder(instance="test", file="mysql-bin.000001", emit="messages", dialect=dialect)

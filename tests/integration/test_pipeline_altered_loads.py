@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables that are altered, or dropped, while a pipeline loads them, and tables that it goes on without."""
+
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.model import TableName
+from penstock.pipeline.state import PipelineState
+from tests.fixture_types import FreshDatabase
+from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
+from tests.pipeline_running import pipeline_of, run_to_end, running
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+
+def test_a_table_may_be_altered_while_it_is_loaded(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    for table in ("altered", "dropped"):
+        mysql_server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, a INT, b INT)", database=database)
+        rows = ", ".join(f"({number}, {number}, {number})" for number in range(2400))
+        mysql_server.sql(f"INSERT INTO {table} VALUES {rows}; ANALYZE TABLE {table}", database=database)
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 80})
+    with running(spark, settings):
+        for statement in (
+            "ADD COLUMN c INT NOT NULL DEFAULT 7",
+            "RENAME COLUMN a TO d",
+            "DROP COLUMN b",
+            "ADD COLUMN e VARCHAR(20) DEFAULT 'e' FIRST",
+        ):
+            time.sleep(1.0)
+            mysql_server.sql(f"ALTER TABLE altered {statement}", database=database)
+            mysql_server.sql("UPDATE altered SET c = c + 1 WHERE id % 100 = 0", database=database)
+        mysql_server.sql("DROP TABLE dropped", database=database)
+        time.sleep(1.0)
+    run_to_end(spark, settings)
+    wanted = source_rows(mysql_server, database, "altered")
+    assert list(wanted.types) == ["e", "id", "d", "c"]
+    assert_same(wanted, mysql_rows(mariadb_server, database, "altered"), key=["id"])
+
+
+def test_a_table_is_gone_on_without_until_it_is_read_again(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    for table in ("good", "bad"):
+        mysql_server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, a INT, b INT)", database=database)
+        mysql_server.sql(f"INSERT INTO {table} VALUES (1, 1, 1), (2, 2, 2), (3, 3, 3)", database=database)
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
+    run_to_end(spark, settings)
+    # What the row is now cannot be told from such an image.
+    mysql_server.sql(
+        "SET SESSION binlog_row_image = MINIMAL; UPDATE bad SET a = 7 WHERE id = 1", database=database
+    )
+    mysql_server.sql("UPDATE good SET a = 8 WHERE id = 1; DELETE FROM bad WHERE id = 2", database=database)
+    run_to_end(spark, settings)
+    assert_equal(mysql_server, mariadb_server, database, "good")
+    assert mariadb_server.sql(f"SELECT COUNT(*) FROM {database}.bad") == [(3,)]
+    state = PipelineState.open(settings.state, settings.name)
+    try:
+        standing = state.standing()
+        assert standing is not None
+        assert "logged without id, b" in standing.stopped[f"shop/{database}.bad"]
+        mysql_server.sql("ALTER TABLE bad ADD COLUMN c INT DEFAULT 5", database=database)
+        number = state.request_resnapshot("shop", TableName(database, "bad"))
+        run_to_end(spark, settings)
+        asked = state.request(number)
+        assert asked is not None
+        assert asked.state == "done", asked
+    finally:
+        state.close()
+    assert_equal(mysql_server, mariadb_server, database, "bad")
+    mysql_server.sql("UPDATE bad SET a = 9", database=database)
+    run_to_end(spark, settings)
+    assert_equal(mysql_server, mariadb_server, database, "bad")
+
+
+def assert_equal(source: Server, target: Server, database: str, table: str) -> None:
+    """Assert that a table is the same on both servers."""
+    assert_same(source_rows(source, database, table), mysql_rows(target, database, table), key=["id"])

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables whose definitions change under a running pipeline: the target stays equal to the source."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import SchemaChanged
+from penstock.pipeline.state import PipelineState
+from tests.fixture_types import FreshDatabase
+from tests.pipeline_oracle import differences, mysql_rows, source_rows
+from tests.pipeline_running import pipeline_of, run_to_end
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+_SWAP = """
+    CREATE TABLE _{t}_gho LIKE {t};
+    ALTER TABLE _{t}_gho ADD COLUMN extra INT NOT NULL DEFAULT 7, MODIFY name VARCHAR(60);
+    INSERT INTO _{t}_gho (id, name) SELECT id, name FROM {t};
+    UPDATE {t} SET name = 'during' WHERE id = 2;
+    REPLACE INTO _{t}_gho (id, name) SELECT id, name FROM {t} WHERE id = 2;
+    RENAME TABLE {t} TO _{t}_del, _{t}_gho TO {t};
+    INSERT INTO {t} (id, name) VALUES (90, 'after')"""
+
+_SWAP_FOR_AN_INDEX = """
+    CREATE TABLE _{t}_new LIKE {t}; ALTER TABLE _{t}_new ADD INDEX (name);
+    INSERT INTO _{t}_new SELECT * FROM {t};
+    RENAME TABLE {t} TO _{t}_old, _{t}_new TO {t}; DROP TABLE _{t}_old;
+    INSERT INTO {t} VALUES (90, 'after')"""
+
+# What happens to a table, and whether it is read again for it.
+CASES = {
+    "emptied": ("TRUNCATE TABLE {t}; INSERT INTO {t} VALUES (8, 'new')", False),
+    "emptied_last": ("INSERT INTO {t} VALUES (8, 'old'); TRUNCATE TABLE {t}", False),
+    "made_anew": (
+        "DROP TABLE {t}; CREATE TABLE {t} (id INT PRIMARY KEY, name VARCHAR(20));"
+        "INSERT INTO {t} VALUES (5, 'e')",
+        False,
+    ),
+    "null_added": ("ALTER TABLE {t} ADD COLUMN a INT; INSERT INTO {t} VALUES (4, 'd', 1)", False),
+    "value_added": ("ALTER TABLE {t} ADD COLUMN a INT NOT NULL DEFAULT 3", True),
+    "front_added": (
+        "ALTER TABLE {t} ADD COLUMN a DATETIME FIRST; INSERT INTO {t} VALUES ('2026-01-01', 4, 'd')",
+        False,
+    ),
+    "dropped": (
+        "UPDATE {t} SET name = 'x'; ALTER TABLE {t} DROP COLUMN name; INSERT INTO {t} VALUES (4)",
+        False,
+    ),
+    "renamed": (
+        "ALTER TABLE {t} RENAME COLUMN name TO title; UPDATE {t} SET title = 'x' WHERE id = 1",
+        True,
+    ),
+    "widened": ("ALTER TABLE {t} MODIFY name VARCHAR(200); INSERT INTO {t} VALUES (4, 'd')", False),
+    "converted": ("ALTER TABLE {t} MODIFY name VARBINARY(20); INSERT INTO {t} VALUES (4, 'd')", True),
+    "replaced": (
+        "CREATE TABLE {t}_u (id INT PRIMARY KEY, name VARCHAR(20)); INSERT INTO {t}_u VALUES (7, 'u');"
+        "RENAME TABLE {t} TO {t}_v, {t}_u TO {t}; DELETE FROM {t}_v WHERE id = 1",
+        True,
+    ),
+    "swapped": (_SWAP, True),
+    "swapped_same": (_SWAP_FOR_AN_INDEX, False),
+    "partitioned": (
+        "ALTER TABLE {t} PARTITION BY RANGE (id) (PARTITION a VALUES LESS THAN (2),"
+        " PARTITION b VALUES LESS THAN (1000)); ALTER TABLE {t} DROP PARTITION a",
+        True,
+    ),
+    "keyed": (
+        "INSERT INTO {t} VALUES (4, 'd'); ALTER TABLE {t} MODIFY name VARCHAR(20) NOT NULL, DROP PRIMARY KEY,"
+        " ADD PRIMARY KEY (id, name); INSERT INTO {t} VALUES (1, 'second'); DELETE FROM {t} WHERE id = 2",
+        True,
+    ),
+    "several": (
+        "ALTER TABLE {t} ADD COLUMN a INT; INSERT INTO {t} VALUES (4, 'd', 1);"
+        "ALTER TABLE {t} ADD COLUMN b INT, DROP COLUMN name; UPDATE {t} SET b = 2, a = 3 WHERE id < 3;"
+        "TRUNCATE TABLE {t}; INSERT INTO {t} VALUES (11, 1, 1)",
+        False,
+    ),
+}
+
+
+def test_definitions_that_change_are_followed(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    for table in CASES:
+        mysql_server.sql(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, name VARCHAR(20));"
+            f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+            database=database,
+        )
+    settings = pipeline_of(mysql_server, database, {"mysql": {"url": mariadb_server.url("root")}}, tmp_path)
+    run_to_end(spark, settings)
+    for table, (statements, _) in CASES.items():
+        mysql_server.sql(statements.format(t=table), database=database)
+    mysql_server.sql(
+        "CREATE TABLE later (id INT PRIMARY KEY); INSERT INTO later VALUES (1)", database=database
+    )
+    run_to_end(spark, settings)
+    tables = [str(row[0]) for row in mysql_server.sql("SHOW TABLES", database=database)]
+    found = {
+        table: differences(
+            source_rows(mysql_server, database, table),
+            mysql_rows(mariadb_server, database, table),
+            key=("id",),
+        )
+        for table in tables
+        if not table.startswith("_")
+    }
+    assert not any(found.values()), {table: told for table, told in found.items() if told}
+    state = PipelineState.open(settings.state, settings.name)
+    reread = {one.table.table for one in state.requests()}
+    assert {one.state for one in state.requests()} == {"done"}
+    state.close()
+    # Of `replaced` the two whose names were new are read as well.
+    assert {name for name in reread if name in CASES} == {name for name, (_, again) in CASES.items() if again}
+    assert not mariadb_server.sql(f"SHOW TABLES IN {database} LIKE '\\_%'"), "a ghost is no table of ours"
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def test_a_policy_holds_what_may_change(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", database=database)
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    stopping = pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="stop")
+    run_to_end(spark, stopping)
+    mysql_server.sql("ALTER TABLE t ADD COLUMN a INT; INSERT INTO t VALUES (1, 'a', 2)", database=database)
+    with pytest.raises(SchemaChanged):
+        run_to_end(spark, stopping)
+    # The same batch goes on under another policy, which leaves the target as it is.
+    run_to_end(spark, pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="ignore"))
+    assert mariadb_server.sql(f"SELECT * FROM {database}.t") == [(1, "a")]
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def test_columns_are_only_added_where_that_is_said(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE t (id INT PRIMARY KEY, code INT NOT NULL, name VARCHAR(5) NOT NULL, UNIQUE (code));"
+        "INSERT INTO t VALUES (1, 1, 'a')",
+        database=database,
+    )
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="add_only")
+    run_to_end(spark, settings)
+    mysql_server.sql(
+        "ALTER TABLE t ADD COLUMN more INT, DROP INDEX code, MODIFY code INT NULL;"
+        "INSERT INTO t VALUES (2, 1, 'b', 5); INSERT INTO t VALUES (3, NULL, 'c', 6);"
+        "ALTER TABLE t DROP COLUMN name; INSERT INTO t VALUES (4, 1, 7);"
+        "ALTER TABLE t MODIFY code BIGINT; UPDATE t SET code = 2 WHERE id = 1",
+        database=database,
+    )
+    run_to_end(spark, settings)
+    followed = [(1, 2, None), (2, 1, 5), (3, None, 6), (4, 1, 7)]
+    assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
+    # Rows that were written since have no name any more.
+    left = mariadb_server.sql(f"SELECT id, name FROM {database}.t WHERE name IS NOT NULL ORDER BY id")
+    assert left == [(2, "b"), (3, "c")]
+    # A value that the old type cannot hold, and rows that the old key takes for one, stop by name.
+    for statement, why in (
+        (f"INSERT INTO t VALUES (5, {2**40}, 8)", "code"),
+        (
+            "ALTER TABLE t ADD COLUMN part INT NOT NULL, DROP PRIMARY KEY, ADD PRIMARY KEY (id, part)",
+            "key of",
+        ),
+    ):
+        mysql_server.sql(statement, database=database)
+        with pytest.raises(SchemaChanged, match=why):
+            run_to_end(spark, settings)
+    assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
+    mariadb_server.sql(f"DROP DATABASE {database}")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline on Spark into a real Kafka broker."""
+
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.fixture_types import FreshDatabase
+from tests.integration.test_sink_kafka import broker  # noqa: F401
+from tests.kafka_reading import rows_held
+from tests.pipeline_oracle import assert_same, source_rows
+from tests.pipeline_running import pipeline_of, run_to_end, running
+from tests.pipeline_workload import Workload
+from tests.spark_session import spark  # noqa: F401
+from tools.kafka import Kafka
+from tools.servers import Server
+
+BINARY = {"order_lines": ["body"], "tokens": ["token"]}
+
+
+def test_topics_end_as_the_busy_source_does(
+    spark: SparkSession,  # noqa: F811
+    broker: Kafka,  # noqa: F811
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=21, truncates=False)
+    workload.create()
+    sink = {"kafka": {"servers": broker.servers, "format": "json", "tombstones": True}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 60})
+    with workload.busy(0.005), running(spark, settings):
+        time.sleep(5)
+    run_to_end(spark, settings)
+    for table in workload.tables:
+        wanted = source_rows(mysql_server, database, table)
+        found = rows_held(broker, f"{database}.{table}", BINARY.get(table, []))
+        assert_same(wanted, found, key=workload.keys(table))

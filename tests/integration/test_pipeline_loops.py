@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two servers copy to each other, and no change goes round."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.binlog import schemas_of_server
+from penstock.changes import Changes
+from penstock.model import Position, TablePatterns
+from penstock.pipeline.loops import marked_versions, without_own
+from penstock.pipeline.settings_sections import LoopSettings
+from penstock.sinks.sink import Evolution, Sink, make_sink, settings_of
+from penstock.source.bounds import Bounds
+from penstock.source.reading import Selection, read_range
+from penstock.source.source import SourceOptions, open_source, shown_tables
+from tests.logged_changes import targets_in, write_batch
+from tools.servers import Server
+
+DATABASE = "town"
+Pair = Callable[[str], tuple[Server, Server]]
+TABLES = {
+    "seats": "id INT PRIMARY KEY, seat INT UNIQUE, told VARCHAR(20)",
+    "visits": "page VARCHAR(20), seconds INT",
+}
+TAG, SERVER_ID = "penstock", 4242
+
+MANNERS = [
+    ("mysql", {"gtid_tag": TAG}, {"gtid_tags": (TAG,)}),
+    ("mysql", {"connections": 3}, {"mark_table": "penstock.positions"}),
+    ("mariadb", {"server_id": SERVER_ID}, {"server_ids": (SERVER_ID,)}),
+    ("mariadb", {}, {"mark_table": "penstock.positions"}),
+]
+
+
+class OneWay:
+    """A pipeline from one server to another, batch by batch."""
+
+    def __init__(self, source: Server, sink: Sink, loops: LoopSettings) -> None:
+        self._server = source
+        self._source = open_source(SourceOptions.parse(source.url()))
+        self.sink = sink
+        self._loops = loops
+        self._start = self._source.head()
+        self._number = 0
+
+    def run(self) -> int:
+        """Copy what the log has got since the last time, and return how many rows were written."""
+        begin, self._start = self._start, self._source.head()
+        changes = list(self._changes(begin, self._start))
+        self._number += 1
+        write_batch(self.sink, changes, self._number)
+        return sum(map(len, changes))
+
+    def _changes(self, begin: Position, end: Position) -> Iterator[Changes]:
+        targets = targets_in(self._server, DATABASE)
+        for byte_range in self._source.split(begin, end, range_bytes=1 << 40):
+            known = schemas_of_server(self._source)
+            marked = marked_versions(self._loops, self._source, byte_range, Bounds(), known)
+            chosen = Selection(shown_tables(self._source, TablePatterns([f"{DATABASE}.*"])))
+            for batch in read_range(self._source, byte_range, chosen, schemas_of_server(self._source)):
+                rows = without_own(batch.to_arrow(), self._loops, marked)
+                if rows.num_rows:
+                    target = targets[batch.table]
+                    yield Changes(target, rows, target.name)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+@pytest.fixture(scope="module")
+def pair(server_of: Callable[[str], Server]) -> Iterator[Pair]:
+    """Return two servers of a flavor, the same ones each time."""
+    others: dict[str, Server] = {}
+
+    def get(flavor: str) -> tuple[Server, Server]:
+        one = server_of(flavor)
+        if flavor not in others:
+            others[flavor] = Server(flavor).start()
+        return one, others[flavor]
+
+    yield get
+    for server in others.values():
+        server.close()
+
+
+@pytest.mark.parametrize(("flavor", "told", "loops"), MANNERS)
+def test_two_pipelines_between_two_servers_end(
+    flavor: str, told: dict[str, Any], loops: dict[str, Any], pair: Pair
+) -> None:
+    one, other = pair(flavor)
+    for server in (one, other):
+        server.sql(f"DROP DATABASE IF EXISTS {DATABASE}; DROP DATABASE IF EXISTS penstock")
+    ways = []
+    for source, target in ((one, other), (other, one)):
+        source.sql(f"CREATE DATABASE {DATABASE}")
+        for name, columns in TABLES.items():
+            source.sql(f"CREATE TABLE {DATABASE}.{name} ({columns})")
+        sink = make_sink("mysql", settings_of("mysql")(url=target.url("root"), **told))
+        ways.append(OneWay(source, sink, LoopSettings(**loops)))
+    for server, way in ((one, ways[1]), (other, ways[0])):
+        for target in targets_in(server, DATABASE).values():
+            way.sink.prepare(target, Evolution.EVOLVE)
+    fill(one, 0)
+    fill(other, 1000)
+    # Each server's own changes cross once, then there is nothing left to copy.
+    assert [way.run() for way in ways] == [1502, 1502]
+    assert [way.run() for way in ways] == [0, 0]
+    one.sql(f"UPDATE {DATABASE}.seats SET told = 'again' WHERE id = 10001")
+    assert [way.run() for way in ways] == [2, 0]
+    assert [way.run() for way in ways] == [0, 0]
+    for table in TABLES:
+        rows = [sorted(server.sql(f"SELECT * FROM {DATABASE}.{table}")) for server in (one, other)]
+        assert rows[0] == rows[1]
+        assert len(rows[0]) == (2 if table == "visits" else 2998)
+    for way in ways:
+        way.close()
+
+
+def fill(server: Server, first: int) -> None:
+    first *= 10
+    values = ",".join(f"({number}, {number}, 'x')" for number in range(first, first + 1500))
+    server.sql(f"INSERT INTO {DATABASE}.seats VALUES {values}")
+    server.sql(f"DELETE FROM {DATABASE}.seats WHERE id = {first + 7}")
+    server.sql(f"INSERT INTO {DATABASE}.visits VALUES ('front', {first})")
+    server.sql(f"UPDATE {DATABASE}.seats SET told = 'first' WHERE id = -1")

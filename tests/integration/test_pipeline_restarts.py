@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver of a pipeline knows of tables and loads, when it begins anew somewhere in the middle."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConnectionLost, LeaseLost, PositionInvalid
+from penstock.model import Position, TableName
+from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.state import PipelineState, table_key
+from penstock.sinks.targets.mysql import MysqlSink
+from penstock.source.reading import LoggedStatement
+from penstock.spark.pipeline import run as run_module
+from penstock.spark.pipeline.job import run_job
+from penstock.spark.pipeline.loading import Loading
+from penstock.spark.pipeline.run import PipelineRun
+from penstock.spark.pipeline.tables import Learned, PipelineTables
+from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, TaskPlan, place_key
+from tests.fixture_types import FreshDatabase
+from tests.pipeline_oracle import parquet_rows
+from tests.pipeline_running import pipeline_of, run_to_end
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+
+@dataclass
+class Driver:
+    """What a driver holds, without the jobs it would run."""
+
+    settings: PipelineSettings
+    state: PipelineState
+    database: str
+
+    def __post_init__(self) -> None:
+        self.standing = self.state.take()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin as a runner does that knows no more than the state."""
+        sink = self.settings.make_sink()
+        self.loading = Loading(self.settings, self.state, sink, 2)
+        self.tables = PipelineTables(self.settings, self.state, sink, [], self.loading.reread)
+        self.tables.open()
+
+    def meet(self, text: str, offset: int) -> tuple[TableName, ...]:
+        """Learn from a statement about the table; return the targets that it empties."""
+        at = Position(0, "binlog.000001", offset)
+        names = frozenset({self.table})
+        statement = LoggedStatement(text, self.database, at, at, names, frozenset(), frozenset())
+        learned = Learned()
+        self.tables.learn([Surprise(OF_STATEMENT, 0, 0, "shop", statement)], learned, {})
+        return tuple(learned.statements[place_key("shop", at)].values())
+
+    @property
+    def table(self) -> TableName:
+        return TableName(self.database, "t")
+
+    @property
+    def key(self) -> str:
+        return table_key("shop", self.table)
+
+
+@pytest.fixture
+def driver(mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path) -> Iterator[Driver]:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1), (2), (3)", database=database
+    )
+    settings = pipeline_of(mysql_server, database, {"delta": {"path": str(tmp_path / "lake")}}, tmp_path)
+    state = PipelineState.open(settings.state, settings.name)
+    yield Driver(settings, state, database)
+    state.close()
+
+
+def test_a_table_that_was_dropped_comes_back_empty_whenever_the_driver_began_anew(driver: Driver) -> None:
+    """Its server has it again long before the log comes to where it was made."""
+    assert driver.meet("DROP TABLE t", 1000) == ()
+    driver.tables.done()
+    driver.begin()
+    assert driver.meet("CREATE TABLE t (id INT PRIMARY KEY)", 2000) == (driver.table,)
+    # The runner dies before the batch is done, and the next one meets the statement again.
+    driver.begin()
+    assert driver.meet("CREATE TABLE t (id INT PRIMARY KEY)", 2000) == (driver.table,)
+    driver.tables.undone()
+    assert driver.meet("CREATE TABLE t (id INT PRIMARY KEY)", 2400) == (driver.table,)
+    driver.tables.done()
+    assert driver.meet("CREATE TABLE IF NOT EXISTS t (id INT PRIMARY KEY)", 3000) == ()
+
+
+def test_changes_made_before_a_table_is_read_again_still_come(driver: Driver, mysql_server: Server) -> None:
+    """A delete that the pipeline has not come to yet is of a row that the target has."""
+    standing = driver.loading.planned(driver.standing, driver.tables)
+    first = standing.loads[driver.key]
+    assert first.floor, "a first load has what was logged before it"
+    done = replace(first, done=first.chunks)
+    standing = driver.state.write(replace(standing, loads={driver.key: done}))
+    mysql_server.sql("DELETE FROM t WHERE id = 2", database=driver.database)
+    driver.loading.reread("shop", driver.table, "a column was added")
+    again = driver.loading.planned(standing, driver.tables).loads[driver.key]
+    assert (again.done, again.floor) == (0, first.floor)
+
+
+def test_a_request_whose_runner_died_behind_its_last_batch_ends(driver: Driver) -> None:
+    standing = driver.loading.planned(driver.standing, driver.tables)
+    driver.loading.reread("shop", driver.table, "somebody asked")
+    standing = driver.loading.planned(standing, driver.tables)
+    assert [one.state for one in driver.state.requests()] == ["running"]
+    load = standing.loads[driver.key]
+    standing = driver.state.write(replace(standing, loads={driver.key: replace(load, done=load.chunks)}))
+    driver.begin()
+    standing = driver.loading.planned(standing, driver.tables)
+    assert not driver.loading.is_asked(standing), "a run until caught up would never end"
+    assert [one.state for one in driver.state.requests()] == ["done"]
+
+
+def test_a_load_that_is_begun_anew_doubles_no_rows_of_other_tables(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE a (n INT); CREATE TABLE b (n INT); INSERT INTO a VALUES (1)", database=database
+    )
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, load="consistent", errors={"retry_for": 0})
+    run_to_end(spark, settings)
+    mysql_server.sql("INSERT INTO b VALUES (2)", database=database)
+    state = PipelineState.open(settings.state, settings.name)
+    state.request_resnapshot("shop", TableName(database, "a"), remove=False)
+    state.close()
+
+    def lose(*_: object) -> None:
+        raise ConnectionLost("the target went away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MysqlSink, "commit", lose)
+        with pytest.raises(ConnectionLost):
+            run_to_end(spark, settings)
+    run_to_end(spark, settings)
+    assert mariadb_server.sql(f"SELECT n FROM {database}.a") == [(1,)]
+    assert mariadb_server.sql(f"SELECT n FROM {database}.b") == [(2,)]
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def test_a_runner_whose_pipeline_was_taken_over_commits_nothing(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)", database=database)
+    now, taken = tmp_path / "now", tmp_path / "taken"
+
+    def pass_on(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """Take the pipeline over while its runner waits for the job, as after a pause that ate its lease."""
+        if now.exists():
+            now.rename(taken)
+            other = PipelineState.open(f"sqlite://{tmp_path}/penstock-pipelines.db", "test")
+            other.store.delete("/pipelines/test/lease")
+            other.take()
+            other.close()
+        return batch
+
+    sink = {"files": {"path": str(tmp_path / "feed")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, steps=[{"python": {"function": pass_on}}])
+
+    def ids() -> list[int]:
+        return sorted(row["id"] for row in parquet_rows(f"{tmp_path}/feed/{database}/t/[!_]*.parquet"))
+
+    run_to_end(spark, settings)
+    mysql_server.sql("INSERT INTO t VALUES (2)", database=database)
+    now.touch()
+    with pytest.raises(LeaseLost, match="taken"):
+        run_to_end(spark, settings)
+    assert taken.exists()
+    assert ids() == [1]
+    run_to_end(spark, settings)
+    assert ids() == [1, 2]
+
+
+def test_a_feed_loses_nothing_where_another_server_cuts_the_log_in_another_way(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY)", database=database)
+    sink = {"mysql": {"url": mariadb_server.url("root"), "mode": "feed"}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, load="none")
+    run_to_end(spark, settings)
+    for number in range(3):
+        mysql_server.sql(f"INSERT INTO t VALUES ({number}); FLUSH BINARY LOGS", database=database)
+    failed = False
+    planned_again = PipelineRun._planned_again
+
+    def first_part_alone(session: SparkSession, plan: TaskPlan) -> Any:
+        """Write the first range; then the server is another one."""
+        nonlocal failed
+        if failed:
+            return run_job(session, plan)
+        found = run_job(session, replace(plan, record=replace(plan.record, ranges=plan.record.ranges[:1])))
+        if found.surprises:
+            return found
+        failed = True
+        raise PositionInvalid("there is no such place")
+
+    def in_other_parts(run: PipelineRun, record: BatchRecord) -> BatchRecord:
+        record = planned_again(run, record)
+        first, second, *more = record.ranges
+        return replace(record, ranges=(second, first, *more))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "run_job", first_part_alone)
+        patch.setattr(PipelineRun, "_planned_again", in_other_parts)
+        run_to_end(spark, settings)
+    assert failed
+    found = mariadb_server.sql(f"SELECT DISTINCT id FROM {database}.t ORDER BY id")
+    assert found == [(number,) for number in range(3)]
+    mariadb_server.sql(f"DROP DATABASE {database}")

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transaction that a pipeline cannot follow is passed over by hand, and what it left is mended."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import TransactionRolledBack
+from penstock.pipeline.settings import load_pipeline
+from tests.fixture_types import FreshDatabase
+from tests.kept_log import penstock
+from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
+from tests.pipeline_running import run_to_end
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+
+def test_a_prepared_transaction_that_was_rolled_back_is_passed_over(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE orders (id INT PRIMARY KEY, n INT)", database=database)
+    mysql_server.sql("INSERT INTO orders VALUES (1, 1), (2, 2), (3, 3)", database=database)
+    file = tmp_path / "test.yaml"
+    source = {"url": mysql_server.url(), "name": "shop", "tables": f"{database}.*"}
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    file.write_text(json.dumps({"source": source, "sink": sink, "batch": {"interval": 0}}))
+    settings = load_pipeline(file)
+    run_to_end(spark, settings)
+    mysql_server.sql("UPDATE orders SET n = 20 WHERE id = 2", database=database)
+    mysql_server.sql(
+        "XA START 'x'; UPDATE orders SET n = 30 WHERE id = 3; INSERT INTO orders VALUES (4, 4);"
+        " XA END 'x'; XA PREPARE 'x'",
+        database=database,
+    )
+    mysql_server.sql("UPDATE orders SET n = 10 WHERE id = 1", database=database)
+    mysql_server.sql("XA ROLLBACK 'x'", database=database)
+    with pytest.raises(TransactionRolledBack) as stopped:
+        run_to_end(spark, settings)
+    assert stopped.value.position is not None
+    assert penstock("pipelines", "skip", file, "mysql-bin.000001:4").code == 2
+    told = penstock("pipelines", "skip", file, stopped.value.position)
+    assert told.code == 0, told
+    assert "passed over" in told.out
+    run_to_end(spark, settings)
+    # All but what was prepared and never was is as in the source.
+    found = mariadb_server.sql(f"SELECT id, n FROM {database}.orders ORDER BY id")
+    assert found == [(1, 10), (2, 20), (3, 30), (4, 4)]
+    assert penstock("verify", file, "--repair").code == 0
+    mysql_server.sql("UPDATE orders SET n = n + 1", database=database)
+    run_to_end(spark, settings)
+    wanted = source_rows(mysql_server, database, "orders")
+    assert_same(wanted, mysql_rows(mariadb_server, database, "orders"), key=["id"])

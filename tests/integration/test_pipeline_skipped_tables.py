@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables whose target refuses their rows: a pipeline goes on without them, until they are read again."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from penstock.admin.cli.app import make_app
+from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PrivilegeMissing, ValueMalformed
+from penstock.model import TableName
+from penstock.pipeline.settings import PipelineSettings, load_pipeline
+from penstock.pipeline.state import PipelineState
+from penstock.spark.pipeline.run import PipelineRun
+from penstock.spark.pipeline.tables import PipelineTables
+from penstock.spark.pipeline.task_plan import Failure
+from tests.fixture_types import FreshDatabase
+from tests.pipeline_oracle import assert_same, delta_rows, mysql_rows, source_rows
+from tests.pipeline_running import pipeline_of, run_to_end
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+
+@contextmanager
+def state_of(settings: PipelineSettings) -> Iterator[PipelineState]:
+    state = PipelineState.open(settings.state, settings.name)
+    try:
+        yield state
+    finally:
+        state.close()
+
+
+def stopped(settings: PipelineSettings) -> dict[str, str]:
+    """Return the tables that a pipeline goes on without, without their source's name, and why."""
+    with state_of(settings) as state:
+        standing = state.standing()
+    assert standing is not None
+    return {key.removeprefix("shop/"): why for key, why in standing.stopped.items()}
+
+
+def read_again(settings: PipelineSettings, *tables: TableName) -> list[str]:
+    with state_of(settings) as state:
+        return [state.request_resnapshot("shop", table) for table in tables]
+
+
+@pytest.mark.parametrize("mode", ["mirror", "feed"])
+def test_a_target_table_that_takes_no_rows_stops_no_other(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+    mode: str,
+) -> None:
+    """A mirror is written in the second stage, a feed where rows are decoded."""
+    database = fresh_database(mysql_server)
+    good, refused, dropped = (TableName(database, name) for name in ("good", "refused", "dropped"))
+    for table in (good, refused, dropped):
+        mysql_server.sql(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, a INT); INSERT INTO {table} VALUES (1, 1), (2, 2)"
+        )
+    file = tmp_path / "shop.yaml"
+    told = {
+        "source": {"url": mysql_server.url("root"), "name": "shop", "tables": f"{database}.*"},
+        "sink": {"mysql": {"url": mariadb_server.url("root"), "mode": mode}},
+        "batch": {"interval": 0},
+        "errors": {"table": "skip_table"},
+    }
+    file.write_text(json.dumps(told), encoding="utf-8")
+    settings = load_pipeline(file)
+    run_to_end(spark, settings)
+    mariadb_server.sql(
+        f"CREATE TRIGGER {database}.guard BEFORE INSERT ON {refused} FOR EACH ROW"
+        " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not today'"
+    )
+    mariadb_server.sql(f"DROP TABLE {dropped}")
+    # Chunks are refused as rows of the log are.
+    (number,) = read_again(settings, dropped)
+    for table in (refused, good):
+        mysql_server.sql(f"INSERT INTO {table} VALUES (3, 3), (4, 4); DELETE FROM {table} WHERE id = 2")
+    run_to_end(spark, settings)
+    found = stopped(settings)
+    assert sorted(found) == [str(dropped), str(refused)]
+    assert "not today" in found[str(refused)]
+    assert "no table" in found[str(dropped)]
+    assert rows_of(mariadb_server, good, mode) == source_rows(mysql_server, database, "good")
+    shown = CliRunner().invoke(make_app(), ["pipelines", "show", str(file)]).stdout
+    assert "not today" in shown
+    with state_of(settings) as state:
+        asked = state.request(number)
+    assert asked is not None
+    assert asked.state == "failed"
+    # What is logged of them passes them by, statements among it.
+    mysql_server.sql(
+        f"TRUNCATE {dropped}; INSERT INTO {dropped} VALUES (5, 5); INSERT INTO {good} VALUES (5, 5)"
+    )
+    run_to_end(spark, settings)
+    assert rows_of(mariadb_server, good, mode) == source_rows(mysql_server, database, "good")
+    mariadb_server.sql(f"DROP TRIGGER {database}.guard")
+    read_again(settings, refused, dropped)
+    run_to_end(spark, settings)
+    assert stopped(settings) == {}
+    for table in (good, refused, dropped):
+        mysql_server.sql(f"INSERT INTO {table} VALUES (6, 6)")
+    run_to_end(spark, settings)
+    assert rows_of(mariadb_server, dropped, mode) == source_rows(mysql_server, database, "dropped")
+    if mode == "mirror":
+        assert rows_of(mariadb_server, refused, mode) == source_rows(mysql_server, database, "refused")
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def rows_of(server: Server, table: TableName, mode: str) -> list[dict[str, object]]:
+    """Return a target's rows by key; of a feed what its changes leave."""
+    rows = mysql_rows(server, table.database, table.table)
+    if mode == "feed":
+        rows.sort(key=lambda row: (row["_commit_version"], row["_row"]))
+        left = {row["id"]: row for row in rows}
+        rows = [row for row in left.values() if row["_change_type"] != "delete"]
+    return sorted(({"id": row["id"], "a": row["a"]} for row in rows), key=lambda row: int(row["id"]))
+
+
+def test_a_key_that_a_lake_cannot_hold_stops_its_table_alone(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    odd = "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'; INSERT INTO bad VALUES ('2026-02-30', 1)"
+    for table in ("bad", "good"):
+        mysql_server.sql(
+            f"CREATE TABLE {table} (day DATE PRIMARY KEY, a INT);"
+            f"INSERT INTO {table} VALUES ('2026-01-01', 1)",
+            database=database,
+        )
+    mysql_server.sql(odd, database=database)
+    lake = tmp_path / "lake"
+    sink = {"delta": {"path": str(lake)}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
+
+    def assert_followed(table: str) -> None:
+        assert_same(
+            source_rows(mysql_server, database, table), delta_rows(f"{lake}/{database}/{table}"), key=["day"]
+        )
+
+    # Loaded rows are refused where they are read, those of the log where the table is committed.
+    for place in ("load", "log"):
+        if place == "log":
+            mysql_server.sql(odd, database=database)
+        mysql_server.sql("UPDATE good SET a = a + 1", database=database)
+        run_to_end(spark, settings)
+        assert_followed("good")
+        found = stopped(settings)
+        assert list(found) == [f"{database}.bad"], place
+        assert "2026-02-30" in found[f"{database}.bad"]
+        mysql_server.sql("DELETE FROM bad WHERE a = 1 AND day > '2026-02-01'", database=database)
+        read_again(settings, TableName(database, "bad"))
+        run_to_end(spark, settings)
+        assert stopped(settings) == {}
+        assert_followed("bad")
+
+
+def test_what_is_wrong_with_all_tables_stops_none_of_them(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE u (id INT PRIMARY KEY)", database=database
+    )
+    settings = pipeline_of(mysql_server, database, {"delta": {"path": str(tmp_path / "lake")}}, tmp_path)
+    one, other = f"shop/{database}.t", f"shop/{database}.u"
+    with state_of(settings) as state:
+        tables = PipelineTables(settings, state, settings.make_sink(), [], lambda *_, **__: None)
+        tables.open()
+        assert not tables.stop([Failure(DiskFailed("no room"), one), Failure(ValueMalformed("odd"), other)])
+        assert not tables.stop([Failure(ConnectionLost("away"), one)])
+        assert not tables.stop([Failure(ValueMalformed("odd"))])
+        assert not tables.stopped
+        # What passes by itself is seen again without the table.
+        assert tables.stop([Failure(ConnectionLost("away"), one), Failure(PrivilegeMissing("no"), other)])
+        assert list(tables.stopped) == [other]
+        assert not tables.stop([Failure(PrivilegeMissing("no"), other)]), "it was left out already"
+
+
+def test_a_target_that_is_gone_as_a_whole_stops_the_pipeline_and_none_of_its_tables(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    for table in ("t", "u"):
+        mysql_server.sql(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY); INSERT INTO {table} VALUES (1)", database=database
+        )
+    lake = tmp_path / "lake"
+    sink = {"delta": {"path": str(lake)}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
+
+    def told(_: Mapping[str, Any]) -> None:
+        if (lake / database).exists():
+            shutil.rmtree(lake)
+            mysql_server.sql("INSERT INTO t VALUES (2); INSERT INTO u VALUES (2)", database=database)
+
+    with pytest.raises(OptionInvalid, match="is gone"):
+        PipelineRun(settings, spark, told=told).run()
+    assert stopped(settings) == {}

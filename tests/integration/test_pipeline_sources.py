@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines of several sources, of files, of a server that does not name columns, and of many tables."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConnectionLost, SchemaChanged
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.sinks.targets.mysql import MysqlSink
+from tests.fixture_types import FreshDatabase, StartServer
+from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
+from tests.pipeline_running import pipeline_of, run_to_end
+from tests.pipeline_workload import Workload
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+
+def sink_of(server: Server) -> dict[str, Any]:
+    return {"mysql": {"url": server.url("root")}}
+
+
+def test_shards_on_two_servers_become_one_table(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    mariadb11_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    shards = {
+        "one": (mysql_server, fresh_database(mysql_server)),
+        "two": (mariadb_server, fresh_database(mariadb_server)),
+    }
+    for number, (server, database) in enumerate(shards.values()):
+        server.sql(
+            f"CREATE TABLE orders_{number} (id INT PRIMARY KEY, n INT);"
+            f"INSERT INTO orders_{number} VALUES (1, {number}), (2, {number})",
+            database=database,
+        )
+    settings = pipeline_of_values(
+        {
+            "name": "fleet",
+            "sources": [
+                {"name": name, "url": server.url("root"), "tables": f"{database}.*"}
+                for name, (server, database) in shards.items()
+            ],
+            "steps": [
+                {"route": {"to": "fleet_all.orders", "shard_column": "shard", "shard_value": "{instance}"}}
+            ],
+            "sink": sink_of(mariadb11_server),
+            "batch": {"interval": 0},
+        },
+        tmp_path,
+    )
+    run_to_end(spark, settings)
+    (first, one), (second, two) = shards.values()
+    # The shards are altered one after the other, with writes before, between and after.
+    first.sql(
+        "INSERT INTO orders_0 VALUES (3, 0); ALTER TABLE orders_0 ADD COLUMN x INT;"
+        "INSERT INTO orders_0 VALUES (4, 0, 4)",
+        database=one,
+    )
+    second.sql("INSERT INTO orders_1 VALUES (3, 1); DELETE FROM orders_1 WHERE id = 1", database=two)
+    run_to_end(spark, settings)
+    second.sql("ALTER TABLE orders_1 ADD COLUMN x INT; INSERT INTO orders_1 VALUES (4, 1, 5)", database=two)
+    # Emptying one shard leaves the rows of the other.
+    first.sql("TRUNCATE TABLE orders_0; INSERT INTO orders_0 VALUES (9, 0, 9)", database=one)
+    run_to_end(spark, settings)
+    found = mariadb11_server.sql("SELECT shard, id, n, x FROM fleet_all.orders ORDER BY shard, id")
+    of_two = [row[1:] for row in found if row[0] == "two"]
+    assert of_two == [(2, 1, None), (3, 1, None), (4, 1, 5)]
+    assert [row for row in found if row[0] == "one"] == [("one", 9, 0, 9)]
+    mariadb11_server.sql("DROP DATABASE fleet_all")
+
+
+def test_rows_without_a_key_are_loaded_at_one_place_of_the_log(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=8, keyless=True, big_rows=200)
+    workload.create()
+    settings = pipeline_of(mysql_server, database, sink_of(mariadb_server), tmp_path, load="consistent")
+    with workload.busy(0.002):
+        # A load that fails once has written what is no longer so by the next time.
+        with pytest.MonkeyPatch.context() as patch:
+            commits = 0
+
+            def commit(*_: object) -> None:
+                nonlocal commits
+                commits += 1
+                if commits == 2:
+                    raise ConnectionLost("the target went away")
+
+            patch.setattr(MysqlSink, "commit", commit)
+            settings = replace(settings, errors=settings.errors.model_copy(update={"retry_for": 0.0}))
+            with pytest.raises(ConnectionLost):
+                run_to_end(spark, settings)
+        run_to_end(spark, settings)
+    run_to_end(spark, settings)
+    for table in workload.tables:
+        wanted = source_rows(mysql_server, database, table)
+        assert_same(wanted, mysql_rows(mariadb_server, database, table), key=workload.keys(table))
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def files_pipeline(source: Server, target: Server, database: str, folder: Path) -> PipelineSettings:
+    return pipeline_of_values(
+        {
+            "name": "files",
+            "source": {
+                "path": str(source.directory / "data" / "mysql-bin.*"),
+                "tables": f"{database}.*",
+                "name": "files",
+            },
+            "sink": sink_of(target),
+            "load": "none",
+            "batch": {"interval": 0},
+        },
+        folder,
+    )
+
+
+def test_files_alone_give_the_tables_or_stop_by_name(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=3, big_rows=200)
+    workload.create()
+    workload.run(60)
+    settings = files_pipeline(mysql_server, mariadb_server, database, tmp_path)
+    run_to_end(spark, settings)
+    for table in workload.tables:
+        wanted = source_rows(mysql_server, database, table)
+        assert_same(wanted, mysql_rows(mariadb_server, database, table), key=workload.keys(table))
+    mysql_server.sql("ALTER TABLE accounts ADD COLUMN kind INT NOT NULL DEFAULT 4", database=database)
+    with pytest.raises(SchemaChanged, match="values which the log does not show"):
+        run_to_end(spark, settings)
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def test_a_server_that_does_not_name_columns_is_followed(
+    spark: SparkSession,  # noqa: F811
+    start_server: StartServer,
+    mariadb_server: Server,
+    tmp_path: Path,
+) -> None:
+    source = start_server("mysql", binlog_row_metadata="MINIMAL")
+    source.sql("CREATE DATABASE plain_names")
+    workload = Workload(source, "plain_names", seed=4, big_rows=200, ddl=True)
+    workload.create()
+    settings = pipeline_of(source, "plain_names", sink_of(mariadb_server), tmp_path)
+    run_to_end(spark, settings)
+    workload.run(80)
+    run_to_end(spark, settings)
+    for table in workload.tables:
+        wanted = source_rows(source, "plain_names", table)
+        assert_same(wanted, mysql_rows(mariadb_server, "plain_names", table), key=workload.keys(table))
+    mariadb_server.sql("DROP DATABASE plain_names")

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines on Spark into ClickHouse, Redis, MongoDB and Elasticsearch, whose own clients read them back."""
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import clickhouse_connect
+import elasticsearch
+import pymongo
+import pytest
+import redis
+from clickhouse_connect.datatypes.format import clear_all_formats, set_read_format
+from pyspark.sql import SparkSession
+
+from tests.fixture_types import FreshDatabase, MissingPart
+from tests.pipeline_oracle import (
+    Row,
+    Source,
+    assert_same,
+    clickhouse_rows,
+    elasticsearch_rows,
+    mongodb_rows,
+    redis_rows,
+    source_rows,
+)
+from tests.pipeline_running import pipeline_of, run_to_end
+from tests.pipeline_workload import Workload
+from tests.sink_backends import SinkBackend, sink_backends
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import PartMissing, Server
+
+Rows = Callable[[Any, str, str], list[Row]]
+
+
+@pytest.fixture(params=["clickhouse", "elasticsearch", "mongodb", "redis"])
+def store(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator[SinkBackend]:
+    """Each store in turn."""
+    backend = sink_backends()[request.param]()
+    try:
+        backend.start()
+    except PartMissing as error:
+        missing_part(request.param, str(error))
+    yield backend
+    backend.close()
+
+
+def _clickhouse(server: Any, database: str, table: str) -> list[Row]:
+    client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
+    try:
+        # Not every string of bytes is text.
+        set_read_format("String", "bytes")
+        return [
+            row for row in clickhouse_rows(client, f"`{database}`.`{table}`") if not row.pop("_is_deleted")
+        ]
+    finally:
+        clear_all_formats()
+        client.close()
+
+
+def _mongodb(server: Any, database: str, table: str) -> list[Row]:
+    with pymongo.MongoClient[Any](server.url) as client:
+        rows = mongodb_rows(client[database][table])
+    return [
+        {
+            name: value.to_decimal() if isinstance(value, bson.Decimal128) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+
+
+def _elasticsearch(server: Any, database: str, table: str) -> list[Row]:
+    with elasticsearch.Elasticsearch(server.url) as client:
+        return elasticsearch_rows(client, f"{database}.{table}")
+
+
+def _redis(server: Any, database: str, table: str) -> list[Row]:
+    with redis.Redis.from_url(server.url) as client:
+        return redis_rows(client, f"{database}:{table}:*", kind="json")
+
+
+READERS: dict[str, Rows] = {
+    "clickhouse": _clickhouse,
+    "elasticsearch": _elasticsearch,
+    "mongodb": _mongodb,
+    "redis": _redis,
+}
+
+
+def as_source(source: Source, rows: list[Row], json: bool) -> list[Row]:
+    """Return the columns that the source has; bytes stand in JSON as base64."""
+    binary = [name for name, kind in source.types.items() if "binary" in kind or "blob" in kind]
+    found = [{name: row.get(name) for name in source.types} for row in rows]
+    for row in found if json else ():
+        row |= {name: base64.b64decode(row[name]) for name in binary if row[name] is not None}
+    return found
+
+
+def test_a_store_has_what_its_source_has(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    store: Any,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=23)
+    workload.create()
+    sink = {store.NAME: {"url": store.server.url}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 60})
+    workload.run(60)
+    assert run_to_end(spark, settings)
+    workload.run(200)
+    mysql_server.sql(f"TRUNCATE TABLE {database}.tokens")
+    mysql_server.sql(f"INSERT INTO {database}.tokens VALUES (REPEAT('x', 16), 1, NULL)")
+    assert run_to_end(spark, settings)
+    for table in workload.tables:
+        wanted = source_rows(mysql_server, database, table)
+        found = READERS[store.NAME](store.server, database, table)
+        found = as_source(wanted, found, store.NAME in ("elasticsearch", "redis"))
+        assert_same(wanted, found, key=workload.keys(table))

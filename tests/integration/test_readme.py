@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from penstock.admin.cli.app import make_app
+from penstock.settings import load_settings
+from tests.daemon_process import DaemonProcess
+from tests.fixture_types import StartServer
+from tests.spark_session import spark
+from tools.servers import REPLICATION_PASSWORD
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+# The paths and the server that the page names, in the order in which they are replaced.
+BACKUP = "/backup/mysql-bin"
+SERVER = "mysql://repl@127.0.0.1:3306"
+SECRET = "/run/secrets/repl"
+LAKE = "/lake/"
+
+Words = Callable[[str], str]
+
+__all__ = ["spark"]
+
+
+def examples(language: str) -> list[str]:
+    """Return the page's examples in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def here(start_server: StartServer, tmp_path: Path) -> Words:
+    """Return a function that puts a real server's log, address and password in place of the page's."""
+    server = start_server("mariadb")
+    server.sql("CREATE DATABASE shop")
+    server.sql(
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, status ENUM('new', 'paid'), total DECIMAL(10,2))"
+    )
+    server.sql("INSERT INTO shop.orders VALUES (1, 'new', 9.50)")
+    server.sql("UPDATE shop.orders SET status = 'paid' WHERE id = 1")
+    server.sql("DELETE FROM shop.orders WHERE id = 1")
+    log = server.binlog_files()[0].with_suffix("")
+    secret = tmp_path / "secret"
+    secret.write_text(REPLICATION_PASSWORD)
+
+    def replace(text: str) -> str:
+        real = {BACKUP: str(log), SERVER: server.url(), SECRET: str(secret), LAKE: f"{tmp_path}/"}
+        for named, found in real.items():
+            text = text.replace(named, found)
+        return text
+
+    return replace
+
+
+def test_the_python_example_prints_every_change(here: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *_ = examples("python")
+    assert "read_binlog" in first
+    exec(here(first), {})
+    printed = capsys.readouterr().out
+    assert "shop.orders" in printed
+    assert re.findall(r"'_change_type': '(\w+)'", printed) == [
+        "insert",
+        "update_preimage",
+        "update_postimage",
+        "delete",
+    ]
+
+
+def test_the_spark_examples_count_and_stream(
+    here: Words, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch, stream = examples("python")[1].split("\n\n", 1)
+    exec(here(batch), {"spark": spark})
+    assert re.search(r"update_postimage\|\s+1\|", capsys.readouterr().out)
+    exec(here(stream), {"spark": spark})
+    assert spark.read.parquet(str(tmp_path / "orders_changes")).count() == 4
+
+
+def test_the_subscriber_prints_every_change(here: Words, tmp_path: Path) -> None:
+    _, text = examples("yaml")
+    with DaemonProcess(tmp_path, yaml.safe_load(here(text))) as daemon:
+        program = here(examples("python")[2]).replace("127.0.0.1:7070", f"127.0.0.1:{daemon.port}")
+        program = program.replace("shards=8", 'shards=8, begin="earliest"')
+        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONUNBUFFERED": "1"}
+        words = [sys.executable, "-c", program]
+        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            kinds: list[str] = []
+            for line in running.stdout:
+                kinds += re.findall(r"\('(insert|update|delete)', ", line)
+                if "delete" in kinds:
+                    break
+            # The page's program runs until somebody ends it.
+            running.kill()
+    assert kinds == ["insert", "update", "delete"]
+
+
+def test_the_commands_run_as_they_stand(here: Words) -> None:
+    (commands,) = examples("sh")
+    for line in here(commands).splitlines():
+        program, *words = shlex.split(line)
+        assert program == "penstock"
+        done = CliRunner().invoke(make_app(), words)
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+
+
+def test_the_settings_are_sound_and_name_what_the_daemon_captures(here: Words, tmp_path: Path) -> None:
+    _, text = examples("yaml")
+    file = tmp_path / "penstock.yaml"
+    file.write_text(here(text))
+    checked = CliRunner().invoke(make_app(), ["serve", str(file), "--check"])
+    assert checked.exit_code == 0, checked.output
+    assert load_settings(file).log_of("shop").folder == tmp_path / "penstock" / "shop"
+
+
+def test_the_pipeline_keeps_a_lake_equal(here: Words, tmp_path: Path) -> None:
+    text, _ = examples("yaml")
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(here(text))
+    planned = CliRunner().invoke(make_app(), ["run", str(file), "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert "shop.orders" in planned.output
+
+
+def test_every_verb_that_the_page_names_is_there() -> None:
+    makefile = README.with_name("Makefile").read_text()
+    named = set(
+        re.findall(r"\bmake (\w+)", README.read_text() + README.with_name("CONTRIBUTING.md").read_text())
+    )
+    assert {"setup", "demo", "test"} <= named
+    assert [verb for verb in named if not re.search(rf"^{verb}:", makefile, re.MULTILINE)] == []

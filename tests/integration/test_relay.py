@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A relay between a real server's daemon and a real Redis."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from penstock.errors import ConnectionLost, OptionInvalid, StepFailed
+from penstock.pipeline.dead_letter import dead_letters
+from penstock.pipeline.relay import Relay
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from tests.captured_log import head_of
+from tests.daemon_process import PENSTOCK, DaemonProcess
+from tests.fixture_types import FreshDatabase
+from tools.redis import Redis
+from tools.servers import Server
+
+WAIT_SECONDS_MAX = 20.0
+
+
+@pytest.fixture(scope="module")
+def daemon(mysql_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    settings = {"instances": {"shop": {"source": mysql_server.url(), "start": "latest"}}}
+    with DaemonProcess(tmp_path_factory.mktemp("daemon"), settings) as started:
+        started.wait_for(lambda status: status["state"] == "running")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def cache() -> Iterator[Redis]:
+    with Redis() as server:
+        yield server
+
+
+class Shop:
+    """A table, the cache it is relayed to, and the pipeline between them."""
+
+    def __init__(
+        self, server: Server, database: str, daemon: DaemonProcess, cache: Redis, folder: Path
+    ) -> None:
+        self.server = server
+        self.database = database
+        self.table = f"{database}.orders"
+        self.cache = redis.Redis.from_url(cache.url, decode_responses=True)
+        self.folder = folder
+        self.value: dict[str, Any] = {
+            "name": database,
+            "source": {
+                "url": f"penstock://127.0.0.1:{daemon.port}/shop",
+                "tables": [f"{database}.*"],
+                "start": "earliest",
+            },
+            "load": "none",
+            "sink": {"redis": {"url": cache.url, "key": f"{database}:{{id}}"}},
+        }
+        server.sql(f"CREATE TABLE {self.table} (id INT PRIMARY KEY, status VARCHAR(20), total DECIMAL(10,2))")
+        head = head_of(server)
+        daemon.wait_for_head(head.file, head.offset)
+
+    def settings(self, **more: Any) -> PipelineSettings:
+        return pipeline_of_values(self.value | more, self.folder)
+
+    def cached(self) -> dict[int, Any]:
+        """Return what the cache has, by id."""
+        found = {key: self.cache.get(key) for key in self.cache.keys(f"{self.database}:*")}
+        # A key may go between the two questions.
+        return {int(key.rpartition(":")[2]): json.loads(text) for key, text in found.items() if text}
+
+    def wait_for(self, wanted: Callable[[dict[int, Any]], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not wanted(self.cached()):
+            assert time.monotonic() < deadline, self.cached()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def shop(
+    mysql_server: Server, fresh_database: FreshDatabase, daemon: DaemonProcess, cache: Redis, tmp_path: Path
+) -> Shop:
+    return Shop(mysql_server, fresh_database(mysql_server), daemon, cache, tmp_path)
+
+
+class Running:
+    """A relay in a thread, for as long as the block runs."""
+
+    def __init__(self, settings: PipelineSettings, told: Any = None) -> None:
+        self.relay = Relay(settings, told=told)
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.relay.run()
+        except BaseException as problem:  # noqa: BLE001
+            self.failure = problem
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *of: object) -> None:
+        self.relay.stop()
+        self._thread.join(WAIT_SECONDS_MAX)
+        assert not self._thread.is_alive()
+
+    def wait(self) -> BaseException | None:
+        """Wait until it ends by itself."""
+        self._thread.join(WAIT_SECONDS_MAX)
+        assert not self._thread.is_alive()
+        return self.failure
+
+
+def test_a_cache_follows_a_table_through_the_steps(shop: Shop) -> None:
+    told: list[dict[str, Any]] = []
+    steps = [
+        {"filter": "status <> 'draft'"},
+        {"map": {"add": {"total": "total * 2"}, "drop": []}},
+    ]
+    with Running(shop.settings(steps=steps), told.append) as running:
+        shop.server.sql(
+            f"INSERT INTO {shop.table} VALUES (1, 'paid', 1.25), (2, 'draft', 2.00), (3, 'paid', 3.00)"
+        )
+        shop.wait_for(lambda cached: set(cached) == {1, 3})
+        assert float(shop.cached()[1]["total"]) == 2.5
+        shop.server.sql(
+            f"UPDATE {shop.table} SET status = IF(status = 'draft', 'paid', 'draft') WHERE id < 3"
+        )
+        shop.wait_for(lambda cached: set(cached) == {2, 3})
+        shop.server.sql(f"DELETE FROM {shop.table} WHERE id = 3")
+        shop.wait_for(lambda cached: set(cached) == {2})
+    assert running.failure is None
+    assert running.relay.counts.rows == sum(line["rows"] for line in told) > 0
+    assert all(0 <= line["delay"] < WAIT_SECONDS_MAX for line in told)
+
+
+def test_a_relay_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        with shop.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            number = 0
+            while not done.is_set():
+                number += 1
+                cursor.execute(f"INSERT INTO {shop.table} VALUES ({number}, 'a', 1)")
+
+    writer = threading.Thread(target=write)
+    with Running(shop.settings()) as running:
+        writer.start()
+        try:
+            shop.wait_for(lambda cached: len(cached) > 1500)
+        finally:
+            done.set()
+            writer.join()
+    assert running.failure is None
+    assert running.relay.counts.batches < running.relay.counts.rows, "what has arrived is written together"
+
+
+def test_a_relay_goes_on_where_it_stopped_and_follows_new_columns(shop: Shop) -> None:
+    with Running(shop.settings()):
+        shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, 'a', 1)")
+        shop.wait_for(lambda cached: set(cached) == {1})
+    shop.cache.delete(f"{shop.database}:1")
+    shop.server.sql(f"INSERT INTO {shop.table} VALUES (2, 'b', 2)")
+    shop.server.sql(f"ALTER TABLE {shop.table} ADD COLUMN note VARCHAR(10), MODIFY total BIGINT")
+    shop.server.sql(f"INSERT INTO {shop.table} VALUES (3, 'c', 3, 'new')")
+    with Running(shop.settings()) as running:
+        shop.wait_for(lambda cached: set(cached) == {2, 3})
+    assert running.failure is None
+    found = shop.cached()
+    assert found[3]["note"] == "new"
+    assert "note" not in found[2]
+
+
+def test_rows_that_a_step_cannot_work_on_are_put_aside_or_end_it(shop: Shop) -> None:
+    steps = [{"map": {"cast": {"status": "int"}}}]
+    with Running(shop.settings(steps=steps, errors={"rows": "dead_letter"})) as running:
+        shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, '7', 1), (2, 'seven', 1), (3, '8', 1)")
+        shop.wait_for(lambda cached: set(cached) == {1, 3})
+    assert running.failure is None
+    (letter,) = dead_letters(shop.settings())
+    assert (letter.rows, letter.step, str(letter.table)) == (1, "map", shop.table)
+    assert letter.position is not None
+    with Running(shop.settings(steps=steps, name=f"{shop.database}-strict")) as strict:
+        failure = strict.wait()
+    assert isinstance(failure, StepFailed)
+    assert failure.position == letter.position
+
+
+def test_what_comes_from_a_server_that_is_named_goes_no_further(shop: Shop) -> None:
+    number = int(shop.server.sql("SELECT @@server_id")[0][0])
+    told: list[dict[str, Any]] = []
+    with Running(shop.settings(loops={"server_ids": [number]}), told.append) as running:
+        shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, 'a', 1)")
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not told:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert (running.failure, shop.cached(), running.relay.counts.rows) == (None, {}, 0)
+
+
+def test_a_target_that_is_away_is_waited_for(shop: Shop, tmp_path: Path) -> None:
+    with Redis() as other:
+        settings = shop.settings(
+            sink={"redis": {"url": other.url, "key": "{id}"}}, name=f"{shop.database}-away"
+        )
+        with Running(settings) as running:
+            shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, 'a', 1)")
+            connection = redis.Redis.from_url(other.url)
+            deadline = time.monotonic() + WAIT_SECONDS_MAX
+            while not connection.exists("1"):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            other.kill()
+            shop.server.sql(f"INSERT INTO {shop.table} VALUES (2, 'b', 1)")
+            time.sleep(0.5)
+            assert running.failure is None
+            other.start()
+            while not connection.exists("2"):
+                assert time.monotonic() < deadline + WAIT_SECONDS_MAX
+                time.sleep(0.01)
+        assert running.failure is None
+
+
+def test_one_that_stays_away_ends_the_relay(shop: Shop) -> None:
+    with Redis() as other:
+        sink = {"redis": {"url": other.url, "key": "{id}"}}
+        settings = shop.settings(sink=sink, name=f"{shop.database}-gone", errors={"retry_for": "0.3s"})
+        running = Running(settings)
+        with running:
+            deadline = time.monotonic() + WAIT_SECONDS_MAX
+            while not running.relay.positions:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            other.kill()
+            shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, 'a', 1)")
+            assert isinstance(running.wait(), ConnectionLost)
+
+
+def test_what_a_relay_cannot_run_is_told_before_it_starts(shop: Shop) -> None:
+    with pytest.raises(OptionInvalid, match="loads nothing"):
+        Relay(shop.settings(load="full"))
+    with pytest.raises(OptionInvalid, match="by a table that they write"):
+        Relay(shop.settings(loops={"mark_table": "penstock.positions"}))
+    with pytest.raises(OptionInvalid, match="no daemon"):
+        Relay(shop.settings(source={"url": shop.server.url()}))
+
+
+def test_the_command_relays_until_it_is_told_to_end(shop: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "relay.yaml"
+    file.write_text(yaml.safe_dump(shop.value))
+    words = [*PENSTOCK, "relay", str(file), "--json"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        shop.server.sql(f"INSERT INTO {shop.table} VALUES (5, 'a', 1)")
+        shop.wait_for(lambda cached: set(cached) == {5})
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=WAIT_SECONDS_MAX)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(line["tables"], line["rows"]) for line in lines] == [([shop.table], 1)]

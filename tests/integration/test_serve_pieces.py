@@ -1,0 +1,599 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a log are what a reader of the whole log gets, wherever they are cut whoever asks."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from penstock import read_binlog
+from penstock.errors import (
+    LimitExceeded,
+    PenstockError,
+    PositionPurged,
+    SequenceGap,
+    ServerBusy,
+    ServerChanged,
+    StatementLogged,
+)
+from penstock.logstore.log import Log
+from penstock.model import Position, TablePatterns
+from penstock.serve import piece as piece_module
+from penstock.serve import pieces as pieces_module
+from penstock.serve.access import WHOLE
+from penstock.serve.arrivals import Arrivals
+from penstock.serve.changes_request import ChangesRequest
+from penstock.serve.pieces import Piece, PieceMemory, Pieces, View
+from penstock.serve.protocols.changes import ChangesAnswer
+from penstock.serve.protocols.ptubes_session import Session
+from penstock.serve.sieve import ShardSet, sieve_of
+from penstock.serve.subscribers import Subscriber, Subscribers
+from penstock.serve.subscription import Cursor, Start, Started, resolve_start
+from penstock.serve.wire.ptubes_messages import (
+    CheckpointMode,
+    FetchRequest,
+    PtubesCheckpoint,
+    PtubesSubscription,
+)
+from penstock.source.files import FileSource
+from tests.log_folders import binlogs, keep, open_log
+from tests.ptubes_packet import RdsEnvelope, shards_of
+from tools.servers import Server
+
+Row = tuple[object, ...]
+_Found = TypeVar("_Found")
+
+VIEW = View("typed", TablePatterns("shop.*"))
+# Small, so that a log of a few hundred kilobytes has many.
+GRID = 8 * 1024
+
+# What two follow is kept for a third.
+FOLLOWING: list[Cursor] = []
+
+
+class Instance:
+    """A log that is decoded, and nothing else of an instance."""
+
+    name = "shop"
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.arrivals = Arrivals()
+
+    def status(self) -> dict[str, Any]:
+        return {"lag_seconds": 0.0}
+
+    def log(self) -> Log:
+        return self._log
+
+
+@dataclass
+class Made:
+    """A server's two files: small transactions, definitions between them, and a large transaction."""
+
+    server: Server
+    files: FileSource
+    first: Position
+    middle: Position
+    end: Position
+
+
+@pytest.fixture(scope="module")
+def made(server_of: Callable[[str], Server]) -> Iterator[Made]:
+    server = server_of("mysql")
+    server.sql("FLUSH BINARY LOGS")
+    name = server.sql("SHOW BINARY LOG STATUS")[0][0]
+    many = (
+        "INSERT INTO shop.orders (note, paid) WITH RECURSIVE n (i) AS"
+        " (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900) SELECT REPEAT('x', 100), i FROM n"
+    )
+    statements = [
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(300), paid INT)",
+        "CREATE TABLE shop.items (id INT PRIMARY KEY, name VARCHAR(40))",
+    ]
+    for number in range(150):
+        statements.append(f"INSERT INTO shop.orders (note, paid) VALUES (REPEAT('n', {number}), {number})")
+        statements.append(f"INSERT INTO shop.items VALUES ({number}, 'item {number}')")
+    statements += [
+        "ALTER TABLE shop.orders ADD COLUMN extra DECIMAL(10, 2) DEFAULT 1.5",
+        "UPDATE shop.orders SET paid = paid + 1 WHERE id % 3 = 0",
+        many,
+    ]
+    more = [f"UPDATE shop.orders SET note = 'second file' WHERE id = {number}" for number in range(1, 61)]
+    with server.connect() as connection, connection.cursor() as cursor:
+        connection.autocommit(True)
+        for statement in statements:
+            cursor.execute(statement)
+        middle = server.sql("SHOW BINARY LOG STATUS")[0]
+        cursor.execute("FLUSH BINARY LOGS")
+        for statement in [*more, "DELETE FROM shop.items WHERE id < 70"]:
+            cursor.execute(statement)
+    files = binlogs(server)
+    extents = files.extents()
+    first = next(Position(0, one.file, one.start) for one in extents if one.file == name)
+    last = extents[-1]
+    yield Made(
+        server,
+        files,
+        first,
+        Position(0, middle[0], middle[1]),
+        Position(0, last.file, last.bytes),
+    )
+    server.sql("DROP DATABASE shop")
+
+
+@pytest.fixture
+def log(made: Made, tmp_path: Path) -> Iterator[Log]:
+    with open_log(tmp_path / "log") as log:
+        keep(log, made.server, made.files, start=made.first)
+        yield log
+
+
+@pytest.fixture(autouse=True)
+def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    FOLLOWING.clear()
+    for module in (piece_module, pieces_module):
+        monkeypatch.setattr(module, "PIECE_BYTES", GRID)
+
+
+def first_of(log: Log) -> Position:
+    first = log.earliest()
+    assert first is not None
+    return first
+
+
+def pieces_of(log: Log, memory: PieceMemory | None = None) -> Pieces:
+    instance = Instance(log)
+    # The pool ends with the test's process; each has two threads at most.
+    memory = PieceMemory() if memory is None else memory
+    return Pieces(instance, instance.arrivals, memory, ThreadPoolExecutor(2))
+
+
+def run(question: Awaitable[_Found]) -> _Found:
+    async def asked() -> _Found:
+        return await asyncio.wait_for(question, 60)
+
+    return asyncio.run(asked())
+
+
+async def until_it_fails(
+    pieces: Pieces, start: Position, kind: type[PenstockError]
+) -> tuple[list[Piece], PenstockError]:
+    """Return the pieces up to an error of a kind, and the error."""
+    found: list[Piece] = []
+    try:
+        while (piece := await pieces.at(VIEW, found[-1].end if found else start)) is not None:
+            found.append(piece)
+    except kind as problem:
+        return found, problem
+    raise AssertionError("nothing failed")
+
+
+async def chain(pieces: Pieces, start: Position, view: View = VIEW) -> list[Piece]:
+    """Return the pieces from a position to where the log ends, kept for others."""
+    found: list[Piece] = []
+    FOLLOWING.extend(Cursor(pieces, view, Started(start)) for _ in range(2))
+    while (piece := await pieces.at(view, found[-1].end if found else start)) is not None:
+        found.append(piece)
+    return found
+
+
+def rows(batches: list[Any]) -> list[Row]:
+    """Return rows in commit order, those of each table as they came."""
+    return [
+        (row["_commit_version"], batch.table, *map(str, row.values()))
+        for batch in batches
+        for row in batch.to_arrow().to_pylist()
+    ]
+
+
+def rows_of(found: list[Piece]) -> list[Row]:
+    return sorted(rows([batch for piece in found for batch in piece.batches]))
+
+
+def rows_of_log(folder: Path, **bounds: Any) -> list[Row]:
+    return sorted(rows(list(read_binlog(folder, "shop.*", instance="shop", **bounds))))
+
+
+def test_a_chain_holds_what_a_reader_of_the_log_gets_and_tells_where_it_is(log: Log) -> None:
+    pieces = pieces_of(log)
+    found = run(chain(pieces, first_of(log)))
+    assert len(found) > 10
+    assert rows_of(found) == rows_of_log(log.folder)
+    assert found[-1].end == log.visible
+    for before, piece in itertools.pairwise(found):
+        assert piece.start == before.end
+        assert piece.gtid_set == log.gtid_set(piece.end)
+    assert [one.time_us for one in found] == sorted(one.time_us for one in found)
+    assert pieces.decodes == len(found)
+
+
+def test_a_reader_that_follows_the_log_as_it_grows_gets_the_same(made: Made, tmp_path: Path) -> None:
+    ends = transaction_ends(made)
+
+    async def follow(log: Log) -> list[Piece]:
+        pieces = pieces_of(log)
+        found: list[Piece] = []
+        place = made.first
+        for end in [*ends[::9], made.end]:
+            await asyncio.to_thread(keep, log, made.server, made.files, start=place, end=end)
+            place = end
+            found += await chain(pieces, found[-1].end if found else first_of(log))
+        return found
+
+    with open_log(tmp_path / "log") as log:
+        found = run(follow(log))
+        assert rows_of(found) == rows_of_log(log.folder)
+        assert [one.gtid_set for one in found] == [log.gtid_set(one.end) for one in found]
+
+
+def transaction_ends(made: Made) -> list[Position]:
+    """Return where transactions of the first file end."""
+    return [
+        Position(0, made.first.file, end)
+        for _, _, kind, _, end, _ in made.server.sql(f"SHOW BINLOG EVENTS IN '{made.first.file}'")
+        if kind == "Xid"
+    ]
+
+
+def test_whoever_joins_between_two_pieces_is_in_the_same_chain_soon(made: Made, log: Log) -> None:
+    async def join() -> None:
+        pieces = pieces_of(log)
+        known = {piece.start for piece in await chain(pieces, first_of(log))}
+        inside = [end for end in transaction_ends(made) if end not in known]
+        assert len(inside) > 100
+        for place in inside[:: len(inside) // 10]:
+            decoded = pieces.decodes
+            joined = await chain(pieces, place)
+            assert rows_of(joined) == rows_of_log(log.folder, start=place)
+            assert joined[0].end in known or joined[0].end == log.visible
+            assert pieces.decodes == decoded + 1
+
+    run(join())
+
+
+def test_fifty_who_follow_cost_one_decoding(log: Log) -> None:
+    async def follow() -> tuple[Pieces, list[list[Position]]]:
+        pieces = pieces_of(log)
+
+        async def one() -> list[Position]:
+            cursor = Cursor(pieces, VIEW, Started(first_of(log)))
+            ends = []
+            while (piece := await cursor.next(0)) is not None:
+                ends.append(piece.end)
+                # Each has a pace of its own.
+                await asyncio.sleep(0)
+            return ends
+
+        return pieces, await asyncio.gather(*(one() for _ in range(50)))
+
+    pieces, ends = run(follow())
+    assert all(one == ends[0] for one in ends)
+    assert pieces.decodes == len(ends[0])
+
+
+def test_memory_holds_no_more_than_it_may(log: Log) -> None:
+    memory = PieceMemory(300 * 1024)
+
+    async def follow() -> None:
+        pieces = pieces_of(log, memory)
+        cursors = [Cursor(pieces, VIEW, Started(first_of(log))) for _ in range(2)]
+        while True:
+            found = [await cursor.next(0) for cursor in cursors]
+            assert memory.bytes <= memory.bytes_max
+            if found == [None, None]:
+                return
+
+    run(follow())
+    assert 0 < len(memory) < 15
+
+
+def test_memory_counts_the_copies_that_each_number_of_shards_has(log: Log) -> None:
+    memory = PieceMemory()
+    asked = ChangesRequest.parse(b'{"subscriber": "cache", "start": "earliest", "wait_seconds": 0}')
+    following = partial(Subscribers().following, "changes", "shop", "cache")
+
+    async def follow() -> list[int]:
+        pieces, held = pieces_of(log, memory), []
+        for count in (2, 3):
+            sieve = sieve_of(VIEW, shards=ShardSet(count, frozenset({1})))
+            cursor, _ = (Cursor(pieces, sieve.view, Started(first_of(log))) for _ in range(2))
+            answer = ChangesAnswer(asked, cursor, sieve, None, following)
+            await answer({}, asyncio.Future, lambda _: asyncio.sleep(0))
+            held.append(memory.bytes)
+        return held
+
+    two, three = run(follow())
+    assert three - two > sum(piece.bytes for piece in run(chain(pieces_of(log), first_of(log)))) / 2
+
+
+def test_a_large_transaction_is_one_piece_and_one_too_large_is_refused_behind_what_is_whole(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(chain(pieces_of(log), first_of(log)))
+    large = max(found, key=lambda one: one.rows)
+    assert large.rows >= 900
+    assert large.end.offset - large.start.offset > 5 * GRID
+
+    monkeypatch.setattr(piece_module, "PIECE_BYTES_MAX", 200 * 1024)
+
+    passed, refused = run(until_it_fails(pieces_of(log), first_of(log), LimitExceeded))
+    assert refused.position == str(passed[-1].end)
+    assert rows_of(passed) == rows_of_log(log.folder, end=passed[-1].end)
+
+
+def test_a_large_transaction_comes_in_parts_to_whoever_takes_them(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_module, "PIECE_PART_BYTES", 32 * 1024)
+    monkeypatch.setattr(piece_module, "PIECE_BYTES_MAX", 200 * 1024)
+
+    async def follow(started: Position, count: int) -> tuple[Pieces, list[list[Piece]]]:
+        pieces = pieces_of(log)
+        cursors = [Cursor(pieces, VIEW, Started(started), in_parts=True) for _ in range(count)]
+        found: list[list[Piece]] = [[] for _ in cursors]
+        for at, cursor in enumerate(cursors):
+            # One after the other, so that whoever comes later finds neither decoder nor memory.
+            while (piece := await cursor.next(0)) is not None:
+                found[at].append(piece)
+        return pieces, found
+
+    _, (alone,) = run(follow(first_of(log), 1))
+    parts = [one for one in alone if not one.is_whole]
+    assert len(parts) > 3
+    assert [one.part for one in parts] == list(range(len(parts)))
+    assert all(one.end == one.start and one.bytes < 100 * 1024 for one in parts)
+    assert rows_of(alone) == rows_of_log(log.folder)
+    _, both = run(follow(first_of(log), 2))
+    assert [rows_of(one) for one in both] == [rows_of(alone)] * 2
+
+    async def from_a_part() -> Piece | None:
+        return await pieces_of(log).at(VIEW, parts[2].start, part=2)
+
+    again = run(from_a_part())
+    assert again is not None
+    assert rows_of([again]) == rows_of([parts[2]])
+
+
+def test_parts_stay_the_same_while_their_piece_grows(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_module, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(piece_module, "PIECE_PART_BYTES", 24 * 1024)
+
+    async def parts(log: Log) -> list[list[Row]]:
+        cursor, found = Cursor(pieces_of(log), VIEW, Started(first_of(log)), in_parts=True), []
+        while (piece := await cursor.next(0)) is not None and not piece.is_whole:
+            found.append(rows_of([piece]))
+        return found
+
+    grown = []
+    with open_log(tmp_path / "log") as log:
+        for start, end in itertools.pairwise([made.first, *transaction_ends(made)[40:300:5]]):
+            keep(log, made.server, made.files, start=start, end=end)
+            grown.append(run(parts(log)))
+    assert len(grown[-1]) > 1
+    assert all(one == grown[-1][: len(one)] for one in grown)
+
+
+def test_a_session_of_ptubes_takes_a_large_transaction_in_parts(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def events_from(checkpoint: PtubesCheckpoint) -> list[Any]:
+        wanted = PtubesSubscription("shop", "t", (), 1, (0,), checkpoint)
+        shown = Subscriber("ptubes", "shop", "t", "", "", 0)
+        pieces = pieces_of(log)
+        session = await Session.open(pieces, wanted, WHOLE, View("ptubes", VIEW.tables), shown)
+        found: list[Any] = []
+        while True:
+            content = await session.fetch(FetchRequest(100, 1 << 20, 0.5), asyncio.Event())
+            answer = RdsEnvelope.FromString(content)
+            assert not found or answer.HasField("latestCheckpoint")
+            if not answer.totalEventCount:
+                return found
+            found += shards_of(answer)[0]
+
+    def behind(event: Any) -> PtubesCheckpoint:
+        return PtubesCheckpoint.decode(event.header.checkpoint.SerializeToString())
+
+    whole = run(events_from(PtubesCheckpoint(CheckpointMode.EARLIEST)))
+    monkeypatch.setattr(piece_module, "PIECE_PART_BYTES", 32 * 1024)
+    monkeypatch.setattr(piece_module, "PIECE_BYTES_MAX", 200 * 1024)
+    assert run(events_from(PtubesCheckpoint(CheckpointMode.EARLIEST))) == whole
+    last = max(range(len(whole)), key=lambda at: whole[at].header.checkpoint.eventIndex)
+    for at in (last - 800, last - 1, last):
+        assert run(events_from(behind(whole[at]))) == whole[at + 1 :], at
+
+
+def test_what_is_not_there_is_told(made: Made, tmp_path: Path) -> None:
+    names = [one.file for one in made.files.extents(made.first)]
+    assert len(names) >= 2
+    made.server.sql("FLUSH BINARY LOGS")
+    made.server.sql("INSERT INTO shop.orders (paid) VALUES (1)")
+    files = binlogs(made.server)
+    with open_log(tmp_path / "log") as log:
+        keep(log, made.server, files, start=made.first, names=[names[0]])
+        last = files.extents()[-1]
+        keep(log, made.server, files, start=Position(0, last.file, last.start), names=[last.file])
+
+        async def follow() -> None:
+            pieces = pieces_of(log)
+            with pytest.raises(SequenceGap):
+                await chain(pieces, first_of(log))
+            whole = Position(0, names[0], files.extents(made.first)[0].bytes)
+            with pytest.raises(SequenceGap):
+                await pieces.at(VIEW, whole)
+            with pytest.raises(PositionPurged):
+                await pieces.at(VIEW, Position(0, "binlog.000000", 4))
+            with pytest.raises(ServerBusy):
+                await resolve_start(pieces, Start(position=Position(0, last.file, last.bytes + 100)))
+
+        run(follow())
+
+
+def test_what_is_whole_before_an_error_comes_before_it(made: Made, log: Log, tmp_path: Path) -> None:
+    server = made.server
+    server.sql("FLUSH BINARY LOGS")
+    start = Position(0, server.sql("SHOW BINARY LOG STATUS")[0][0], 4)
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO shop.orders (paid) VALUES (5)")
+        cursor.execute("INSERT INTO shop.orders (paid) VALUES (6)")
+        connection.commit()
+        cursor.execute("SET SESSION binlog_format = STATEMENT")
+        cursor.execute("INSERT INTO shop.orders (paid) VALUES (7)")
+        connection.commit()
+    files = binlogs(server)
+    first = next(Position(0, one.file, one.start) for one in files.extents() if one.file == start.file)
+    with open_log(tmp_path / "other") as other:
+        keep(other, server, files, start=first)
+
+        found, stopped = run(until_it_fails(pieces_of(other), first_of(other), StatementLogged))
+    assert sum(one.rows for one in found) == 2
+    assert stopped.position is not None
+    assert Position.parse(stopped.position) > found[-1].end
+
+
+def test_a_log_of_two_epochs_is_one_chain(made: Made, tmp_path: Path) -> None:
+    with open_log(tmp_path / "log") as log:
+        keep(log, made.server, made.files, start=made.first, end=made.middle)
+        keep(log, made.server, made.files, epoch=1, start=made.middle)
+        pieces = pieces_of(log)
+        found = run(chain(pieces, first_of(log)))
+        assert {one.end.epoch for one in found} == {0, 1}
+        assert rows_of(found) == rows_of_log(log.folder)
+
+        async def starts() -> None:
+            key = pieces.source.server_key(1)
+            # As another daemon numbers the epoch of the same server.
+            for place, epoch in ((transaction_ends(made)[5], 0), (made.end, 1)):
+                told = Position(7, place.file, place.offset)
+                started = await resolve_start(pieces, Start(position=told, server_key=key))
+                assert started.position == Position(epoch, place.file, place.offset)
+            with pytest.raises(ServerChanged):
+                await resolve_start(pieces, Start(position=made.first, server_key="mysql:nobody"))
+
+        run(starts())
+
+
+def test_a_start_is_the_first_transaction_that_is_wanted(made: Made, log: Log) -> None:
+    ends = transaction_ends(made)
+    whole = rows_of_log(log.folder)
+
+    async def starts() -> None:
+        pieces = pieces_of(log)
+        for place in ends[20:200:45]:
+            by_set = await resolve_start(pieces, Start(gtid_set=log.gtid_set(place)))
+            assert (by_set.position, by_set.gtid_after) == (place, "")
+            first = (await chain(pieces, place))[0]
+            time_us = first.batches[0].to_arrow()["_commit_timestamp"][0].value
+            by_time = await resolve_start(pieces, Start(time_us=time_us))
+            assert by_time.position <= place
+            after = await chain(pieces, by_time.position)
+            times = [one for piece in after for one in commit_times(piece)]
+            assert min(times) == time_us
+        latest = await resolve_start(pieces, Start(edge="latest"))
+        assert latest.position == log.visible
+        earliest = await resolve_start(pieces, Start(edge="earliest"))
+        assert rows_of(await chain(pieces, earliest.position)) == whole
+
+    run(starts())
+
+
+def commit_times(piece: Piece) -> list[int]:
+    return [one.value for arrow in piece.arrow() for one in arrow["_commit_timestamp"]]
+
+
+def test_a_gtid_set_that_the_log_has_in_another_order_leaves_out_what_is_in_it(made: Made, log: Log) -> None:
+    whole = rows_of_log(log.folder)
+    # Tests before this one gave the shared server transactions of other servers, and with tags.
+    sets = dict(one.strip().split(":", 1) for one in log.gtid_set(log.head()).split(","))
+    numbers, *tagged = sets[uuid := made.server.sql("SELECT @@server_uuid")[0][0]].split(":")
+    last = int(numbers.rpartition("-")[2])
+    sets[uuid] = ":".join([f"1-{last - 100}", f"{last - 50}-{last - 40}", *tagged])
+    start = Start(gtid_set=",".join(f"{source}:{intervals}" for source, intervals in sets.items()))
+
+    async def follow() -> list[Piece]:
+        cursor = Cursor(pieces := pieces_of(log), VIEW, await resolve_start(pieces, start))
+        found = []
+        while (piece := await cursor.next(0)) is not None:
+            found.append(piece)
+        assert cursor.view == VIEW, "it shares with others again"
+        return found
+
+    wanted = {number for number in range(last - 99, last + 1) if not last - 50 <= number <= last - 40}
+    text = [one for one in whole if any(f"{uuid}:{number}'" in str(one) for number in wanted)]
+    assert rows_of(run(follow())) == sorted(text)
+
+
+@pytest.mark.parametrize("kind", ["position", "gtid_set", "time"])
+def test_a_cursor_ends_where_it_is_told_to(made: Made, log: Log, kind: str) -> None:
+    end = transaction_ends(made)[77]
+    following = run(chain(pieces_of(log), end))[0]
+    until = {
+        "position": Start(position=end),
+        "gtid_set": Start(gtid_set=log.gtid_set(end)),
+        "time": Start(time_us=min(commit_times(following))),
+    }[kind]
+
+    async def follow(start: Position) -> list[Piece]:
+        cursor = Cursor(pieces_of(log), VIEW, Started(start), until)
+        found = []
+        while (piece := await cursor.next(5)) is not None:
+            found.append(piece)
+        assert cursor.ended
+        return found
+
+    assert rows_of(run(follow(first_of(log)))) == rows_of_log(log.folder, end=end)
+    assert run(follow(transaction_ends(made)[90])) == run(follow(made.end)) == []
+
+
+def test_shards_of_any_number_hold_every_row_once(log: Log) -> None:
+    async def sharded(count: int) -> list[Row]:
+        pieces = pieces_of(log)
+        found: list[Row] = []
+        for shard in range(count):
+            sieve = sieve_of(VIEW, shards=ShardSet(count, frozenset({shard})))
+            for piece in await chain(pieces, first_of(log), sieve.view):
+                for one in sieve.sift(piece, await sieve.passing(pieces, piece)):
+                    assert set((one.arrow["_shard_slot"].to_numpy() % count).tolist()) == {shard}
+                    kinds = one.arrow["_change_type"].to_pylist()
+                    assert kinds.count("update_preimage") == kinds.count("update_postimage")
+                    arrow = one.arrow.drop_columns(["_shard_slot"])
+                    found += [
+                        (row["_commit_version"], one.batch.table, *map(str, row.values()))
+                        for row in arrow.to_pylist()
+                    ]
+        assert pieces.decodes == len(await chain(pieces, first_of(log), sieve.view)), "once for all shards"
+        return sorted(found)
+
+    assert run(sharded(3)) == rows_of_log(log.folder)
+
+
+def test_who_goes_away_ends_nothing_for_the_others(log: Log) -> None:
+    async def follow() -> None:
+        pieces = pieces_of(log)
+        begun = [asyncio.create_task(pieces.at(VIEW, first_of(log))) for _ in range(3)]
+        await asyncio.sleep(0)
+        begun[0].cancel()
+        begun[1].cancel()
+        piece = await begun[2]
+        assert piece is not None
+        # Where nobody waits any longer, it ends too, and whoever comes later gets it all the same.
+        place = piece.end
+        alone = asyncio.create_task(pieces.at(VIEW, place))
+        await asyncio.sleep(0)
+        alone.cancel()
+        await asyncio.sleep(0)
+        again = await pieces.at(VIEW, place)
+        assert again is not None
+        assert again.start == place
+
+    run(follow())

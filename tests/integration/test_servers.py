@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that other tests rely on: private, on loopback, and gone with their owner."""
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pymysql
+import pytest
+
+from tests.fixture_types import FreshDatabase, StartServer
+from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, PartMissing, Server, ServerFailed, packages
+from tools.servers.__main__ import main
+from tools.servers.server import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+END_SECONDS_MAX = 30
+
+
+def _until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+def _python(text: str, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_server_logs_whole_rows_with_names_and_answers_on_loopback_only(server: Server) -> None:
+    settings = server.sql("SELECT @@binlog_format, @@binlog_row_image, @@binlog_row_metadata, @@bind_address")
+
+    assert settings == [("ROW", "FULL", "FULL", "127.0.0.1")]
+    listening = subprocess.run(
+        ["cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True, check=True
+    )
+    port = f":{server.port:04X} "
+    addresses = {line.split()[1] for line in listening.stdout.splitlines() if port in line and " 0A " in line}
+    assert addresses == {f"0100007F{port.strip()}"}
+
+
+def test_the_replication_account_can_read_and_replicate_and_cannot_write(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    server.sql("CREATE TABLE t (a INT)", database=database)
+    account = {"user": REPLICATION_USER, "password": REPLICATION_PASSWORD, "database": database}
+
+    with server.connect(**account) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM t")
+        cursor.execute("SHOW BINARY LOGS")
+        assert [row[0] for row in cursor.fetchall()] == [path.name for path in server.binlog_files()]
+        with pytest.raises(pymysql.err.OperationalError):
+            cursor.execute("INSERT INTO t VALUES (1)")
+    assert server.url() == f"mysql://{REPLICATION_USER}:{REPLICATION_PASSWORD}@127.0.0.1:{server.port}"
+
+
+def test_the_client_prints_raw_tab_separated_values(server: Server) -> None:
+    assert server.client("SELECT 'é\\t1' AS a, NULL AS b", "--skip-column-names") == "é\t1\tNULL\n"
+    with pytest.raises(ServerFailed, match="1064"):
+        server.client("SELEKT")
+
+
+def test_the_binlog_program_of_the_flavor_reads_the_binlog_files(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    files = server.binlog_files()
+    server.sql("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2); FLUSH BINARY LOGS", database=database)
+
+    assert len(server.binlog_files()) == len(files) + 1
+    argv = [
+        *server.program("mysqlbinlog"),
+        "--no-defaults",
+        "-vv",
+        "--base64-output=decode-rows",
+        str(files[-1]),
+    ]
+    text = subprocess.run(argv, capture_output=True, check=True, text=True, errors="replace").stdout
+    assert text.count(f"### INSERT INTO `{database}`.`t`") == 2
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
+def test_a_new_server_has_one_binlog_file_without_transactions(
+    start_server: StartServer, flavor: str
+) -> None:
+    server = start_server(flavor)
+
+    events = server.sql("SHOW BINLOG EVENTS")
+    assert [path.name for path in server.binlog_files()] == ["mysql-bin.000001"]
+    assert {row[2] for row in events} <= {"Format_desc", "Previous_gtids", "Gtid_list", "Binlog_checkpoint"}
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
+def test_a_restart_and_a_kill_keep_port_and_rows(start_server: StartServer, flavor: str) -> None:
+    server = start_server(flavor)
+    port = server.port
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT); INSERT INTO d.t VALUES (1)")
+
+    server.restart(binlog_row_metadata="MINIMAL")
+    server.sql("INSERT INTO d.t VALUES (2)")
+    server.kill()
+    assert not server.running
+    server.start()
+
+    assert server.sql("SELECT a, @@port, @@binlog_row_metadata FROM d.t ORDER BY a") == [
+        (1, port, "MINIMAL"),
+        (2, port, "MINIMAL"),
+    ]
+    assert len(server.binlog_files()) == 3
+
+
+def test_options_take_values_flags_and_truth(start_server: StartServer) -> None:
+    server = start_server("mariadb", skip_log_bin=None, innodb_file_per_table=False, server_id=77)
+
+    assert server.sql("SELECT @@log_bin, @@innodb_file_per_table, @@server_id") == [(0, 0, 77)]
+    assert server.binlog_files() == []
+
+
+def test_two_servers_have_their_own_port_identity_and_directory(start_server: StartServer) -> None:
+    one, two = start_server("mariadb"), start_server("mariadb")
+
+    assert one.port != two.port
+    assert one.directory != two.directory
+    assert one.sql("SELECT @@server_id") != two.sql("SELECT @@server_id")
+
+
+def test_a_mysql_server_copied_from_the_template_has_a_uuid_of_its_own(
+    mysql_server: Server, start_server: StartServer
+) -> None:
+    assert start_server("mysql").sql("SELECT @@server_uuid") != mysql_server.sql("SELECT @@server_uuid")
+
+
+def test_a_server_is_never_mistaken_for_another_that_holds_its_port(mariadb_server: Server) -> None:
+    second = Server("mariadb", port=mariadb_server.port)
+
+    with pytest.raises(ServerFailed, match="does not start"):
+        second.start()
+    assert not second.running
+    assert mariadb_server.sql("SELECT 1") == [(1,)]
+
+
+def test_an_unknown_option_fails_with_the_servers_own_words(start_server: StartServer) -> None:
+    with pytest.raises(ServerFailed, match="no-such-option"):
+        start_server("mariadb", no_such_option=1)
+
+
+def test_an_unknown_flavor_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="oracle"):
+        Server("oracle")
+
+
+def test_close_removes_a_temporary_directory_and_keeps_a_given_one(
+    tmp_path: Path, mariadb_server: Server
+) -> None:
+    with Server("mariadb") as server:
+        temporary = server.directory
+    assert not temporary.exists()
+
+    kept = tmp_path / "kept"
+    with Server("mariadb", directory=kept) as server:
+        server.sql("CREATE DATABASE remembered")
+    with Server("mariadb", directory=kept) as server:
+        assert ("remembered",) in server.sql("SHOW DATABASES")
+
+
+def test_tls_is_signed_by_an_authority_that_a_client_can_check(start_server: StartServer) -> None:
+    for flavor in ("mysql", "mariadb"):
+        server = start_server(flavor, tls=True)
+        context = ssl.create_default_context(cafile=str(server.tls_authority))
+        with server.connect(ssl=context) as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
+            assert cursor.fetchall()[0][1]
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit()", "raise RuntimeError"])
+def test_a_server_ends_when_its_owner_ends_however_it_ends(mariadb_server: Server, ending: str) -> None:
+    # The server is started in a thread that is over before its owner, which must not end the server.
+    owner = _python(
+        "import os, sys, threading, time\n"
+        "from tools.servers import Server\n"
+        "server = Server('mariadb')\n"
+        "thread = threading.Thread(target=server.start)\n"
+        "thread.start(); thread.join(); time.sleep(0.5)\n"
+        "print(server.pid, server.directory, server.sql('SELECT 1')[0][0], flush=True)\n"
+        f"{ending}\n"
+    )
+    words = owner.communicate(timeout=60)[0].split()
+
+    assert words[2:] == ["1"]
+    assert _until(lambda: _is_gone(int(words[0])))
+    if "kill" in ending:
+        shutil.rmtree(words[1])
+    assert not Path(words[1]).exists()
+
+
+def test_processes_that_start_at_once_share_one_new_template(tmp_path: Path, mariadb_server: Server) -> None:
+    text = "from tools.servers import Server\nwith Server('mariadb') as server: print(server.sql('SELECT 1'))"
+    owners = [_python(text, PENSTOCK_SERVERS=str(tmp_path)) for _ in range(3)]
+
+    assert [owner.communicate(timeout=120)[0] for owner in owners] == ["[(1,)]\n"] * 3
+    assert len(list((tmp_path / "templates").iterdir())) == 1
+
+
+def test_a_machine_without_a_server_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SERVERS", str(tmp_path))
+    monkeypatch.setattr(packages, "_program_path", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    with pytest.raises(PartMissing, match="apt-get install mariadb-server"):
+        packages.install.__wrapped__("mariadb")
+
+
+def test_the_mirror_is_the_one_that_the_machines_own_sources_name(tmp_path: Path) -> None:
+    parts = tmp_path / "sources.list.d"
+    parts.mkdir()
+    with pytest.raises(PartMissing, match="no Debian mirror"):
+        packages.mirror(tmp_path)
+    (tmp_path / "sources.list").write_text(
+        "# deb http://old.test/debian x main\ndeb [signed-by=/k] http://a.test/debian x main\n"
+    )
+    assert packages.mirror(tmp_path) == "http://a.test/debian"
+    (parts / "one.sources").write_text(
+        "Types: deb\nURIs: http://s.test/debian-security http://b.test/debian/\n"
+    )
+    assert packages.mirror(tmp_path) == "http://b.test/debian/"
+
+
+def test_the_command_starts_in_the_foreground_and_stops_by_directory(
+    mariadb_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    words = [
+        "start",
+        "mariadb",
+        "--dir",
+        str(tmp_path / "kept"),
+        "--port",
+        str(port),
+        "--option",
+        "skip-log-bin",
+    ]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "tools.servers", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    assert f"root@127.0.0.1:{port}" in running.stdout.readline() + running.stdout.readline()
+
+    assert main(["stop", str(tmp_path / "kept")]) == 0
+    assert running.wait(END_SECONDS_MAX) == 0
+    assert main(["stop", str(tmp_path / "kept")]) == 1
+    assert "no server runs" in capsys.readouterr().err
+
+
+def test_the_command_ends_its_server_when_interrupted(mariadb_server: Server) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "tools.servers", "start", "mariadb"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    pid = int(running.stdout.readline().split()[-1])
+    port = int(running.stdout.readline().rpartition(":")[2])
+    running.send_signal(signal.SIGINT)
+
+    assert running.wait(END_SECONDS_MAX) == 0
+    assert _is_gone(pid)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5).close()
+
+
+@pytest.mark.parametrize(("ci", "status", "word"), [("", 0, "skipped"), ("true", 1, "error")])
+def test_a_missing_server_is_a_loud_skip_and_under_ci_a_failure(
+    tmp_path: Path, ci: str, status: int, word: str
+) -> None:
+    test = f"{__file__}::test_a_mysql_server_copied_from_the_template_has_a_uuid_of_its_own"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        cwd=ROOT,
+        env={**os.environ, "CI": ci, "PATH": str(tmp_path), "PENSTOCK_SERVERS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == status, done.stdout + done.stderr
+    assert f"1 {word}" in done.stdout
+    assert (
+        "missing: mysql server: mysql is unpacked from Debian packages, and this machine has no apt-get"
+        in done.stdout
+    )

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ClickHouse sink against ClickHouse's own engine: what versions decide, and what its types hold."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import clickhouse_connect
+import pytest
+
+from penstock.changes import Changes, Origin, Target
+from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, ValueMalformed
+from penstock.model import Column, TableName
+from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
+from tests.changes_made import changes_of, delete, insert, target_of, update
+from tests.fixture_types import MissingPart
+from tools.clickhouse import ClickHouse
+from tools.servers import PartMissing
+from tools.servers.server import free_port
+
+ORDERS = target_of({"id": "bigint unsigned", "name": "varchar(20)"})
+
+
+@pytest.fixture(scope="module")
+def server(missing_part: MissingPart) -> Iterator[ClickHouse]:
+    """A server for this file."""
+    server = ClickHouse()
+    try:
+        server.start()
+    except PartMissing as error:
+        missing_part("ClickHouse", str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def database(server: ClickHouse, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database for one test, named after it."""
+    yield request.node.name
+    client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
+    client.command(f"DROP DATABASE IF EXISTS `{request.node.name}`")
+    client.close()
+
+
+def sink_of(server: ClickHouse, database: str, **more: Any) -> Sink:
+    return make_sink("clickhouse", settings_of("clickhouse")(url=server.url, database=database, **more))
+
+
+def rows_of(server: ClickHouse, statement: str) -> list[tuple[Any, ...]]:
+    client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
+    try:
+        return [tuple(row) for row in client.query(statement).result_rows]
+    finally:
+        client.close()
+
+
+def written(sink: Sink, *changes: Changes, number: int = 1) -> list[Receipt]:
+    """Write each of some changes in a task of its own, one batch."""
+    mark = BatchMark("pipe", "g", number)
+    receipts = []
+    for part, one in enumerate(changes):
+        sink.prepare(one.target, Evolution.EVOLVE)
+        writer = sink.open(mark, part)
+        writer.write(one)
+        receipts.append(writer.finish())
+    sink.commit(mark, receipts)
+    return receipts
+
+
+def read(sink: Sink, target: Target, **bounds: Any) -> list[dict[str, Any]]:
+    rows = [row for batch in sink.read(target, **bounds) for row in batch.to_pylist()]
+    return sorted(rows, key=lambda row: tuple(row[name] for name in target.primary_key))
+
+
+def test_the_order_in_which_tasks_write_does_not_matter(server: ClickHouse, database: str) -> None:
+    sink = sink_of(server, database)
+    late = changes_of(
+        ORDERS,
+        update(9, {"id": 1, "name": "a"}, {"id": 1, "name": "b"}),
+        delete(9, 1, id=2, name="x"),
+        # A key change is the end of the old key.
+        update(9, {"id": 3, "name": "c"}, {"id": 4, "name": "c"}, 2),
+    )
+    early = changes_of(
+        ORDERS, insert(5, id=1, name="a"), insert(5, 1, id=2, name="x"), insert(5, 2, id=3, name="c")
+    )
+    written(sink, late, early)
+    assert read(sink, ORDERS) == [{"id": 1, "name": "b"}, {"id": 4, "name": "c"}]
+
+
+def test_a_loaded_row_yields_to_a_change_at_its_own_version(server: ClickHouse, database: str) -> None:
+    sink = sink_of(server, database)
+    change = changes_of(ORDERS, delete(7, id=1, name="a"), insert(7, 1, id=2, name="new"))
+    loaded = changes_of(ORDERS, insert(7, id=1, name="a"), insert(7, id=2, name="old"), origin=Origin.LOAD)
+    written(sink, change, loaded)
+    assert read(sink, ORDERS) == [{"id": 2, "name": "new"}]
+
+
+def test_an_emptied_table_loses_what_was_before_whichever_task_wrote_it(
+    server: ClickHouse, database: str
+) -> None:
+    sink = sink_of(server, database)
+    sink.prepare(ORDERS, Evolution.EVOLVE)
+    mark = BatchMark("pipe", "g", 1)
+    first, second = sink.open(mark, 0), sink.open(mark, 1)
+    second.empty(ORDERS, 6)
+    second.write(changes_of(ORDERS, insert(7, id=2, name="after")))
+    receipts = [second.finish()]
+    first.write(changes_of(ORDERS, insert(5, id=1, name="before")))
+    receipts = [first.finish(), *receipts]
+    sink.commit(mark, receipts)
+    sink.commit(mark, receipts)
+    assert read(sink, ORDERS) == [{"id": 2, "name": "after"}]
+
+
+def test_a_feed_has_every_change_once_though_its_batch_comes_again_in_other_pieces(
+    server: ClickHouse, database: str
+) -> None:
+    sink = sink_of(server, database, write="append")
+    made = [insert(5, id=1, name="a"), update(6, {"id": 1, "name": "a"}, {"id": 1, "name": "b"})]
+    written(sink, changes_of(ORDERS, *made, delete(7, id=1, name="b")))
+    mark = BatchMark("pipe", "g", 1)
+    writer = sink.open(mark, 0)
+    for piece in (made[:1], made[1:], [delete(7, id=1, name="b")]):
+        writer.write(changes_of(ORDERS, *piece))
+    writer.finish()
+    found = rows_of(
+        server,
+        "SELECT id, name, _change_type, _commit_version, _row"
+        f" FROM {database}.orders ORDER BY _commit_version, _change_type DESC",
+    )
+    assert found == [
+        (1, "a", "insert", 5, 0),
+        (1, "a", "update_preimage", 6, 0),
+        (1, "b", "update_postimage", 6, 0),
+        (1, "b", "delete", 7, 0),
+    ]
+    with pytest.raises(OptionInvalid, match="no table that can be compared"):
+        next(iter(sink.read(ORDERS)))
+
+
+def test_other_rows_of_a_part_that_was_cut_anew_are_not_taken_for_those_before(
+    server: ClickHouse, database: str
+) -> None:
+    sink = sink_of(server, database, write="append")
+    written(sink, changes_of(ORDERS, insert(5, id=1, name="a")))
+    written(sink, changes_of(ORDERS, insert(6, id=2, name="b")))
+    assert rows_of(server, f"SELECT id FROM {database}.orders ORDER BY id") == [(1,), (2,)]
+
+
+def test_a_part_that_comes_again_without_a_table_doubles_no_row_of_the_others(
+    server: ClickHouse, database: str
+) -> None:
+    sink = sink_of(server, database, write="append")
+    other = replace(ORDERS, name=TableName("shop", "aside"))
+    for tables in ((other, ORDERS), (ORDERS,)):
+        for target in tables:
+            sink.prepare(target, Evolution.EVOLVE)
+        writer = sink.open(BatchMark("pipe", "g", 1), 0)
+        for target in tables:
+            writer.write(changes_of(target, insert(5, id=1, name="a")))
+        writer.finish()
+    assert rows_of(server, f"SELECT id FROM {database}.orders") == [(1,)]
+
+
+def test_values_stand_in_clickhouse_s_own_types(server: ClickHouse, database: str) -> None:
+    target = target_of(
+        {
+            "id": "bigint unsigned",
+            "tiny": "tinyint unsigned",
+            "bits": "bit(64)",
+            "long": "decimal(65,30)",
+            "short": Column("short", "decimal(5,2)", None, False),
+            "day": "date",
+            "at": "datetime(3)",
+            "seen": "timestamp(6)",
+            "took": "time",
+            "made": "year",
+            "spot": "vector(2)",
+            "blob": "blob",
+        }
+    )
+    values = {
+        "id": Decimal(2**64 - 1),
+        "tiny": 255,
+        "bits": Decimal(2**64 - 1),
+        "long": "-12345678901234567890123456789012345.123456789012345678901234567890",
+        "short": Decimal("-999.99"),
+        "day": date(1900, 1, 1),
+        "at": datetime(2299, 12, 31, 23, 59, 59, 999_000),
+        "seen": datetime(2026, 3, 1, 12, 0, 0, 1),
+        "took": -3_020_399_000_000,
+        "made": 2155,
+        "spot": [1.5, -2.0],
+        "blob": b"\x00\xff",
+    }
+    sink = sink_of(server, database)
+    outside = {"id": Decimal(1), "short": Decimal(0), "day": date(1899, 12, 31), "at": datetime(1000, 1, 1)}
+    receipt = written(sink, changes_of(target, insert(5, **values), insert(5, 1, **outside)))[0]
+    types = dict(
+        rows_of(
+            server,
+            f"SELECT name, type FROM system.columns WHERE database = '{database}' AND table = 'orders'",
+        )
+    )
+    assert types["id"] == "UInt64"
+    assert types["tiny"] == "Nullable(UInt8)"
+    assert types["long"] == "Nullable(Decimal(65, 30))"
+    assert types["short"] == "Decimal(5, 2)"
+    assert types["at"] == "Nullable(DateTime64(3, 'UTC'))"
+    assert types["spot"] == "Array(Float32)"
+    assert receipt.unrepresentable == {"shop.orders.day": 1, "shop.orders.at": 1}
+    wanted = changes_of(target, insert(5, 1, **(outside | {"day": None, "at": None})), insert(5, **values))
+    assert read(sink, target) == wanted.rows.select(target.column_names).to_pylist()
+    assert [row["id"] for row in read(sink, target, low={"id": Decimal(2)})] == [Decimal(2**64 - 1)]
+    assert [row["id"] for row in read(sink, target, high={"id": Decimal(2)})] == [Decimal(1)]
+
+
+def test_a_table_follows_its_source_s_columns(server: ClickHouse, database: str) -> None:
+    sink = sink_of(server, database)
+    written(sink, changes_of(ORDERS, insert(5, id=1, name="a")))
+    wider = target_of({"id": "bigint unsigned", "price": "int", "name": "varchar(20)"})
+    written(sink, changes_of(wider, insert(6, id=2, name="b", price=7)))
+    widest = target_of({"id": "bigint unsigned", "price": "bigint"})
+    assert sink.plan(widest, Evolution.EVOLVE) == [
+        f"ALTER TABLE `{database}`.`orders` MODIFY COLUMN `price` Nullable(Int64), DROP COLUMN `name`"
+    ]
+    assert sink.plan(widest, Evolution.IGNORE) == []
+    with pytest.raises(SchemaChanged, match="MODIFY COLUMN"):
+        sink.prepare(widest, Evolution.ADD_ONLY)
+    with pytest.raises(SchemaChanged, match="price"):
+        sink.prepare(widest, Evolution.STOP)
+    written(sink, changes_of(widest, insert(7, id=3, price=2**40)))
+    rows = [{"id": 1, "price": None}, {"id": 2, "price": 7}, {"id": 3, "price": 2**40}]
+    assert read(sink, widest) == rows
+    with pytest.raises(SchemaChanged, match="cannot become"):
+        sink.prepare(target_of({"id": "bigint unsigned", "price": "date"}), Evolution.EVOLVE)
+    with pytest.raises(SchemaChanged, match="sorted by"):
+        sink.prepare(target_of({"id": "bigint unsigned", "price": "bigint"}, ("price",)), Evolution.EVOLVE)
+
+
+def test_a_table_that_somebody_made_keeps_its_types_and_columns(server: ClickHouse, database: str) -> None:
+    client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
+    client.command(f"CREATE DATABASE `{database}`")
+    client.command(
+        f"CREATE TABLE `{database}`.orders (id UInt64, name LowCardinality(String), note String DEFAULT 'o',"
+        " _version UInt64, _is_deleted UInt8) ENGINE = ReplacingMergeTree(_version, _is_deleted) ORDER BY id"
+    )
+    client.close()
+    sink = sink_of(server, database)
+    lenient = replace(ORDERS, columns=(ORDERS.columns[0], replace(ORDERS.columns[1], nullable=False)))
+    assert [line for line in sink.plan(lenient, Evolution.EVOLVE) if "DROP" in line] == []
+    sink.prepare(ORDERS, Evolution.IGNORE)
+    writer = sink.open(BatchMark("pipe", "g", 1), 0)
+    writer.write(changes_of(ORDERS, insert(5, id=1, name="a")))
+    writer.finish()
+    assert rows_of(server, f"SELECT name, note FROM `{database}`.orders") == [("a", "o")]
+
+
+def test_what_cannot_be_is_told_by_name(server: ClickHouse, database: str) -> None:
+    sink = sink_of(server, database)
+    with pytest.raises(OptionInvalid, match="no primary key"):
+        sink.prepare(target_of({"id": "int"}, ()), Evolution.EVOLVE)
+    dated = target_of({"id": "date"})
+    sink.prepare(dated, Evolution.EVOLVE)
+    writer = sink.open(BatchMark("pipe", "g", 1), 0)
+    writer.write(changes_of(dated, insert(5, id=date(1000, 1, 1))))
+    with pytest.raises(ValueMalformed, match=r"key of shop\.orders"):
+        writer.finish()
+    writer.abort()
+    nobody = settings_of("clickhouse")(url=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ConnectionLost):
+        make_sink("clickhouse", nobody).check()
+    assert sink.check() == []

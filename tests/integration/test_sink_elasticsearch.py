@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Elasticsearch sink against a real node: what versions decide, how values are found, what is refused."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import elasticsearch
+import pytest
+
+from penstock.changes import Target
+from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, ValueMalformed
+from penstock.model import Column, TableName
+from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
+from tests.changes_made import changes_of, delete, insert, target_of, update
+from tests.fixture_types import MissingPart
+from tools.elasticsearch import Elasticsearch
+from tools.servers import PartMissing
+
+MARK = BatchMark("pipe", "g", 1)
+
+
+@pytest.fixture(scope="module")
+def server(missing_part: MissingPart) -> Iterator[Elasticsearch]:
+    """A node for this file."""
+    server = Elasticsearch()
+    try:
+        server.start()
+    except PartMissing as error:
+        missing_part("Elasticsearch", str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def sink(server: Elasticsearch) -> Iterator[Sink]:
+    sink = make_sink("elasticsearch", settings_of("elasticsearch")(url=server.url, refresh="now"))
+    yield sink
+    sink.close()
+
+
+@pytest.fixture
+def orders(request: pytest.FixtureRequest) -> Target:
+    """A table of the test's own."""
+    return target_of({"id": "bigint unsigned", "name": "varchar(20)"}, name=f"shop.{request.node.name}")
+
+
+def documents(server: Elasticsearch, target: Target, **query: Any) -> dict[str, Any]:
+    with elasticsearch.Elasticsearch(server.url) as client:
+        found = client.search(index=str(target.name).lower(), query=query or None, size=100)
+        return {hit["_id"]: hit["_source"] for hit in found["hits"]["hits"]}
+
+
+def write(sink: Sink, target: Target, *made: Any) -> Receipt:
+    sink.prepare(target, Evolution.EVOLVE)
+    writer = sink.open(MARK, 0)
+    writer.write(changes_of(target, *made))
+    receipt = writer.finish()
+    sink.commit(MARK, [receipt])
+    return receipt
+
+
+def rows(sink: Sink, target: Target, **bounds: Any) -> list[dict[str, Any]]:
+    found = [row for batch in sink.read(target, **bounds) for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: tuple(row[name] for name in target.primary_key))
+
+
+def test_documents_follow_rows_and_their_keys(server: Elasticsearch, sink: Sink, orders: Target) -> None:
+    write(
+        sink, orders, insert(5, id=1, name='a"\n'), insert(5, 1, id=2, name="b"), insert(5, 2, id=3, name="c")
+    )
+    late = [
+        update(6, {"id": 1, "name": 'a"\n'}, {"id": 1, "name": "x"}),
+        delete(7, id=2, name="b"),
+        update(8, {"id": 3, "name": "c"}, {"id": 2**64 - 1, "name": "c"}),
+    ]
+    for _ in range(2):
+        write(sink, orders, *late)
+    # What comes again from before has been overtaken.
+    write(sink, orders, insert(5, id=1, name='a"\n'), insert(5, 2, id=3, name="c"))
+    wanted = {
+        "1": {"_commit_version": 6, "id": 1, "name": "x"},
+        str(2**64 - 1): {"_commit_version": 8, "id": 2**64 - 1, "name": "c"},
+    }
+    assert documents(server, orders) == wanted
+    assert list(documents(server, orders, term={"id": str(2**64 - 1)})) == [str(2**64 - 1)]
+
+
+def test_an_emptied_table_loses_what_was_before(server: Elasticsearch, sink: Sink, orders: Target) -> None:
+    write(sink, orders, insert(5, id=1, name="a"))
+    writer = sink.open(MARK, 0)
+    writer.empty(orders, 6)
+    writer.write(changes_of(orders, insert(7, id=2, name="b")))
+    sink.commit(MARK, [writer.finish()])
+    assert list(documents(server, orders)) == ["2"]
+
+
+def test_keys_of_several_columns_differ_where_their_values_do(
+    server: Elasticsearch, sink: Sink, orders: Target
+) -> None:
+    target = replace(
+        orders, columns=target_of({"a": "varchar(9)", "b": "varchar(9)"}).columns, primary_key=("a", "b")
+    )
+    write(sink, target, insert(5, a="x:y", b="z"), insert(5, 1, a="x", b="y:z"), insert(5, 2, a="50%", b=""))
+    assert sorted(documents(server, target)) == ["50%25:", "x%3Ay:z", "x:y%3Az"]
+    write(sink, target, delete(6, a="x:y", b="z"))
+    assert sorted(documents(server, target)) == ["50%25:", "x:y%3Az"]
+
+
+def test_values_are_found_and_read_back_as_they_were(server: Elasticsearch, sink: Sink) -> None:
+    target = target_of(
+        {
+            "id": "bigint",
+            "price": "decimal(10,2)",
+            "long": "decimal(65,30)",
+            "day": "date",
+            "at": "datetime(3)",
+            "seen": "timestamp(6)",
+            "took": "time(6)",
+            "spot": "vector(2)",
+            "blob": "blob",
+            "real": "float",
+            "doc": "json",
+            "kind": "enum('a','b')",
+            "note": "text",
+        },
+        name="shop.Typed Values",
+    )
+    values = {
+        "id": -(2**63),
+        "price": Decimal("-1.50"),
+        "long": "-12345678901234567890123456789012345.123456789012345678901234567890",
+        "day": date(1000, 1, 1),
+        "at": datetime(1000, 1, 1, 23, 59, 59, 999_000),
+        "seen": datetime(2026, 3, 1, 12, 0, 0, 1, UTC),
+        "took": -3_020_399_000_001,
+        "spot": [1.5, -2.0],
+        "blob": b"\x00\xff",
+        "real": 0.10000000149011612,
+        "doc": '{"a": [1.50, 12345678901234567890, "ä\\n", null, {}]}',
+        "kind": "b",
+        "note": "Quick brown foxes",
+    }
+    write(sink, target, insert(5, **values), insert(5, 1, id=7))
+    wanted = changes_of(target, insert(5, **values), insert(5, 1, id=7)).rows.select(target.column_names)
+    assert rows(sink, target) == wanted.to_pylist()
+    assert [row["id"] for row in rows(sink, target, low={"id": 7})] == [7]
+    assert [row["id"] for row in rows(sink, target, high={"id": 7})] == [-(2**63)]
+    index = replace(target, name=TableName("shop", "typed_values"))
+    for query in (
+        {"match": {"note": "brown"}},
+        {"term": {"kind": "b"}},
+        {"range": {"price": {"lt": 0}}},
+        {"range": {"at": {"lt": "1500-01-01 00:00:00.000"}}},
+        {"term": {"long": values["long"]}},
+    ):
+        assert list(documents(server, index, **query)) == [str(-(2**63))], query
+
+
+def test_a_mapping_follows_its_source_s_columns(server: Elasticsearch, sink: Sink, orders: Target) -> None:
+    write(sink, orders, insert(5, id=1, name="a"))
+    more = replace(orders, columns=(*orders.columns, Column("price", "int")))
+    with pytest.raises(SchemaChanged, match="price"):
+        sink.prepare(more, Evolution.STOP)
+    sink.prepare(more, Evolution.IGNORE)
+    writer = sink.open(MARK, 0)
+    writer.write(changes_of(more, insert(6, id=1, name="b", price=7)))
+    writer.finish()
+    assert documents(server, orders)["1"] == {"_commit_version": 6, "id": 1, "name": "b"}
+    write(sink, more, insert(7, id=1, name="b", price=7))
+    wider = replace(orders, columns=(*orders.columns, Column("price", "bigint")))
+    assert sink.plan(wider, Evolution.STOP) == []
+    write(sink, wider, insert(8, id=2, name="c", price=2**40))
+    assert rows(sink, wider) == [{"id": 1, "name": "b", "price": 7}, {"id": 2, "name": "c", "price": 2**40}]
+    with pytest.raises(SchemaChanged, match="price"):
+        sink.prepare(replace(orders, columns=(*orders.columns, Column("price", "date"))), Evolution.EVOLVE)
+
+
+def test_what_cannot_be_is_told_by_name(server: Elasticsearch, sink: Sink, orders: Target) -> None:
+    assert sink.check() == []
+    with pytest.raises(OptionInvalid, match="no primary key"):
+        sink.prepare(replace(orders, primary_key=()), Evolution.EVOLVE)
+    with pytest.raises(OptionInvalid, match="has a column _id"):
+        sink.prepare(target_of({"id": "int", "_id": "int"}), Evolution.EVOLVE)
+    with elasticsearch.Elasticsearch(server.url) as client:
+        client.indices.create(index=str(orders.name), mappings={"properties": {"name": {"type": "long"}}})
+    with pytest.raises(SchemaChanged, match="name"):
+        sink.prepare(orders, Evolution.EVOLVE)
+    sink.prepare(orders, Evolution.IGNORE)
+    writer = sink.open(MARK, 0)
+    writer.write(changes_of(orders, insert(5, id=1, name="no number")))
+    with pytest.raises(ValueMalformed, match="name"):
+        writer.finish()
+    writer.abort()
+    away = settings_of("elasticsearch")(url="http://me:secret@127.0.0.1:1")
+    with pytest.raises(ConnectionLost) as failed:
+        make_sink("elasticsearch", away).check()
+    assert "secret" not in str(failed.value)

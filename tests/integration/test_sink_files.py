@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.dataset
+import pytest
+
+from penstock.changes import Changes, Origin
+from penstock.errors import DiskFailed, OptionInvalid, SchemaChanged
+from penstock.model import TableName
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread, make_sink, settings_of
+from penstock.sinks.targets import files
+from penstock.sinks.targets.files import FilesSink
+from tests.changes_made import changes_of, delete, insert, target_of, update
+
+ORDERS = target_of({"id": "int", "note": "varchar(40)"})
+WIDER = target_of({"id": "bigint", "note": "varchar(40)", "paid": "time(6)"})
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Sink:
+    return make_sink("files", settings_of("files")(path=str(tmp_path / "feed")))
+
+
+def mark(number: int) -> BatchMark:
+    return BatchMark("shop", "g", number)
+
+
+def stage(sink: Sink, number: int, part: int, *changes: Changes) -> Receipt:
+    for one in changes:
+        sink.prepare(one.target, Evolution.EVOLVE)
+    writer = sink.open(mark(number), part)
+    for one in changes:
+        writer.write(one)
+    return writer.finish()
+
+
+def rows(tmp_path: Path, table: str = "shop/orders") -> list[dict[str, Any]]:
+    """Return a feed's rows as whoever reads the folder has them."""
+    folder = tmp_path / "feed" / table
+    if not list(folder.glob("[!_]*")):
+        return []
+    found = pyarrow.dataset.dataset(folder, format="parquet").to_table()
+    return sorted(found.to_pylist(), key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
+
+
+def ids(tmp_path: Path) -> list[int]:
+    return [row["id"] for row in rows(tmp_path)]
+
+
+def batch(sink: Sink, number: int, *parts: Sequence[Changes]) -> None:
+    sink.commit(mark(number), [stage(sink, number, part, *changes) for part, changes in enumerate(parts)])
+
+
+def test_every_change_is_a_row_with_all_its_columns(sink: Sink, tmp_path: Path) -> None:
+    changes = changes_of(
+        ORDERS,
+        insert(1, id=1, note="a"),
+        update(2, {"id": 1, "note": "a"}, {"id": 1, "note": "b"}),
+        delete(3, id=1, note="b"),
+    )
+    batch(sink, 1, [changes])
+    assert rows(tmp_path) == changes.rows.to_pylist()
+    assert (sink.spread, sink.delivery, sink.keeps_state) == (Spread.RANGES, Delivery.EXACTLY_ONCE, False)
+
+
+def test_nothing_shows_before_its_commit_and_a_batch_shows_once(sink: Sink, tmp_path: Path) -> None:
+    batch(sink, 1, [changes_of(ORDERS, insert(1, id=1))])
+    changes = [changes_of(ORDERS, insert(2, id=2))], [changes_of(ORDERS, insert(3, id=3))]
+    receipts = [stage(sink, 2, part, *one) for part, one in enumerate(changes)]
+    assert ids(tmp_path) == [1]
+    for _ in range(2):
+        sink.commit(mark(2), receipts)
+        assert ids(tmp_path) == [1, 2, 3]
+    batch(sink, 2, *changes)
+    assert ids(tmp_path) == [1, 2, 3]
+    batch(sink, 3, [changes_of(ORDERS, insert(4, id=4))])
+    assert ids(tmp_path) == [1, 2, 3, 4]
+    assert not list((tmp_path / "feed/shop/orders/_staged").iterdir())
+
+
+@pytest.mark.parametrize("whole", range(3))
+def test_a_commit_that_is_cut_anywhere_is_made_whole_by_the_batch(
+    sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int
+) -> None:
+    parts = [changes_of(ORDERS, insert(1, id=1))], [changes_of(ORDERS, insert(2, id=2))]
+    moved = []
+    publish = FilesSink._publish
+
+    def cut(self: FilesSink, staged: str, final: str) -> None:
+        if len(moved) == whole:
+            raise OSError("no more")
+        moved.append(final)
+        publish(self, staged, final)
+
+    def cut_manifest(folder: Any, name: str, write: Any) -> None:
+        if name.endswith(".json"):
+            raise OSError("no more")
+        put(folder, name, write)
+
+    put = files._put
+    with monkeypatch.context() as patch:
+        patch.setattr(FilesSink, "_publish", cut)
+        patch.setattr(files, "_put", cut_manifest)
+        with pytest.raises(DiskFailed):
+            batch(sink, 1, *parts)
+    assert len(ids(tmp_path)) == whole
+    batch(sink, 1, *parts)
+    assert ids(tmp_path) == [1, 2]
+
+
+def test_a_manifest_tells_the_files_of_a_batch(sink: Sink, tmp_path: Path) -> None:
+    batch(sink, 7, [changes_of(ORDERS, insert(1, id=1), insert(1, 1, id=2))])
+    [manifest] = (tmp_path / "feed/_penstock").rglob("*.json")
+    told = json.loads(manifest.read_text())
+    assert told["batch"] == 7
+    [file] = told["files"]
+    assert (tmp_path / "feed" / file["path"]).stat().st_size == file["bytes"]
+    assert file["rows"] == 2
+
+
+def test_a_writer_that_gives_up_leaves_nothing(sink: Sink, tmp_path: Path) -> None:
+    sink.prepare(ORDERS, Evolution.EVOLVE)
+    writer = sink.open(mark(1), 0)
+    writer.write(changes_of(ORDERS, insert(1, id=1)))
+    writer.finish()
+    writer.abort()
+    assert not list((tmp_path / "feed").rglob("*-*.parquet"))
+
+
+def test_columns_follow_the_source_as_far_as_they_may(sink: Sink, tmp_path: Path) -> None:
+    batch(sink, 1, [changes_of(ORDERS, insert(1, id=1, note="a"))])
+    for evolution in (Evolution.STOP, Evolution.ADD_ONLY):
+        with pytest.raises(SchemaChanged, match="id"):
+            sink.prepare(WIDER, evolution)
+    assert sink.plan(WIDER, Evolution.EVOLVE)
+    batch(sink, 2, [changes_of(WIDER, insert(2, id=2**40, note="b", paid=-1))])
+    assert not sink.plan(WIDER, Evolution.EVOLVE)
+    pattern = str(tmp_path / "feed/shop/orders/*-*.parquet")
+    found = duckdb.sql(f"select id, paid from read_parquet('{pattern}', union_by_name=true) order by id")
+    assert found.fetchall() == [(1, None), (2**40, -1)]
+    with pytest.raises(SchemaChanged):
+        sink.prepare(target_of({"id": "varchar(9)"}), Evolution.ADD_ONLY)
+
+
+def digest(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()[:40]
+
+
+def test_many_rows_become_files_of_the_size_asked_for(tmp_path: Path) -> None:
+    sink = make_sink("files", settings_of("files")(path=str(tmp_path / "feed"), file_bytes=1 << 16))
+    made = changes_of(ORDERS, *(insert(1, number, id=number, note=digest(number)) for number in range(1000)))
+    parts = [made] * 270
+    [receipt] = [stage(sink, 1, 0, *parts)]
+    sink.commit(mark(1), [receipt])
+    assert len(receipt.staged) > 1
+    assert receipt.rows == len(rows(tmp_path)) == 270_000
+
+
+def test_what_cannot_be_written_to_is_found_before(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sink = make_sink("files", settings_of("files")(path=str(tmp_path / "new/feed")))
+    assert not sink.check()
+    assert not (tmp_path / "new").exists()
+    missing = make_sink("files", settings_of("files")(path="s4://nowhere/feed"))
+    assert [one.fatal for one in missing.check()] == [True]
+
+
+def test_a_folder_that_is_gone_is_told_by_its_table(sink: Sink, tmp_path: Path) -> None:
+    other = replace(ORDERS, name=TableName("shop", "gone"))
+    batch(sink, 1, [changes_of(ORDERS, insert(1, id=1)), changes_of(other, insert(1, id=1))])
+    shutil.rmtree(tmp_path / "feed" / "shop" / "gone")
+    writer = sink.open(mark(2), 0)
+    writer.write(changes_of(ORDERS, insert(2, id=2)))
+    with pytest.raises(OptionInvalid):
+        writer.write(changes_of(other, insert(2, id=2)))
+    assert writer.at == other.name
+    writer.abort()
+
+
+def test_a_load_and_changes_may_come_in_one_batch(sink: Sink, tmp_path: Path) -> None:
+    loaded = changes_of(ORDERS, insert(1, id=1), origin=Origin.LOAD)
+    batch(sink, 1, [loaded, changes_of(ORDERS, delete(1, 1, id=1))])
+    assert [row["_change_type"] for row in rows(tmp_path)] == ["insert", "delete"]

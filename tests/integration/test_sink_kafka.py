@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes into a real Kafka broker, read back by the library's own consumer."""
+
+import pickle
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+from threading import Thread
+from typing import Any
+
+import confluent_kafka
+import pytest
+from pydantic import ValidationError
+
+from penstock.changes import Changes, Origin
+from penstock.errors import ConnectionLost, LeaseLost, OptionInvalid, ServerBusy, TransientError
+from penstock.model import Column
+from penstock.sinks import kafka_connection
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread, make_sink, settings_of
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.fixture_types import FreshDatabase, MissingPart
+from tests.kafka_reading import SECONDS_MAX, records, rows_held
+from tests.logged_changes import logged_changes, prepare_all, write_batch
+from tests.pipeline_oracle import assert_same, source_rows
+from tests.pipeline_workload import Workload
+from tools.kafka import Kafka
+from tools.servers import PartMissing, Server
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def broker(missing_part: MissingPart) -> Iterator[Kafka]:
+    kafka = Kafka()
+    try:
+        kafka.start()
+    except PartMissing as error:
+        missing_part("Kafka", str(error))
+    yield kafka
+    kafka.close()
+
+
+@pytest.fixture
+def table() -> str:
+    """A name that no test before used, for a table and so for its topic."""
+    return f"shop.orders_{next(_numbers)}"
+
+
+def sink_of(broker: Kafka, **settings: Any) -> Sink:
+    return make_sink("kafka", settings_of("kafka")(**{"servers": broker.servers} | settings))
+
+
+def mark(number: int, pipeline: str) -> BatchMark:
+    return BatchMark(pipeline, "1", number)
+
+
+def write(sink: Sink, at: BatchMark, *changes: Changes, part: int = 0) -> None:
+    for one in changes:
+        sink.prepare(one.target, Evolution.EVOLVE)
+    writer = sink.open(at, part)
+    for one in changes:
+        writer.write(one)
+    sink.commit(at, [writer.finish()])
+
+
+ORDERS = {"id": "int", "status": "varchar(20)", "plan": "json"}
+
+
+def some(table: str) -> Changes:
+    """An insert, an update, a move to another key, and a delete."""
+    new: dict[str, Any] = {"id": 1, "status": "new"}
+    paid = new | {"status": "paid"}
+    return changes_of(
+        target_of(ORDERS, name=table),
+        insert(1, **new),
+        update(2, new, paid),
+        update(3, paid, paid | {"id": 2}),
+        delete(4, id=2, status="paid"),
+    )
+
+
+# --- Messages ---------------------------------------------------------------------------------
+
+
+def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, table: str) -> None:
+    write(sink_of(broker), mark(1, table), some(table))
+    by_key: dict[bytes | None, list[Any]] = defaultdict(list)
+    for record in records(broker, table):
+        by_key[record.key].append(record.told and record.told["op"])
+    # The old key of a row that moved is deleted, as Debezium has it.
+    assert by_key == {b'{"id":1}': ["c", "u", "d", None], b'{"id":2}': ["c", "d", None]}
+
+
+@pytest.mark.parametrize(
+    ("form", "kinds"),
+    [
+        ("json", ["insert", "update", "delete", "insert", "delete"]),
+        ("maxwell", ["insert", "update", "update", "delete"]),
+        ("canal_flat", ["INSERT", "UPDATE", "UPDATE", "DELETE"]),
+    ],
+)
+def test_other_dialects_leave_the_tombstones_out(
+    broker: Kafka, table: str, form: str, kinds: list[str]
+) -> None:
+    write(sink_of(broker, format=form, partitions=1), mark(1, table), some(table))
+    told = [record.told for record in records(broker, table)]
+    assert [one.get("change", one.get("type")) for one in told] == kinds
+
+
+def test_rows_of_a_load_are_told_as_such(broker: Kafka, table: str) -> None:
+    loaded = changes_of(target_of(ORDERS, name=table), insert(1, id=1), origin=Origin.LOAD)
+    write(sink_of(broker), mark(1, table), loaded)
+    (record,) = records(broker, table)
+    assert (record.told["op"], record.told["source"]["snapshot"]) == ("r", "true")
+
+
+def test_a_key_falls_where_another_producer_puts_it(broker: Kafka, table: str) -> None:
+    target = target_of(ORDERS, name=table)
+    write(
+        sink_of(broker, partitions=7),
+        mark(1, table),
+        changes_of(target, *(insert(n, id=n) for n in range(1, 60))),
+    )
+    ours = {record.key: record.partition for record in records(broker, table)}
+    assert len(set(ours.values())) == 7
+    other = confluent_kafka.Producer({"bootstrap.servers": broker.servers, "partitioner": "murmur2_random"})
+    placed: dict[bytes | None, int | None] = {}
+    for key in ours:
+        other.produce(
+            table,
+            b"",
+            key,
+            on_delivery=lambda _, message: placed.update({message.key(): message.partition()}),
+        )
+    assert other.flush(SECONDS_MAX) == 0
+    assert placed == ours
+
+
+def test_each_key_keeps_its_order(broker: Kafka, table: str) -> None:
+    target = target_of({"id": "int", "n": "int"}, name=table)
+    made: list[list[Made]] = [insert(1, row=key, id=key, n=0) for key in range(50)]
+    for number in range(1, 40):
+        made += [
+            update(2, {"id": k, "n": number - 1}, {"id": k, "n": number}, number * 50 + k) for k in range(50)
+        ]
+    sink = sink_of(broker, partitions=5, format="json")
+    write(sink, mark(1, table), changes_of(target, *made[:700]), changes_of(target, *made[700:]))
+    by_key = defaultdict(list)
+    for record in records(broker, table):
+        by_key[record.key].append(record.told["after"]["n"])
+    assert len(by_key) == 50
+    assert all(found == list(range(40)) for found in by_key.values())
+
+
+def test_topics_and_partitions_follow_columns(broker: Kafka, table: str) -> None:
+    topic = table.replace("shop.", "rows.")
+    target = target_of({"id": "int", "status": "varchar(20)", "shop": "int"}, name=table)
+    rows = [insert(n, id=n, status="new" if n % 2 else "paid", shop=n % 3) for n in range(1, 40)]
+    sink = sink_of(
+        broker, topic=f"{topic}.{{status}}", partition_by=("shop",), key="none", partitions=9, format="json"
+    )
+    assert sink.spread is Spread.TABLES
+    write(sink, mark(1, table), changes_of(target, *rows))
+    found = records(broker, f"{topic}.new", f"{topic}.paid")
+    assert sorted(one.told["after"]["id"] for one in found) == list(range(1, 40))
+    assert all(one.topic.endswith(one.told["after"]["status"]) for one in found)
+    places = {(one.told["after"]["shop"], one.partition) for one in found}
+    assert len(places) == 3
+    assert {one.key for one in found} == {None}
+
+
+def test_rows_without_a_key_stay_in_one_partition_in_order(broker: Kafka, table: str) -> None:
+    target = target_of({"n": "int"}, (), name=table)
+    write(
+        sink_of(broker, format="json"),
+        mark(1, table),
+        changes_of(target, *(insert(n, n=n) for n in range(1, 30))),
+    )
+    found = records(broker, table)
+    assert [one.told["after"]["n"] for one in found] == list(range(1, 30))
+    assert len({one.partition for one in found}) == 1
+
+
+# --- Exactly once -----------------------------------------------------------------------------
+
+
+def test_a_batch_that_comes_again_is_there_once(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker)
+    assert sink.delivery is Delivery.EXACTLY_ONCE
+    for _ in range(2):
+        # The second time another process has it, and knows nothing of the first.
+        write(pickle.loads(pickle.dumps(sink)), mark(1, table), some(table))
+    write(sink, mark(1, table), some(table))
+    assert len(records(broker, table)) == 7
+    write(sink, mark(2, table), some(table))
+    assert len(records(broker, table)) == 14
+    # After a reset numbers begin again.
+    write(sink, BatchMark(table, "2", 1), some(table))
+    assert len(records(broker, table)) == 21
+
+
+def test_what_was_not_finished_is_never_seen(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker)
+    sink.prepare(some(table).target, Evolution.EVOLVE)
+    aborted = sink.open(mark(1, table), 0)
+    aborted.write(some(table))
+    aborted.abort()
+    # This one is gone without a word, as after kill -9.
+    lost = sink.open(mark(1, table), 0)
+    lost.write(some(table))
+    lost._producing.flush()  # type: ignore[attr-defined]
+    assert records(broker, table, settled=False) == []
+    write(sink, mark(1, table), some(table))
+    assert len(records(broker, table)) == 7
+    assert len(records(broker, table, committed=False)) > 7
+
+
+def test_who_was_replaced_commits_nothing(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker)
+    sink.prepare(some(table).target, Evolution.EVOLVE)
+    first = sink.open(mark(1, table), 0)
+    first.write(some(table))
+    second = sink.open(mark(1, table), 0)
+    second.write(some(table))
+    with pytest.raises(LeaseLost):
+        first.finish()
+    second.finish()
+    assert len(records(broker, table)) == 7
+    # It could not begin another batch either, and whoever opens anew can.
+    write(sink, mark(2, table), some(table))
+    assert len(records(broker, table)) == 14
+
+
+def test_who_is_replaced_is_told_so_whichever_call_finds_out(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker)
+    sink.prepare(some(table).target, Evolution.EVOLVE)
+    for number in range(1, 6):
+        first = sink.open(mark(number, table), 0)
+        first.write(some(table))
+        second = sink.open(mark(number, table), 0)
+        # The broker's answer is there by now or comes while the client waits, as it happens.
+        time.sleep(0.02 * number)
+        with pytest.raises(LeaseLost):
+            first.finish()
+        second.write(some(table))
+        second.finish()
+    assert len(records(broker, table)) == 35
+
+
+def test_parts_know_their_own_numbers(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker)
+    target = target_of(ORDERS, name=table)
+    for part in (0, 17):
+        write(sink, mark(1, table), changes_of(target, insert(1, id=part)), part=part)
+    again = pickle.loads(pickle.dumps(sink))
+    write(again, mark(1, table), changes_of(target, insert(1, id=17)), part=17)
+    write(again, mark(1, table), changes_of(target, insert(1, id=3)), part=3)
+    assert sorted(one.told["after"]["id"] for one in records(broker, table)) == [0, 3, 17]
+
+
+def test_at_least_once_needs_no_transaction(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker, exactly_once=False)
+    assert sink.delivery is Delivery.AT_LEAST_ONCE
+    for _ in range(2):
+        write(sink, mark(1, table), some(table))
+    assert len(records(broker, table)) == 14
+
+
+def test_a_broker_that_dies_costs_nothing_and_doubles_nothing(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker)
+    write(sink, mark(1, table), some(table))
+    writer = sink.open(mark(2, table), 0)
+    writer.write(some(table))
+    broker.kill()
+    coming = Thread(target=broker.start)
+    coming.start()
+    try:
+        writer.finish()
+    except TransientError:
+        writer.abort()
+    coming.join()
+    # Whether that was committed or not, the batch comes again.
+    for _ in range(10):
+        try:
+            write(pickle.loads(pickle.dumps(sink)), mark(2, table), some(table))
+            break
+        except TransientError:
+            time.sleep(1)
+    assert len(records(broker, table)) == 14
+
+
+def test_a_transaction_from_before_a_reset_hides_no_number(
+    broker: Kafka, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_of(broker)
+    write(sink, mark(1, table), some(table))
+    position = f"penstock.positions.{table}"
+    stale = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.servers, "transactional.id": f"stale/{table}"}
+    )
+    stale.init_transactions(SECONDS_MAX)
+    stale.begin_transaction()
+    stale.produce(position, b'{"number": 9}', b"0/0", partition=0)
+    stale.flush(SECONDS_MAX)
+    write(sink, mark(2, table), some(table))
+    again: Sink = pickle.loads(pickle.dumps(sink))
+    monkeypatch.setattr(kafka_connection, "ANSWER_SECONDS_MAX", 2.0)
+    with pytest.raises(ServerBusy, match="stays open"):
+        again.open(mark(2, table), 0)
+    stale.abort_transaction(SECONDS_MAX)
+    write(again, mark(2, table), some(table))
+    assert len(records(broker, table)) == 14
+
+
+# --- What goes wrong --------------------------------------------------------------------------
+
+
+def test_a_message_that_is_too_large_is_told(broker: Kafka, table: str) -> None:
+    target = target_of({"id": "int", "body": Column("body", "longtext", "utf8mb4")}, name=table)
+    for exactly_once in (True, False):
+        sink = sink_of(broker, exactly_once=exactly_once, compression="none")
+        sink.prepare(target, Evolution.EVOLVE)
+        writer = sink.open(mark(1, table), 0)
+        writer.write(changes_of(target, insert(1, id=1, body="x" * 2_000_000)))
+        with pytest.raises(OptionInvalid, match="large") as refused:
+            writer.finish()
+        assert "max.message.bytes" in str(refused.value.hint)
+        writer.abort()
+
+
+def test_no_broker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_connection, "ANSWER_SECONDS_MAX", 2.0)
+    sink = make_sink("kafka", settings_of("kafka")(**{"servers": "127.0.0.1:1"}))
+    with pytest.raises(ConnectionLost, match="list topics"):
+        sink.check()
+
+
+def test_settings_and_targets_that_do_not_fit_are_refused(broker: Kafka, table: str) -> None:
+    target = target_of(ORDERS, name=table)
+    for settings in (
+        {"key": ("nothing",)},
+        {"partition_by": ("nothing",)},
+        {"topic": "a b"},
+        {"topic": "{no}"},
+    ):
+        with pytest.raises(OptionInvalid):
+            sink_of(broker, **settings).plan(target, Evolution.EVOLVE)
+    one = settings_of("kafka")(**{"servers": broker.servers, "key": "status", "partition_by": "id"})
+    assert (one.key, one.partition_by) == (("status",), ("id",))  # type: ignore[attr-defined]
+    with pytest.raises(ValidationError, match="show in logs"):
+        sink_of(broker, options={"sasl.password": "hidden"})
+    sink = sink_of(broker, user="penstock", password="hidden")
+    assert "hidden" not in repr(sink) + repr(sink.__dict__)
+    assert sink_of(broker).plan(target, Evolution.EVOLVE) == (f"make topic {table}",)
+    assert sink_of(broker).check() == ()
+
+
+def test_a_topic_that_is_null_stops(broker: Kafka, table: str) -> None:
+    target = target_of(ORDERS, name=table)
+    writer = sink_of(broker, topic="{status}").open(mark(1, table), 0)
+    with pytest.raises(OptionInvalid, match="null"):
+        writer.write(changes_of(target, insert(1, id=1)))
+    writer.abort()
+
+
+# --- A real source ----------------------------------------------------------------------------
+
+
+def test_topics_hold_what_the_source_holds_under_their_keys(
+    broker: Kafka, mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=9, truncates=False)
+    workload.create()
+    workload.run(250)
+    workload.close()
+    sink = sink_of(broker, format="json", tombstones=True, partitions=4)
+    targets = prepare_all(sink, mysql_server, database)
+    changes = list(logged_changes(mysql_server, database, rows_max=200))
+    for number, start in enumerate(range(0, len(changes), 8), 1):
+        for _ in range(2):
+            # Each batch comes twice: whoever had it died before it could say that it was done.
+            again = pickle.loads(pickle.dumps(sink))
+            write_batch(again, changes[start : start + 8], number)
+    for name, target in targets.items():
+        versions: dict[bytes | None, list[Any]] = defaultdict(list)
+        for record in records(broker, name):
+            if record.value is not None:
+                versions[record.key].append((record.told["commit_version"], record.told["row"]))
+        assert all(found == sorted(found) for found in versions.values())
+        binary = [one.name for one in target.columns if "binary" in one.type_text]
+        wanted = source_rows(mysql_server, database, target.name.table)
+        assert_same(wanted, rows_held(broker, name, binary), key=target.primary_key)

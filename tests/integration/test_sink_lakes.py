@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delta and Iceberg beside what every mirror does: feeds, histories, loads, batches over the memory."""
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+
+from penstock.changes import Changes, Origin, Target
+from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed, VersionConflict
+from penstock.sinks.iceberg_table import catalog_of
+from penstock.sinks.lake_sink import LakeSink
+from penstock.sinks.parquet_files import DataFile
+from penstock.sinks.sink import BatchMark, Evolution, Receipt, Spread, make_sink, settings_of
+from penstock.sinks.targets.iceberg import IcebergSink
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+
+ORDERS = target_of({"id": "int", "note": "varchar(40)"})
+Row = dict[str, Any]
+KINDS = ("delta", "iceberg")
+
+
+class Lake:
+    """A sink into a folder, its batches, and its tables as the format's own reader has them."""
+
+    def __init__(self, kind: str, path: Path, **settings: Any) -> None:
+        made = make_sink(kind, settings_of(kind)(path=str(path), **settings))
+        assert isinstance(made, LakeSink)
+        self.sink, self.path = made, path
+
+    def part(self, number: int, part: int, *changes: Changes, loads: bool = False) -> Receipt:
+        for one in changes:
+            self.sink.prepare(one.target, Evolution.EVOLVE)
+        writer = self.sink.open(BatchMark("shop", "g", number, loads), part)
+        for one in changes:
+            writer.write(one)
+        return writer.finish()
+
+    def batch(self, number: int, *parts: Sequence[Changes], loads: bool = False) -> list[Receipt]:
+        receipts = [self.part(number, at, *changes, loads=loads) for at, changes in enumerate(parts)]
+        self.sink.commit(BatchMark("shop", "g", number, loads), receipts)
+        return receipts
+
+    def rows(self, target: Target = ORDERS) -> list[Row]:
+        if isinstance(self.sink, IcebergSink):
+            name = (target.name.database, target.name.table)
+            found = catalog_of(self.sink._catalog()).load_table(name).scan().to_arrow()
+        else:
+            found = deltalake.DeltaTable(self.sink.place(target)).to_pyarrow_table()
+        return list(found.to_pylist())
+
+    def state(self, target: Target = ORDERS) -> dict[int, str]:
+        rows = self.rows(target)
+        found = {row["id"]: row["note"] for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def files(self, target: Target = ORDERS) -> set[str]:
+        table = self.sink.open_table(target)
+        assert table is not None
+        return {one.path for one in table.files()}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def in_another_process(path: Path, number: int) -> None:
+    """Write a batch of one row from a process that knows nothing of this one."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from tests.integration.test_sink_lakes import Lake, ORDERS, changes_of, insert\n"
+        "number = int(sys.argv[2])\n"
+        "made = changes_of(ORDERS, insert(number, id=number, note='d'))\n"
+        "Lake('delta', Path(sys.argv[1])).batch(number, [made])"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program, str(path), str(number)], check=True, cwd=root)
+
+
+def loaded(*made: list[Made]) -> Changes:
+    return changes_of(ORDERS, *made, origin=Origin.LOAD)
+
+
+def test_a_feed_has_every_change_once_from_any_number_of_parts(kind: str, tmp_path: Path) -> None:
+    lake = Lake(kind, tmp_path, mode="feed")
+    assert lake.sink.spread is Spread.RANGES
+    first = changes_of(ORDERS, insert(1, id=1, note="a"), update(2, {"id": 1}, {"id": 1, "note": "b"}))
+    second = changes_of(ORDERS, delete(3, id=1, note="b"))
+    receipts = lake.batch(1, [first], [second])
+    lake.sink.commit(BatchMark("shop", "g", 1), receipts)
+    lake.batch(1, [first], [second])
+    found = sorted(
+        (row["_commit_version"], row["_change_type"], row["id"], row["_metadata"]["offset"])
+        for row in lake.rows()
+    )
+    assert found == [
+        (1, "insert", 1, 16),
+        (2, "update_postimage", 1, 32),
+        (2, "update_preimage", 1, 32),
+        (3, "delete", 1, 48),
+    ]
+
+
+def test_no_part_of_a_feed_in_delta_has_to_be_there_as_spark_opens_none_such(tmp_path: Path) -> None:
+    lake = Lake("delta", tmp_path, mode="feed")
+    lake.sink.prepare(ORDERS, Evolution.EVOLVE)
+    table = deltalake.DeltaTable(lake.sink.place(ORDERS))
+    assert '"nullable":false' not in table.schema().to_json().replace(" ", "")
+    assert set(table.protocol().reader_features or ()) <= {"timestampNtz"}
+
+
+def test_a_load_into_an_empty_table_reads_nothing_back(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(kind, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.sinks.copy_on_write.CopyOnWrite.rewrite", None)
+        for number in (1, 2):
+            chunks = [
+                [loaded(*(insert(1, id=row, note="load") for row in range(at, at + 10)))]
+                for at in range(number * 100, number * 100 + 40, 10)
+            ]
+            lake.batch(number, *chunks, loads=True)
+    before = lake.files()
+    assert len(lake.state()) == 80
+    lake.batch(3, [changes_of(ORDERS, update(2, {"id": 100}, {"id": 100, "note": "log"}))])
+    assert lake.state()[100] == "log"
+    assert len(before & lake.files()) == len(before) - 1, "one file held the key"
+
+
+def test_a_load_into_a_table_that_has_rows_takes_their_place(kind: str, tmp_path: Path) -> None:
+    lake = Lake(kind, tmp_path)
+    lake.batch(1, [changes_of(ORDERS, insert(1, id=1, note="a"), insert(1, 1, id=2, note="b"))])
+    chunks = [[loaded(insert(5, id=2, note="load"))], [loaded(insert(5, id=3, note="load"))]]
+    lake.batch(2, *chunks, loads=True)
+    lake.batch(2, *chunks, loads=True)
+    assert lake.state() == {1: "a", 2: "load", 3: "load"}
+
+
+def test_a_batch_over_the_memory_is_one_commit_with_the_same_rows(kind: str, tmp_path: Path) -> None:
+    chance = random.Random(kind)
+    lake = Lake(kind, tmp_path, memory_bytes=1 << 20, file_bytes=1 << 16)
+    lake.sink.memory_bytes = 60_000
+    state: dict[int, str] = {}
+    for number in range(1, 4):
+        parts = []
+        for step in range(12):
+            made = []
+            for at in range(100):
+                version, key = number * 10_000 + step * 100 + at, chance.randrange(2000)
+                if key in state and chance.random() < 0.3:
+                    made.append(delete(version, id=key, note=state.pop(key)))
+                elif key in state:
+                    before, state[key] = state[key], str(version)
+                    made.append(update(version, {"id": key, "note": before}, {"id": key, "note": state[key]}))
+                else:
+                    state[key] = str(version)
+                    made.append(insert(version, id=key, note=state[key]))
+            parts.append(changes_of(ORDERS, *made))
+        lake.batch(number, parts)
+        assert lake.state() == state
+        lake.batch(number, parts)
+        assert lake.state() == state
+
+
+def test_a_history_has_each_row_with_its_time(kind: str, tmp_path: Path) -> None:
+    chance = random.Random(7)
+    lake = Lake(kind, tmp_path, mode="history", file_bytes=1 << 16)
+    open_rows: dict[int, tuple[int, str]] = {}
+    ended: list[tuple[int, str, int, int | None]] = []
+    version = 0
+    for number in range(1, 6):
+        made = []
+        for _ in range(60):
+            version += 1
+            key, note = chance.randrange(25), f"note {version}"
+            if key not in open_rows:
+                made.append(insert(version, id=key, note=note))
+            else:
+                begun, before = open_rows.pop(key)
+                ended.append((key, before, begun, version))
+                if chance.random() < 0.4:
+                    made.append(delete(version, id=key, note=before))
+                    continue
+                made.append(update(version, {"id": key, "note": before}, {"id": key, "note": note}))
+            open_rows[key] = (version, note)
+        changes = changes_of(ORDERS, *made)
+        for _ in range(2):
+            lake.batch(number, [changes])
+        wanted = ended + [(key, note, begun, None) for key, (begun, note) in open_rows.items()]
+        found = [
+            (row["id"], row["note"], row["_valid_from_version"], row["_valid_to_version"])
+            for row in lake.rows()
+        ]
+        assert sorted(found, key=str) == sorted(wanted, key=str)
+
+
+def test_an_emptied_table_ends_all_that_is_open_in_its_history(kind: str, tmp_path: Path) -> None:
+    lake = Lake(kind, tmp_path, mode="history")
+    lake.batch(1, [changes_of(ORDERS, insert(1, id=1, note="a"), insert(2, id=2, note="b"))])
+    mark = BatchMark("shop", "g", 2)
+    writer = lake.sink.open(mark, 0)
+    writer.write(changes_of(ORDERS, update(3, {"id": 1, "note": "a"}, {"id": 1, "note": "c"})))
+    writer.empty(ORDERS, 4)
+    writer.write(changes_of(ORDERS, insert(5, id=1, note="d")))
+    lake.sink.commit(mark, [writer.finish()])
+    found = [
+        (row["note"], row["_valid_from_version"], row["_valid_to_version"])
+        for row in sorted(lake.rows(), key=lambda row: row["_valid_from_version"])
+    ]
+    assert found == [("a", 1, 3), ("b", 2, 4), ("c", 3, 4), ("d", 5, None)]
+
+
+def test_the_same_batch_from_two_at_once_is_there_once(kind: str, tmp_path: Path) -> None:
+    lake = Lake(kind, tmp_path, mode="feed")
+    lake.batch(1, [changes_of(ORDERS, insert(1, id=1))])
+    receipt = lake.part(2, 0, changes_of(ORDERS, insert(2, id=2)))
+    late = lake.sink.open_table(ORDERS)
+    assert late is not None
+    other = lake.part(2, 0, changes_of(ORDERS, insert(2, id=2)))
+    lake.sink.commit(BatchMark("shop", "g", 2), [receipt])
+    with pytest.raises(VersionConflict):
+        late.commit([late.described(one) for one in staged(other)], [], {"penstock/shop/g": 2})
+    lake.sink.commit(BatchMark("shop", "g", 2), [other])
+    assert sorted(row["id"] for row in lake.rows()) == [1, 2]
+
+
+def staged(receipt: Receipt) -> list[Any]:
+    return [DataFile.from_json(file) for one in receipt.staged for file in one["files"]]
+
+
+def test_a_key_that_is_a_zero_date_is_found_again_and_others_stop(kind: str, tmp_path: Path) -> None:
+    target = target_of({"id": "int", "day": "date", "note": "varchar(9)"}, key=("id", "day"))
+    lake = Lake(kind, tmp_path)
+
+    def day(text: str, version: int, note: str, change: str = "insert") -> Changes:
+        made = Made(change, version, {"id": 1, "note": note}, unrepresentable={"day": text})
+        return changes_of(target, [made])
+
+    lake.batch(1, [day("0000-00-00", 1, "a")])
+    lake.batch(2, [day("0000-00-00", 2, "b", "update_postimage")])
+    assert lake.rows(target) == [{"id": 1, "day": None, "note": "b"}]
+    lake.batch(3, [day("0000-00-00", 3, "b", "delete")])
+    assert lake.rows(target) == []
+    with pytest.raises(ValueMalformed, match="2026-00-15"):
+        lake.batch(4, [day("2026-00-15", 4, "c")])
+
+
+def test_what_a_mirror_cannot_be_is_refused(kind: str, tmp_path: Path) -> None:
+    lake = Lake(kind, tmp_path)
+    with pytest.raises(OptionInvalid, match="no primary key"):
+        lake.sink.prepare(target_of({"id": "int"}, key=()), Evolution.EVOLVE)
+    lake.sink.prepare(ORDERS, Evolution.EVOLVE)
+    wider = target_of({"id": "bigint", "note": "varchar(40)"})
+    for evolution in (Evolution.STOP, Evolution.ADD_ONLY):
+        with pytest.raises(SchemaChanged, match="id"):
+            lake.sink.prepare(wider, evolution)
+    with pytest.raises(SchemaChanged):
+        lake.sink.prepare(target_of({"id": "int", "note": "date"}), Evolution.EVOLVE)
+
+
+def test_small_files_are_joined(kind: str, tmp_path: Path) -> None:
+    lake = Lake(kind, tmp_path)
+    for number in range(1, 41):
+        lake.batch(number, [changes_of(ORDERS, insert(number, id=number, note="a"))])
+    assert len(lake.files()) < 25
+    assert len(lake.state()) == 40
+
+
+def test_a_row_that_was_loaded_before_a_change_gives_way_also_over_the_memory(
+    kind: str, tmp_path: Path
+) -> None:
+    lake = Lake(kind, tmp_path, memory_bytes=1 << 20, file_bytes=1 << 16)
+    lake.sink.memory_bytes = 20_000
+    changed = [insert(10, key, id=key, note="new") for key in range(300)]
+    gone = [delete(11, key, id=key, note="new") for key in range(300, 320)]
+    old = [loaded(*(insert(5, id=key, note="old") for key in part)) for part in (range(250), range(250, 400))]
+    lake.batch(1, [changes_of(ORDERS, *changed), changes_of(ORDERS, *gone), *old])
+    assert lake.state() == dict.fromkeys(range(300), "new") | dict.fromkeys(range(320, 400), "old")
+
+
+def test_a_name_leads_to_no_other_folder(tmp_path: Path) -> None:
+    sink = make_sink("delta", settings_of("delta")(path=str(tmp_path)))
+    for name in ("..", "a/../../b", "%2E"):
+        target = target_of({"id": "int"}, name=f"`{name}`.`{name}`")
+        place = Path(sink.place(target)).resolve()  # type: ignore[attr-defined]
+        assert place.parent.parent == tmp_path.resolve()
+    assert sink.place(target_of({"id": "int"}, name="a.b")) == f"{tmp_path}/a/b"  # type: ignore[attr-defined]
+
+
+def test_a_delta_table_that_others_change_or_make_anew_between_batches_is_seen_as_it_is(
+    tmp_path: Path,
+) -> None:
+    lake = Lake("delta", tmp_path)
+    lake.batch(1, [changes_of(ORDERS, insert(1, id=1, note="a"))])
+    place = lake.sink.place(ORDERS)
+    # Others may compact a table, or delete from it.
+    deltalake.DeltaTable(place).delete("id = 1")
+    lake.batch(2, [changes_of(ORDERS, insert(2, id=2, note="b"))])
+    assert lake.state() == {2: "b"}
+    shutil.rmtree(place)
+    lake.batch(3, [changes_of(ORDERS, insert(3, id=3, note="c"))])
+    assert lake.state() == {3: "c"}
+    assert deltalake.DeltaTable(place).version() == 1
+    # It has been made anew, and has gone further than the one that was known.
+    shutil.rmtree(place)
+    for number in range(1, 6):
+        in_another_process(tmp_path, number)
+    lake.batch(6, [changes_of(ORDERS, insert(6, id=6, note="e"))])
+    assert lake.state() == dict.fromkeys(range(1, 6), "d") | {6: "e"}
+
+
+def test_a_log_that_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake("delta", tmp_path)
+    lake.part(1, 0, changes_of(ORDERS, insert(1, id=1, note="a")))
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.sinks.delta_table.DeltaTable", None)
+        for number in range(2, 14):
+            writer = lake.sink.open(BatchMark("shop", "g", number), 0)
+            writer.write(changes_of(ORDERS, insert(number, id=number, note="b")))
+            writer.finish()
+    assert len(lake.state()) == 13
+    # A reader goes through few entries at a time.
+    assert (Path(lake.sink.place(ORDERS)) / "_delta_log" / "_last_checkpoint").exists()

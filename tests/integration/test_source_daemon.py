@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon's log over HTTP gives what its server's files give, over lost connections and lost daemons."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from penstock import read_binlog
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    PositionInvalid,
+    PositionPurged,
+    SchemaUnknown,
+    ServerBusy,
+    ServerChanged,
+    SourceMissing,
+    StreamError,
+)
+from penstock.logstore.log import Log
+from penstock.model import Position, Secret, TableName
+from penstock.source import daemon as daemon_module
+from penstock.source.daemon import DaemonSource
+from penstock.source.daemon_address import DaemonAddress
+from penstock.source.logged_tables import LoggedTables
+from penstock.source.reading import read_range
+from penstock.source.source import ByteRange, Source, SourceOptions, open_source
+from tests.daemon_process import DaemonProcess
+from tests.log_folders import binlogs
+from tools.servers import Proxy, Server, certificate
+
+Row = tuple[object, ...]
+
+# What differs between the families runs on both; the rest speaks HTTP alone.
+on_both = pytest.mark.parametrize("served", ["mysql", "mariadb"], indirect=True)
+on_one = pytest.mark.parametrize("served", ["mysql"], indirect=True)
+
+
+@dataclass
+class Served:
+    """A server that logs no names of columns, and two daemons: one has all of it, one its later part."""
+
+    server: Server
+    whole: DaemonProcess
+    later: DaemonProcess
+
+    @property
+    def url(self) -> str:
+        """The first daemon alone."""
+        return url_of(self.whole)
+
+    @property
+    def both(self) -> str:
+        """Both daemons, the one with the later part first."""
+        return f"penstock://127.0.0.1:{self.later.port},127.0.0.1:{self.whole.port}/shop"
+
+
+def url_of(daemon: DaemonProcess, port: int | None = None) -> str:
+    return f"penstock://127.0.0.1:{port or daemon.port}/shop"
+
+
+def opened(url: str, **options: str) -> DaemonSource:
+    source = open_source(SourceOptions.parse(url, **options))  # type: ignore[arg-type]
+    assert isinstance(source, DaemonSource)
+    return source
+
+
+def rows_of(
+    source: Source, ranges: list[ByteRange] | None = None, schemas: Source | None = None
+) -> list[Row]:
+    """Return the rows of ranges, by default of all there is, in commit order."""
+    found: list[Row] = []
+    for one in source.split() if ranges is None else ranges:
+        for batch in read_range(source, one, None, LoggedTables(schemas or source)):
+            for row in pyarrow.record_batch(batch).to_pylist():
+                metadata = row.pop("_metadata")
+                key = row["_commit_version"], metadata["row"], row["_change_type"] != "update_preimage"
+                found.append((*key, batch.table, metadata["gtid"], *map(str, row.items())))
+    return sorted(found)
+
+
+def head_of(server: Server) -> tuple[str, int]:
+    source = open_source(SourceOptions.parse(server.url()))
+    try:
+        head = source.head()
+    finally:
+        source.close()
+    return head.file, head.offset
+
+
+def daemon_of(folder: Path, server: Server, start: str = "earliest", **settings: object) -> DaemonProcess:
+    instance = {"source": server.url(), "start": start}
+    return DaemonProcess(folder, {"instances": {"shop": instance}, **settings})
+
+
+@pytest.fixture(scope="module")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    flavor = str(request.param)
+    if flavor not in request.config.getoption("--server-flavors"):
+        pytest.skip(f"{flavor}: left out by --server-flavors")
+    folder = tmp_path_factory.mktemp("daemons")
+    for name in ("whole", "later"):
+        (folder / name).mkdir()
+    with Server(flavor, {"binlog_row_metadata": "MINIMAL"}) as server:
+        server.sql("CREATE DATABASE shop")
+        server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(400))")
+        many = (
+            "INSERT INTO shop.orders (note) SELECT REPEAT('x', 300) FROM information_schema.columns LIMIT {}"
+        )
+        for number in range(4):
+            server.sql(many.format(500 + number))
+        server.sql("FLUSH BINARY LOGS")
+        with daemon_of(folder / "whole", server) as whole:
+            server.sql(many.format(300))
+            with daemon_of(folder / "later", server, start="latest") as later:
+                later.wait_for(lambda status: bool(status["state"] == "running"))
+                server.sql("ALTER TABLE shop.orders ADD COLUMN total INT FIRST, CHANGE note remark TEXT")
+                server.sql(many.replace("note", "remark").format(200))
+                server.sql("UPDATE shop.orders SET total = 5 WHERE id < 4")
+                server.sql("DROP TABLE shop.orders")
+                for one in (whole, later):
+                    one.wait_for_head(*head_of(server))
+                yield Served(server, whole, later)
+
+
+# --- The same rows --------------------------------------------------------------------------
+
+
+@on_both
+def test_a_daemon_gives_the_rows_of_the_servers_files(served: Served) -> None:
+    source = opened(served.url)
+    head, rows = source.head(), rows_of(source)
+    files = binlogs(served.server)
+    assert rows == rows_of(files, None, source)
+    assert len(rows) == 4 * 500 + 6 + 300 + 200 + 6
+    assert source.instance == "shop"
+    assert [extent.file for extent in source.extents()][:2] == [one.file for one in files.extents()][:2]
+    assert source.gtid_set(head) == files.gtid_set(head)
+
+
+@on_one
+def test_every_range_may_be_fetched_at_once(served: Served) -> None:
+    source = opened(served.url)
+    whole = rows_of(source)
+    ranges = []
+    for extent in source.extents():
+        step = max((extent.bytes - extent.start) // 5, 1)
+        cuts = [*range(extent.start, extent.bytes - step, step), extent.bytes]
+        ranges += [
+            ByteRange(0, extent.file, one, other, one == extent.start) for one, other in pairwise(cuts)
+        ]
+    assert len(ranges) >= 10
+    options = pickle.loads(pickle.dumps(source.options))
+    with ThreadPoolExecutor(8) as threads:
+        parts = list(threads.map(lambda one: rows_of(open_source(options), [one]), ranges))
+    assert sorted(row for part in parts for row in part) == whole
+
+
+@on_one
+def test_read_binlog_and_inspect_take_a_url(served: Served) -> None:
+    batches = read_binlog(served.url, tables="shop.orders", columns=["id"], changes=["delete"])
+    assert [row for batch in batches for row in pyarrow.record_batch(batch).to_pylist()] == []
+    done = penstock("inspect", served.url, "--transactions", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len([json.loads(line) for line in done.stdout.splitlines()]) >= 10
+
+
+@on_one
+def test_an_instance_shows_its_own_tables_to_readers_who_name_none(served: Served, tmp_path: Path) -> None:
+    instance = {"source": served.server.url(), "start": "earliest", "exclude_tables": ["shop.orders"]}
+    with DaemonProcess(tmp_path, {"instances": {"shop": instance}}) as daemon:
+        daemon.wait_for_head(*head_of(served.server))
+        assert list(read_binlog(url_of(daemon))) == []
+        assert sum(len(batch) for batch in read_binlog(url_of(daemon), tables="shop.*")) > 0
+
+
+def penstock(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from penstock.admin.cli.app import main; main()", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@on_both
+def test_a_start_by_gtid_set_or_time_is_found_by_the_daemon(served: Served) -> None:
+    source = opened(served.url)
+    second = source.extents()[1].position
+    found = source.find_gtid_set(source.gtid_set(second))
+    assert found <= second
+    assert source.find_gtid_set(source.gtid_set(source.head())) <= source.head()
+    assert source.find_time(0) == source.earliest()
+    assert source.find_time(int(time.time() * 1e6) + 10**9) <= source.head()
+
+
+@on_both
+def test_definitions_are_asked_of_the_daemon(served: Served) -> None:
+    source, orders = opened(served.url), TableName("shop", "orders")
+    second = source.extents()[1]
+    early = source.schema_history(second.position, orders).schema("shop", "orders")
+    assert early is not None
+    assert [column.name for column in early.columns] == ["id", "note"]
+    assert source.schema_history(source.head(), orders).schema("shop", "orders") is None
+    place = f"{second.file}:{second.start}"
+    done = penstock("schema", "show", "shop.orders", "--url", served.url, "--at", place, "--json")
+    assert done.returncode == 0, done.stderr
+    assert [column["name"] for column in json.loads(done.stdout)["columns"]] == ["id", "note"]
+
+
+# --- Refusals -------------------------------------------------------------------------------
+
+
+@on_one
+def test_what_the_daemon_refuses_is_raised_as_it_was(served: Served) -> None:
+    later = opened(url_of(served.later))
+    earliest = opened(served.url).earliest()
+    with pytest.raises(PositionPurged, match=r"begins with .*:\d+") as told:
+        later.split(earliest)
+    assert told.value.hint
+    with pytest.raises(PositionPurged):
+        later.find_gtid_set("")
+    with pytest.raises(SourceMissing, match="no instance 'nothing'"):
+        opened(served.url.replace("shop", "nothing")).head()
+    with pytest.raises(OptionInvalid):
+        later.find_gtid_set("this is no set")
+    with pytest.raises(PositionInvalid):
+        later.gtid_set(Position(0, "mysql-bin.900000", 4))
+    with pytest.raises(ServerBusy, match="ends at"):
+        later.split(None, replace(later.head(), offset=later.head().offset + 50))
+    with pytest.raises(SchemaUnknown):
+        LoggedTables(later).reread(TableName("shop", "gone"), later.head())
+
+
+@on_one
+def test_a_port_where_no_daemon_is_says_so(served: Served) -> None:
+    with pytest.raises(ConnectionLost, match="does not answer") as told:
+        opened("penstock://127.0.0.1:1/shop").head()
+    assert "penstock serve" in str(told.value)
+    with pytest.raises((StreamError, ConnectionLost)):
+        # The database server greets first, and not in HTTP.
+        opened(f"penstock://127.0.0.1:{served.server.port}/shop").head()
+
+
+@on_one
+def test_a_token_opens_a_daemon_and_is_never_shown(served: Served, tmp_path: Path) -> None:
+    listen = {"token": "s3cret/token"}
+    with daemon_of(tmp_path, served.server, listen=listen) as daemon:
+        daemon.token = listen["token"]
+        daemon.wait_for_head(*head_of(served.server))
+        with pytest.raises(AuthenticationFailed) as told:
+            opened(url_of(daemon)).head()
+        assert "PENSTOCK" in str(told.value) or "token" in str(told.value)
+        with pytest.raises(AuthenticationFailed) as told:
+            opened(url_of(daemon).replace("//", "//wr0ng@")).head()
+        assert "wr0ng" not in str(told.value)
+        file = tmp_path / "token"
+        file.write_text("s3cret/token\n")
+        good = [
+            opened(url_of(daemon), token="s3cret/token"),
+            opened(url_of(daemon), token_file=str(file)),
+            opened(f"{url_of(daemon)}?token_file={file}"),
+            opened(url_of(daemon).replace("//", "//s3cret%2Ftoken@")),
+        ]
+        for source in good:
+            assert source.head()
+            shown = f"{source} {source!r} {source.options!r} {source.options.daemon}"
+            assert "s3cret" not in shown
+        os.environ["PENSTOCK_TOKEN"] = "s3cret/token"
+        try:
+            assert opened(url_of(daemon)).head()
+        finally:
+            del os.environ["PENSTOCK_TOKEN"]
+
+
+@on_one
+def test_tls_proves_the_daemon(served: Served, tmp_path: Path) -> None:
+    folder = tmp_path / "certificate"
+    certificate.make(folder)
+    listen = {"tls": {"cert": str(folder / "server.pem"), "key": str(folder / "server-key.pem")}}
+    log = tmp_path / "daemon"
+    log.mkdir()
+    with daemon_of(log, served.server, listen=listen) as daemon:
+        encrypted = url_of(daemon).replace("penstock://", "penstocks://")
+        with pytest.raises(AuthenticationFailed, match="cannot be trusted"):
+            opened(encrypted).head()
+        trusting = opened(f"{encrypted}?ssl_ca={folder / 'authority.pem'}")
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                assert trusting.head()
+                break
+            except (ServerBusy, SourceMissing):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        assert opened(f"{encrypted}?ssl_mode=required").head()
+        with pytest.raises(PenstockError):
+            opened(url_of(daemon)).head()
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "instance"),
+    [
+        ("penstock://a/shop", (("a", 7070),), "shop"),
+        ("penstock://t@a:1,b/x%20y", (("a", 1), ("b", 7070)), "x y"),
+        ("penstocks://[::1]:8/shop/", (("::1", 8),), "shop"),
+    ],
+)
+def test_an_address_is_read(url: str, hosts: tuple[tuple[str, int], ...], instance: str) -> None:
+    found = DaemonAddress.parse(url)
+    assert found.hosts == hosts
+    assert found.instance == instance
+    assert (found.tls is not None) == url.startswith("penstocks")
+    assert DaemonAddress.parse(str(found)) == replace(found, token=Secret(""))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "penstock://a",
+        "penstock://t0k3n@a:99999/shop",
+        "penstock:///shop",
+        "penstock://a/shop?colour=red",
+        "penstock://a/shop/more",
+        "penstocks://a/shop?ssl_mode=disabled",
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused(url: str) -> None:
+    with pytest.raises(OptionInvalid) as told:
+        SourceOptions.parse(url)
+    assert "t0k3n" not in str(told.value)
+
+
+def test_a_secret_for_somebody_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionInvalid, match="a token is for a daemon"):
+        SourceOptions.parse(str(tmp_path), token="x")
+    with pytest.raises(OptionInvalid, match="for a database server"):
+        SourceOptions.parse("penstock://a/shop", password="x")
+
+
+# --- What is lost on the way ----------------------------------------------------------------
+
+
+@on_one
+def test_a_connection_cut_anywhere_costs_no_row_and_doubles_none(served: Served) -> None:
+    whole = rows_of(opened(served.url))
+    with Proxy(served.whole.port) as proxy:
+        for after in (400, 5_000, 150_000, 400_000):
+            proxy.cut_after(after, times=2)
+            source = opened(url_of(served.whole, proxy.port))
+            assert rows_of(source) == whole
+            proxy.disarm()
+
+
+@on_one
+def test_a_question_is_asked_again(served: Served) -> None:
+    with Proxy(served.whole.port) as proxy:
+        source = opened(url_of(served.whole, proxy.port))
+        head = source.head()
+        proxy.cut()
+        assert source.head() == head
+
+
+@on_both
+def test_another_daemon_takes_over_in_the_middle_of_a_range(served: Served) -> None:
+    source = opened(served.url)
+    begin = opened(url_of(served.later)).earliest()
+    expected = rows_of(source, source.split(begin))
+    with Proxy(served.whole.port) as first:
+        hosts = f"penstock://127.0.0.1:{first.port},127.0.0.1:{served.later.port}/shop"
+        switching = opened(hosts)
+        ranges = switching.split(begin)
+        reading = read_range(switching, ranges[0], None, LoggedTables(switching), batch_rows_max=20)
+        found = [next(reading)]
+        # The first daemon dies with an answer on its way, and stays away.
+        assert first.cut() >= 1
+        first.refuse()
+        found += list(reading)
+        assert sum(batch.rows for batch in found) == len(expected)
+        assert rows_of(switching, ranges) == expected
+        # What the other one does not have is refused by name, not left out.
+        with pytest.raises(PositionPurged):
+            switching.split(source.earliest())
+
+
+@on_one
+def test_the_first_of_several_daemons_may_be_down(served: Served) -> None:
+    hosts = f"penstock://127.0.0.1:1,127.0.0.1:{served.whole.port}/shop"
+    assert rows_of(opened(hosts)) == rows_of(opened(served.url))
+
+
+@on_one
+def test_a_daemon_that_is_behind_is_waited_for_and_then_told(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "RECONNECT_TRIES_MAX", 2)
+    source = opened(served.url)
+    last = source.extents()[-1]
+    planned = ByteRange(0, last.file, last.start, last.bytes + 500, aligned=True)
+    with pytest.raises(ServerBusy, match="was planned"):
+        list(read_range(source, planned, None, LoggedTables(source)))
+
+
+# --- Epochs ---------------------------------------------------------------------------------
+
+
+@on_one
+def test_daemons_that_number_epochs_differently_are_interchangeable(served: Served, tmp_path: Path) -> None:
+    head = opened(served.url).head()
+    gtid_set = opened(served.url).gtid_set(head)
+    folder = tmp_path / "log"
+    with Log.open(folder / "shop") as log:
+        # This daemon's log once followed another server, of which nothing is left.
+        log.begin_epoch(
+            epoch=0,
+            server_key="another",
+            server_id=7,
+            flavor="mysql" if ":" in gtid_set else "mariadb",
+            version="1",
+            file=head.file,
+            offset=head.offset,
+            gtid_set=gtid_set,
+        )
+    with daemon_of(tmp_path, served.server) as daemon:
+        daemon.wait_for(lambda status: bool(status["state"] == "running" and status["epoch"] == 1))
+        served.server.sql("CREATE TABLE shop.fresh (id INT PRIMARY KEY)")
+        served.server.sql("INSERT INTO shop.fresh VALUES (1), (2), (3)")
+        for one in (served.whole, served.later, daemon):
+            one.wait_for_head(*head_of(served.server))
+        first, other = opened(served.url), opened(url_of(daemon))
+        assert first.epochs()[0][1] == other.epochs()[1][1]
+        assert (first.head().epoch, other.head().epoch) == (0, 1)
+        begin = replace(other.earliest(), epoch=0)
+        expected = rows_of(first, first.split(begin))
+        assert len(expected) == 3
+        # Planned at one daemon, read from the other: under the numbers of the first.
+        hosts = f"penstock://127.0.0.1:1,127.0.0.1:{daemon.port}/shop"
+        moved = open_source(replace(SourceOptions.parse(hosts), epochs=tuple(first.epochs())))
+        assert rows_of(moved, first.split(begin)) == expected
+        with pytest.raises(ServerChanged, match="start by GTID set"):
+            open_source(replace(SourceOptions.parse(hosts), epochs=((0, "a third"),))).head()

@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log folder gives what the files it was made of give: the same rows, at the same positions."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from penstock import read_binlog
+from penstock.errors import (
+    OptionInvalid,
+    PenstockError,
+    PositionInvalid,
+    PositionPurged,
+    SequenceGap,
+    ServerChanged,
+    SourceMissing,
+)
+from penstock.logstore.cold import make_cold
+from penstock.logstore.log import Log
+from penstock.logstore.reader import LogReader
+from penstock.model import Position, TableName, TablePatterns
+from penstock.source.bounds import Bounds, parse_bound
+from penstock.source.bounds import locate as locate_bounds
+from penstock.source.files import FileSource
+from penstock.source.kept import epoch_shift
+from penstock.source.log import LogSource
+from penstock.source.logged_tables import LoggedTables
+from penstock.source.reading import Selection, read_range
+from penstock.source.source import ByteRange, Source, SourceOptions, open_source
+from penstock.source.walk import TransactionWalk
+from penstock.spark.kept_stream_log import KeptStreamLog
+from penstock.spark.offsets import Offset
+from penstock.spark.options import ReadSettings
+from tests.log_folders import binlogs, keep, open_log
+from tools.servers import Server
+
+SEED = 20261121
+Row = tuple[object, ...]
+
+
+@dataclass
+class Kept:
+    """A server's closed binlog files, and the log that was made of them."""
+
+    server: Server
+    files: FileSource
+    folder: Path
+
+    def log(self) -> LogSource:
+        """Return the log as a source of its own."""
+        source = open_source(SourceOptions.parse(self.folder))
+        assert isinstance(source, LogSource)
+        return source
+
+
+def write_changes(server: Server) -> None:
+    """Change tables over several files: transactions of all sizes, definitions that move, a dropped table."""
+    server.sql("CREATE DATABASE shop")
+    server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(400))")
+    server.sql("CREATE TABLE shop.gone (id INT PRIMARY KEY, word VARCHAR(20))")
+    many = "INSERT INTO shop.orders (note) SELECT REPEAT('x', 350) FROM information_schema.columns LIMIT {}"
+    server.sql("INSERT INTO shop.gone VALUES (1, 'one'), (2, 'two')")
+    for number in range(12):
+        server.sql(many.format(40 * number + 1))
+        server.sql("UPDATE shop.orders SET note = %s WHERE id = %s", f"changed {number}", number + 1)
+    server.sql("FLUSH BINARY LOGS")
+    server.sql("ALTER TABLE shop.orders ADD COLUMN total DECIMAL(10,2) AFTER id, CHANGE note remark TEXT")
+    server.sql("DROP TABLE shop.gone")
+    for number in range(8):
+        server.sql("INSERT INTO shop.orders (total, remark) VALUES (%s, 'after')", number + 0.25)
+    for _ in range(8):
+        server.sql(many.replace("note", "remark").format(900))
+    server.sql("DELETE FROM shop.orders WHERE id % 97 = 0")
+    server.sql("FLUSH BINARY LOGS")
+    server.sql("CREATE TABLE shop.late (id INT PRIMARY KEY)")
+    server.sql("INSERT INTO shop.late VALUES (1), (2), (3)")
+    server.sql("ALTER TABLE shop.orders DROP COLUMN total")
+    server.sql("INSERT INTO shop.orders (remark) VALUES ('the last')")
+
+
+@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    """A server that logs no names of columns, and its log."""
+    flavor = str(request.param)
+    if flavor not in request.config.getoption("--server-flavors"):
+        pytest.skip(f"{flavor}: left out by --server-flavors")
+    with Server(flavor, {"binlog_row_metadata": "MINIMAL"}) as server:
+        write_changes(server)
+        files = binlogs(server)
+        folder = tmp_path_factory.mktemp("logs") / "shop"
+        with open_log(folder) as log:
+            keep(log, server, files)
+        yield Kept(server, files, folder)
+
+
+def rows_of(
+    source: Source, ranges: list[ByteRange], bounds: Bounds | None = None, schemas: Source | None = None
+) -> list[Row]:
+    """Return the decoded rows of ranges in commit order, without the instance's name.
+
+    `schemas` is the log that tells definitions, by default the source itself.
+    """
+    found: list[Row] = []
+    for one in ranges:
+        selection = Selection(bounds=bounds or Bounds())
+        for batch in read_range(source, one, selection, LoggedTables(schemas or source)):
+            for row in pyarrow.record_batch(batch).to_pylist():
+                metadata = row.pop("_metadata")
+                kind = row["_change_type"]
+                key = row["_commit_version"], metadata["row"], kind != "update_preimage"
+                place = metadata["gtid"], metadata["file"], metadata["offset"]
+                found.append((*key, batch.table, kind, *place, *map(str, row.items())))
+    return sorted(found)
+
+
+def all_rows(source: Source) -> list[Row]:
+    return rows_of(source, source.split())
+
+
+def boundaries(files: FileSource) -> list[tuple[Position, str]]:
+    """Return each end of a transaction, with the GTIDs before it as the files tell them."""
+    found = []
+    for one in files.split():
+        for batch in TransactionWalk(files, one):
+            found += [
+                Position(0, file, end)
+                for file, end in zip(batch["file"].to_pylist(), batch["end_offset"].to_pylist(), strict=True)
+            ]
+    chosen = [*random.Random(SEED).sample(found, 12), found[0], found[-1]]
+    return [(position, files.gtid_set(position)) for position in chosen]
+
+
+def rows_in_files(kept: Kept, start: Position | None = None, end: Position | None = None) -> list[Row]:
+    """Return what the files hold, with the definitions that the log keeps."""
+    return rows_of(kept.files, kept.files.split(start, end), None, kept.log())
+
+
+# --- The same rows --------------------------------------------------------------------------
+
+
+def test_a_log_gives_the_rows_of_its_files(kept: Kept) -> None:
+    log = kept.log()
+    segments = list(kept.folder.glob("*/*.binlog"))
+    assert len(segments) > len(log.extents()) >= 3, "files lie in several segments"
+    rows = all_rows(log)
+    assert rows == rows_in_files(kept)
+    assert {row[3] for row in rows} == {"shop.orders", "shop.gone", "shop.late"}
+
+
+def test_read_binlog_takes_a_folder_and_needs_no_schema(kept: Kept) -> None:
+    batches = list(read_binlog(kept.folder, tables="shop.gone"))
+    rows = [row for batch in batches for row in pyarrow.record_batch(batch).to_pylist()]
+    assert [(row["id"], row["word"]) for row in rows] == [(1, "one"), (2, "two")]
+    assert {row["_metadata"]["instance"] for row in rows} == {"shop"}
+
+
+def test_ranges_may_be_cut_anywhere(kept: Kept) -> None:
+    log = kept.log()
+    whole = all_rows(log)
+    chance = random.Random(SEED)
+    for _ in range(3):
+        ranges = []
+        for extent in log.extents():
+            inner = sorted(chance.sample(range(extent.start, extent.bytes), 6))
+            for start, stop in pairwise([extent.start, *inner, extent.bytes]):
+                aligned = start == extent.start
+                ranges.append(ByteRange(extent.epoch, extent.file, start, stop, aligned))
+        assert rows_of(log, ranges) == whole
+
+
+def test_positions_are_those_of_the_server(kept: Kept) -> None:
+    log = kept.log()
+    for position, gtid_set in boundaries(kept.files):
+        assert log.gtid_set(position) == gtid_set
+        ranges = log.split(position)
+        assert rows_of(log, ranges) == rows_in_files(kept, position)
+        assert all(one.stop is not None for one in ranges)
+
+
+def test_a_gtid_set_is_found_through_the_indexes(kept: Kept) -> None:
+    log = kept.log()
+    for position, gtid_set in boundaries(kept.files):
+        bounds = locate_bounds(log, parse_bound(f"gtid:{gtid_set}"), None)
+        assert rows_of(log, log.split(bounds.start), bounds) == rows_in_files(kept, position)
+
+
+def test_a_time_is_found_through_the_indexes(kept: Kept) -> None:
+    log = kept.log()
+    times = sorted({row["_commit_timestamp"] for row in read_rows(log, "shop.orders")})
+    for moment in (times[0], times[len(times) // 2], times[-1]):
+        bounds = locate_bounds(log, parse_bound(moment), None)
+        assert rows_of(log, log.split(bounds.start), bounds) == rows_of(log, log.split(), bounds)
+        before = locate_bounds(log, None, parse_bound(moment))
+        whole = rows_of(log, log.split(None, before.end), before)
+        assert len(whole) + len(rows_of(log, log.split(bounds.start), bounds)) == len(all_rows(log))
+
+
+def read_rows(source: Source, table: str) -> list[dict[str, object]]:
+    return [
+        row
+        for batch in read_binlog(source.options.paths[0], tables=table)
+        for row in pyarrow.record_batch(batch).to_pylist()
+    ]
+
+
+def test_limits_end_where_they_do_in_the_files(kept: Kept) -> None:
+    log = kept.log()
+    start, end = log.earliest(), log.head()
+    for limits in ({"rows_max": 1}, {"rows_max": 500}, {"bytes_max": 1}, {"bytes_max": 300_000}):
+        found = log.walk(start, end, **limits)
+        assert found == kept.files.walk(replace(start, offset=4), end, **limits)
+        assert start < found <= end
+
+
+def test_a_files_first_position_is_taken_though_the_log_keeps_its_head_apart(kept: Kept) -> None:
+    log = kept.log()
+    second = log.extents()[1]
+    assert second.start > 4
+    assert rows_of(log, log.split(Position(0, second.file, 4))) == rows_of(log, log.split(second.position))
+    assert rows_of(log, log.split(replace(log.earliest(), offset=4))) == all_rows(log)
+
+
+def test_compressed_segments_read_alike(kept: Kept, tmp_path: Path) -> None:
+    rows = all_rows(kept.log())
+    folder = copied(kept.folder, tmp_path)
+    with Log.open(folder) as log:
+        for segment in list(log.segments):
+            if segment.source_end:
+                make_cold(log.disk, log.layout, log, segment)
+    assert len(list(folder.glob("*/*.binlog.zst"))) >= 3
+    source = open_source(SourceOptions.parse(folder, instance="shop"))
+    assert rows_of(source, source.split()) == rows
+
+
+def test_a_copy_below_a_url_reads_alike(kept: Kept) -> None:
+    source = open_source(SourceOptions.parse(f"file://{kept.folder}"))
+    assert source.instance == "shop"
+    assert all_rows(source) == all_rows(kept.log())
+    with pytest.raises(SourceMissing):
+        open_source(SourceOptions.parse(f"file://{kept.folder}x")).head()
+    with pytest.raises(OptionInvalid, match="'nowhere' is not known"):
+        open_source(SourceOptions.parse("nowhere://bucket/shop")).head()
+
+
+def copied(folder: Path, to: Path) -> Path:
+    subprocess.run(["cp", "-r", str(folder), str(to / "shop")], check=True)
+    return to / "shop"
+
+
+# --- What is not there ----------------------------------------------------------------------
+
+
+def test_a_place_that_the_log_does_not_have_is_refused_by_name(kept: Kept, tmp_path: Path) -> None:
+    second = kept.files.extents()[1]
+    begin = boundaries_in(kept.files, second.file)[3]
+    with open_log(tmp_path / "shop") as log:
+        keep(log, kept.server, kept.files, start=begin)
+    source = open_source(SourceOptions.parse(tmp_path / "shop"))
+    assert source.earliest() == begin
+    with pytest.raises(PositionPurged, match=f"begins with {begin}"):
+        source.split(kept.files.earliest())
+    with pytest.raises(PositionPurged):
+        source.split(Position(0, second.file, 4))
+    with pytest.raises(PositionPurged):
+        source.find_gtid_set("")
+    with pytest.raises(PositionInvalid, match="ends at"):
+        source.split(replace(source.head(), offset=source.head().offset + 1000))
+    with pytest.raises(PositionInvalid, match="ends at"):
+        source.split(None, replace(source.head(), offset=source.head().offset + 1000))
+    assert rows_of(source, source.split(), None, kept.log()) == rows_in_files(kept, begin)
+
+
+def boundaries_in(files: FileSource, file: str) -> list[Position]:
+    """Return each end of a transaction of one file."""
+    whole = ByteRange(0, file, 4, None, aligned=True)
+    return [
+        Position(0, file, end)
+        for batch in TransactionWalk(files, whole)
+        for end in batch["end_offset"].to_pylist()
+    ]
+
+
+def test_a_missing_file_is_a_gap_by_name(kept: Kept, tmp_path: Path) -> None:
+    first, second, third = (extent.file for extent in kept.files.extents()[:3])
+    with open_log(tmp_path / "shop") as log:
+        keep(log, kept.server, kept.files, names=[first, third])
+    source = open_source(SourceOptions.parse(tmp_path / "shop"))
+    with pytest.raises(SequenceGap, match=rf"nothing between {first}:\d+ and {third}:\d+"):
+        source.split()
+    # On either side of it the log reads as ever.
+    assert rows_of(source, source.split(Position(0, third, 4)), None, kept.log())
+    assert (
+        rows_of(source, source.split(None, source.extents(None, Position(0, first, 500))[-1].position)) == []
+    )
+    assert second not in {one.file for one in LogReader.open(tmp_path / "shop").extents()}
+
+
+def test_a_gap_inside_a_file_is_refused(kept: Kept, tmp_path: Path) -> None:
+    file = kept.files.extents()[0].file
+    places = boundaries_in(kept.files, file)
+    with open_log(tmp_path / "shop") as log:
+        keep(log, kept.server, kept.files, end=places[4])
+        keep(log, kept.server, kept.files, start=places[7])
+    source = open_source(SourceOptions.parse(tmp_path / "shop"))
+    with pytest.raises(SequenceGap, match=f"between {places[4]} and {places[7]}"):
+        source.split()
+    with pytest.raises(SequenceGap, match=f"between {places[4]} and {places[7]}"):
+        source.split(places[5])
+    assert rows_of(source, source.split(places[7]), None, kept.log()) == rows_in_files(kept, places[7])
+
+
+def test_a_files_missing_end_shows_by_its_gtids(kept: Kept, tmp_path: Path) -> None:
+    first, second = (extent.file for extent in kept.files.extents()[:2])
+    place = boundaries_in(kept.files, first)[-3]
+    with open_log(tmp_path / "shop") as log:
+        keep(log, kept.server, kept.files, end=place)
+        keep(log, kept.server, kept.files, start=Position(0, second, 4))
+    source = open_source(SourceOptions.parse(tmp_path / "shop"))
+    with pytest.raises(SequenceGap, match=f"between {place} and {second}"):
+        source.split()
+
+
+def test_an_empty_folder_and_an_empty_log_say_so(kept: Kept, tmp_path: Path) -> None:
+    with open_log(tmp_path / "shop") as log:
+        log.begin_epoch(
+            epoch=0,
+            server_key="k",
+            server_id=1,
+            flavor="mysql",
+            version="9",
+            file="mysql-bin.000001",
+            offset=4,
+            gtid_set="",
+        )
+    with pytest.raises(SourceMissing, match="holds nothing yet"):
+        open_source(SourceOptions.parse(tmp_path / "shop")).split()
+
+
+# --- A log that grows -----------------------------------------------------------------------
+
+
+def test_a_reader_beside_the_writer_sees_whole_transactions_and_then_more(kept: Kept, tmp_path: Path) -> None:
+    file = kept.files.extents()[0].file
+    places = boundaries_in(kept.files, file)
+    with open_log(tmp_path / "shop") as log:
+        keep(log, kept.server, kept.files, end=places[5])
+        source = open_source(SourceOptions.parse(tmp_path / "shop"))
+        assert source.head() == places[5]
+        assert rows_of(source, source.split()) == rows_in_files(kept, None, places[5])
+        # The writer is in the middle of a transaction.
+        (segment,) = (tmp_path / "shop").glob("*/*.binlog")
+        before = segment.stat().st_size
+        torn = kept_bytes(kept, file, places[5].offset, places[6].offset)[:-7]
+        with segment.open("ab") as out:
+            out.write(torn)
+        assert source.head() == places[5]
+        assert rows_of(source, source.split()) == rows_in_files(kept, None, places[5])
+        with segment.open("r+b") as out:
+            out.truncate(before)
+        keep(log, kept.server, kept.files, start=places[5])
+        assert source.head() == log.visible
+        assert rows_of(source, source.split(places[5])) == rows_in_files(kept, places[5])
+
+
+def kept_bytes(kept: Kept, file: str, start: int, stop: int) -> bytes:
+    found = b"".join(map(bytes, kept.files.open(ByteRange(0, file, start, stop, aligned=True))))
+    return found[: stop - start]
+
+
+# --- Epochs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def failed_over(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A log of two servers: the second replayed the first's transactions in another order, and went on."""
+    if "mysql" not in request.config.getoption("--server-flavors"):
+        pytest.skip("mysql: left out by --server-flavors")
+    folder = tmp_path_factory.mktemp("epochs") / "shop"
+    options = {"gtid_mode": "ON", "enforce_gtid_consistency": "ON"}
+    with Server("mysql", options) as first, Server("mysql", options) as second:
+        for server in (first, second):
+            server.sql("RESET BINARY LOGS AND GTIDS")
+        for statement in ("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY, who TEXT)"):
+            first.sql(statement)
+        for number in range(1, 9):
+            first.sql("INSERT INTO shop.t VALUES (%s, 'first')", number)
+        uuid = str(first.sql("SELECT @@server_uuid")[0][0])
+        for number in (1, 2):
+            run_as(second, uuid, number, "CREATE DATABASE shop" if number == 1 else CREATE_T)
+        # Another order, as a replica with several workers has it.
+        for number in (3, 4, 5, 8, 6, 7, 10, 9):
+            run_as(second, uuid, number, f"INSERT INTO shop.t VALUES ({number - 2}, 'first')")
+        second.sql("INSERT INTO shop.t VALUES (100, 'second'), (101, 'second')")
+        second.sql("UPDATE shop.t SET who = 'second' WHERE id = 1")
+        files, others = binlogs(first), binlogs(second)
+        with open_log(folder) as log:
+            keep(log, first, files, end=boundaries_in(files, files.extents()[0].file)[7])
+            # The log has 1 to 8; on the second server 8 comes before 6, so what follows 5 begins with 8.
+            begin = boundaries_in(others, others.extents()[0].file)[4]
+            keep(log, second, others, epoch=1, start=begin)
+        for name, server, whole in (("first", first, files), ("second", second, others)):
+            with open_log(folder.parent / name) as log:
+                keep(log, server, whole)
+        yield folder
+
+
+CREATE_T = "CREATE TABLE shop.t (id INT PRIMARY KEY, who TEXT)"
+
+
+def run_as(server: Server, uuid: str, number: int, statement: str) -> None:
+    """Commit a statement under another server's GTID."""
+    server.client(f"SET GTID_NEXT='{uuid}:{number}'; {statement}; SET GTID_NEXT='AUTOMATIC';")
+
+
+def test_reading_goes_on_over_a_change_of_the_server(failed_over: Path) -> None:
+    source = open_source(SourceOptions.parse(failed_over))
+    assert isinstance(source, LogSource)
+    rows = [row for row in all_rows(source) if row[3] == "shop.t"]
+    inserted = [str(row[8]) for row in rows if row[4] == "insert"]
+    # What both servers have comes once, and commit versions rise over the change.
+    assert sorted(inserted) == sorted(f"('id', {number})" for number in [*range(1, 9), 100, 101])
+    versions = [int(str(row[0])) for row in rows]
+    assert versions == sorted(versions)
+    assert {version >> 55 for version in versions} == {0, 1}
+    assert source.earliest().epoch == 0
+    assert source.head().epoch == 1
+
+
+def test_a_batch_may_begin_and_end_in_different_epochs(failed_over: Path) -> None:
+    source = open_source(SourceOptions.parse(failed_over))
+    whole = all_rows(source)
+    first, second = source.extents()
+    assert [one.epoch for one in (first, second)] == [0, 1]
+    middle = Position(1, second.file, second.start)
+    parts = rows_of(source, source.split(None, middle)) + rows_of(source, source.split(middle))
+    assert sorted(parts) == whole
+    assert source.walk(source.earliest(), source.head(), bytes_max=10**9) == source.head()
+    step, place = 0, source.earliest()
+    while place != source.head():
+        place, step = source.walk(place, source.head(), rows_max=1), step + 1
+        assert step < 50
+    assert step > 8
+
+
+def test_epochs_are_numbered_as_the_reader_asks(failed_over: Path) -> None:
+    source = open_source(SourceOptions.parse(failed_over))
+    assert isinstance(source, LogSource)
+    (_, first), (_, second) = source.epochs()
+    shifted = open_source(replace(source.options, epochs=((5, second),)))
+    assert isinstance(shifted, LogSource)
+    assert shifted.epochs() == [(4, first), (5, second)]
+    assert shifted.head() == replace(source.head(), epoch=5)
+    assert len(all_rows(shifted)) == len(all_rows(source))
+    with pytest.raises(ServerChanged, match="not from nobody as epoch 0"):
+        open_source(replace(source.options, epochs=((0, "nobody"),))).head()
+
+
+def test_a_stream_finds_its_batches_in_the_log_of_another_server(failed_over: Path) -> None:
+    def log_of(name: str, **limits: int) -> KeptStreamLog:
+        source = SourceOptions.parse(failed_over.parent / name)
+        return KeptStreamLog(ReadSettings(source, TablePatterns("shop.t"), "typed", **limits))
+
+    def planned(log: KeptStreamLog, begin: Offset, end: Offset) -> list[str]:
+        source, ranges, bounds = log.plan(begin, end)
+        rows = [row for row in rows_of(source, ranges, bounds) if row[4] == "insert"]
+        assert all(int(str(row[0])) >> 55 == ranges[0].epoch for row in rows)
+        return [str(row[8]) for row in rows]
+
+    first, second = log_of("first"), log_of("second")
+    begin = first.first()
+    middle = log_of("first", rows_max=3).limited(begin, first.head_behind(begin))
+    end = first.head_behind(begin)
+    assert begin.server_key == middle.server_key == end.server_key != ""
+    assert planned(first, begin, middle) == [f"('id', {number})" for number in (1, 2, 3)]
+    # The batch was planned at a log that is gone: the other one has its transactions, in another order.
+    assert sorted(planned(second, middle, end)) == sorted(planned(first, middle, end))
+    assert len(planned(second, middle, end)) == 5
+    # What comes next is only there, in an epoch that follows.
+    moved = second.resume(end)
+    assert moved.position.epoch == end.position.epoch + 1
+    newest = second.head_behind(moved)
+    assert planned(second, moved, newest) == ["('id', 100)", "('id', 101)"]
+    assert planned(second, end, newest) == ["('id', 100)", "('id', 101)"]
+    assert second.resume(newest) == newest
+    lost = replace(end, gtid_set="")
+    with pytest.raises(ServerChanged, match="no GTID set to go on by"):
+        second.resume(lost)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "shift"),
+    [
+        ([(0, "a")], [(0, "a"), (1, "b")], 0),
+        ([(3, "b")], [(0, "a"), (1, "b")], 2),
+        ([(0, "a"), (1, "b")], [(0, "b")], 1),
+        # A server that came back: the nearest number that contradicts nothing.
+        ([(2, "a")], [(0, "a"), (1, "b"), (2, "a")], 0),
+        ([(0, "a"), (1, "b"), (2, "a")], [(0, "b"), (1, "a")], 1),
+        ([(0, "a")], [(0, "b")], None),
+        ([(0, "a"), (1, "b")], [(0, "a"), (1, "c")], None),
+    ],
+)
+def test_epochs_of_two_logs_are_matched_by_their_servers(
+    wanted: list[tuple[int, str]], found: list[tuple[int, str]], shift: int | None
+) -> None:
+    if shift is None:
+        with pytest.raises(ServerChanged):
+            epoch_shift(wanted, found, "the log")
+    else:
+        assert epoch_shift(wanted, found, "the log") == shift
+
+
+# --- Definitions ----------------------------------------------------------------------------
+
+
+def test_definitions_are_those_in_force(kept: Kept) -> None:
+    log = kept.log()
+    first, second = log.extents()[:2]
+    orders = TableName("shop", "orders")
+
+    def columns(position: Position, name: TableName) -> list[str]:
+        found = log.schema_history(position, name).schema(name.database, name.table)
+        return [] if found is None else [column.name for column in found.columns]
+
+    assert columns(first.position, orders) == []
+    assert columns(Position(0, first.file, first.bytes), orders) == ["id", "note"]
+    assert columns(Position(0, second.file, second.bytes), orders) == ["id", "total", "remark"]
+    assert columns(log.head(), orders) == ["id", "remark"]
+    assert columns(Position(0, first.file, first.bytes), TableName("shop", "gone")) == ["id", "word"]
+    assert columns(log.head(), TableName("shop", "gone")) == []
+
+
+def penstock(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from penstock.admin.cli.app import main; main()", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_inspect_takes_a_log_folder(kept: Kept) -> None:
+    done = penstock("inspect", str(kept.folder), "--rows", "--tables", "shop.gone", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["word"] for line in done.stdout.splitlines()] == ["one", "two"]
+
+
+def test_schema_shows_the_definition_of_a_position(kept: Kept) -> None:
+    second = kept.files.extents()[1]
+    place = f"{second.file}:{second.bytes}"
+    words = ["schema", "show", "shop.orders", "--log", str(kept.folder)]
+    done = penstock(*words, "--at", place, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [column["name"] for column in found["columns"]] == ["id", "total", "remark"]
+    assert found["primary_key"] == ["id"]
+    assert found["position"] == place
+    shown = penstock(*words)
+    assert shown.returncode == 0, shown.stderr
+    assert "remark" in shown.stdout
+    assert "total" not in shown.stdout
+    missing = penstock("schema", "show", "shop.nothing", "--log", str(kept.folder))
+    assert missing.returncode == 3
+    assert "shop.nothing" in missing.stderr
+
+
+def test_every_error_of_a_log_has_a_way_out(kept: Kept) -> None:
+    source = kept.log()
+    for ask in (
+        lambda: source.split(Position(7, "mysql-bin.000001", 4)),
+        lambda: source.split(Position(0, "mysql-bin.900000", 4)),
+    ):
+        with pytest.raises(PenstockError) as told:
+            ask()
+        assert told.value.hint
+        assert told.value.position

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores against their source: what differs is found, and mended over what stands there."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import elasticsearch
+import pymongo
+import pytest
+
+from penstock.pipeline.verify.differences import Kind
+from penstock.pipeline.verify.verify import verify
+from tests.fixture_types import FreshDatabase, MissingPart
+from tests.pipeline_by_hand import HandDriven
+from tests.pipeline_workload import Workload
+from tests.sink_backends import sink_backends
+from tools.servers import PartMissing, Server
+
+
+def _spoil_clickhouse(url: str, database: str) -> None:
+    client = clickhouse_connect.get_client(dsn=url)
+    try:
+        client.command(f"DELETE FROM {database}.accounts WHERE id = 9001")
+        client.command(
+            f"ALTER TABLE {database}.accounts UPDATE owner = 'spoilt' WHERE id = 9002",
+            settings={"mutations_sync": 1},
+        )
+    finally:
+        client.close()
+
+
+def _spoil_mongodb(url: str, database: str) -> None:
+    with pymongo.MongoClient[Any](url) as client:
+        client[database].accounts.delete_one({"_id": 9001})
+        client[database].accounts.update_one({"_id": 9002}, {"$set": {"owner": "spoilt"}})
+
+
+def _spoil_elasticsearch(url: str, database: str) -> None:
+    with elasticsearch.Elasticsearch(url) as client:
+        index = f"{database}.accounts"
+        client.delete(index=index, id="9001")
+        found = client.get(index=index, id="9002")["_source"]
+        client.index(index=index, id="9002", document=found | {"owner": "spoilt"})
+
+
+SPOILERS: dict[str, Callable[[str, str], None]] = {
+    "clickhouse": _spoil_clickhouse,
+    "elasticsearch": _spoil_elasticsearch,
+    "mongodb": _spoil_mongodb,
+}
+
+
+@pytest.fixture(params=sorted(SPOILERS))
+def store(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator[Any]:
+    """Each store in turn."""
+    backend = sink_backends()[request.param]()
+    try:
+        backend.start()
+    except PartMissing as error:
+        missing_part(request.param, str(error))
+    yield backend
+    backend.close()
+
+
+def test_what_differs_is_found_and_mended(
+    store: Any, mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=5, rows=120, big_rows=500, truncates=False)
+    workload.create()
+    sink = {store.NAME: {"url": store.server.url}}
+    pipeline = HandDriven(mysql_server, f"{database}.*", sink, tmp_path)
+    pipeline.load()
+    workload.run(60)
+    mysql_server.sql(
+        "INSERT INTO accounts (id, owner, balance) VALUES (9001, 'kept', 1), (9002, 'kept', 2)",
+        database=database,
+    )
+    pipeline.follow()
+    found = verify(pipeline.settings)
+    assert found.equal, [one.found for one in found.results if one.found]
+    SPOILERS[store.NAME](store.server.url, database)
+    found = verify(pipeline.settings, mend=True)
+    differing = {(one.row["id"], one.kind) for result in found.results for one in result.found}
+    assert differing == {(9001, Kind.MISSING), (9002, Kind.CHANGED)}
+    assert verify(pipeline.settings).equal

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that forgets: every step can be the last before a power failure, and what was not synced may be
+lost.
+
+Files are held in memory. What a sync has confirmed outlasts the failure; of the rest `Loss` says what
+becomes.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from penstock.errors import DiskFailed, LogFull, LogLocked, SourceMissing
+from penstock.logstore.disk import Buffer, Disk
+
+PAGE_BYTES = 64
+
+
+class PowerLost(BaseException):
+    """The machine is off. No program catches this."""
+
+
+class Loss(Enum):
+    """What becomes of what was not synced."""
+
+    KEEP = "keep"
+    DROP = "drop"
+    GARBLE = "garble"
+
+
+@dataclass
+class Content:
+    """One file: what is in it, and what of that outlasts a power failure."""
+
+    now: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    # Whether the operating system believes that the disk has it all.
+    clean: bool = False
+
+    def after_loss(self, loss: Loss, chance: random.Random) -> bytes:
+        """Return what is found afterwards."""
+        if loss is Loss.KEEP or bytes(self.now) == self.synced:
+            return bytes(self.now)
+        if loss is Loss.DROP:
+            return self.synced
+        # Any page that was written since may have reached the disk, or not, or hold anything; so may the
+        # size.
+        size = chance.choice([len(self.synced), len(self.now), chance.randint(0, len(self.now))])
+        size = max(size, min(len(self.synced), len(self.now)))
+        found = bytearray(size)
+        for start in range(0, size, PAGE_BYTES):
+            stop = min(start + PAGE_BYTES, size)
+            new, old = bytes(self.now[start:stop]), self.synced[start:stop]
+            if new == old:
+                found[start:stop] = old
+                continue
+            kept = min(_same_bytes(new, old), stop - start)
+            kinds = [new.ljust(stop - start, b"\0"), old.ljust(stop - start, b"\0")]
+            kinds.append(new[:kept] + chance.randbytes(stop - start - kept))
+            found[start:stop] = chance.choice(kinds)
+        return bytes(found)
+
+
+def _same_bytes(one: bytes, other: bytes) -> int:
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return at
+    return min(len(one), len(other))
+
+
+class SimulatedDisk(Disk):
+    """Counts its steps, and stops at one of them when it is told to.
+
+    `steps` lists what was done. With `stop_at` n the n-th step raises PowerLost instead of being done; a
+    write that is stopped may have been done in part. `room` bounds the bytes of all files.
+    """
+
+    def __init__(self, *, stop_at: int | None = None, room: int | None = None) -> None:
+        self.steps: list[str] = []
+        self.stop_at = stop_at
+        self.room = room
+        self.failing_syncs = False
+        self._names: dict[Path, Content] = {}
+        self._synced_names: dict[Path, Content] = {}
+        # Changes of names that no sync of their folder has confirmed, in order.
+        self._pending: list[dict[Path, Content | None]] = []
+        self._folders: set[Path] = {Path("/")}
+        self._locked: set[Path] = set()
+
+    # --- Failing ----------------------------------------------------------------------------
+
+    def after_power_failure(self, loss: Loss, seed: int = 0) -> "SimulatedDisk":
+        """Return the disk as it is found when the machine is on again."""
+        chance = random.Random(seed)
+        names = dict(self._synced_names)
+        if loss is Loss.KEEP:
+            done = len(self._pending)
+        elif loss is Loss.DROP:
+            done = 0
+        else:
+            done = chance.randint(0, len(self._pending))
+        for change in self._pending[:done]:
+            _apply(names, change)
+        found = SimulatedDisk(room=self.room)
+        found._folders = set(self._folders)
+        for path, content in names.items():
+            after = content.after_loss(loss, chance)
+            found._names[path] = Content(bytearray(after), after)
+        found._synced_names = dict(found._names)
+        return found
+
+    def after_kill(self) -> "SimulatedDisk":
+        """Return the same disk as the next process finds it: nothing is lost, and nothing more is synced."""
+        self.stop_at = None
+        self._locked.clear()
+        return self
+
+    def copy(self) -> "SimulatedDisk":
+        """Return the same disk, every byte of it synced, and its steps uncounted."""
+        return self.after_power_failure(Loss.KEEP)
+
+    def files(self) -> dict[Path, bytes]:
+        """Return every file."""
+        return {path: bytes(content.now) for path, content in sorted(self._names.items())}
+
+    def put(self, path: Path, content: bytes) -> None:
+        """Replace a file behind everybody's back."""
+        self._names[path] = Content(bytearray(content), content)
+        self._synced_names = dict(self._names)
+
+    def step(self, what: str) -> None:
+        """Count a step, or stop at it."""
+        self.steps.append(what)
+        if self.stop_at is not None and len(self.steps) > self.stop_at:
+            raise PowerLost(what)
+
+    # --- The disk ---------------------------------------------------------------------------
+
+    def append_open(self, path: Path) -> "SimulatedFile":
+        if path not in self._names:
+            self._parent_of(path)
+            self.step(f"create {path.name}")
+            self._rename({path: Content()})
+        return SimulatedFile(self, path, self._names[path])
+
+    def open_read(self, path: Path) -> "SimulatedFile":
+        return SimulatedFile(self, path, self._found(path))
+
+    def rename(self, old: Path, new: Path) -> None:
+        content = self._found(old)
+        self._parent_of(new)
+        self.step(f"rename {old.name} {new.name}")
+        self._rename({old: None, new: content})
+
+    def remove(self, path: Path) -> None:
+        self._found(path)
+        self.step(f"remove {path.name}")
+        self._rename({path: None})
+
+    def make_folder(self, path: Path) -> None:
+        if path not in self._folders:
+            self.make_folder(path.parent)
+            self.step(f"make {path.name}")
+            self._folders.add(path)
+
+    def remove_folder(self, path: Path) -> None:
+        if path not in self._folders:
+            raise SourceMissing(f"there is no {path}")
+        if not any(name.parent == path for name in self._names):
+            self.step(f"remove {path.name}")
+            self._folders.discard(path)
+
+    def sync_folder(self, path: Path) -> None:
+        if path not in self._folders:
+            raise SourceMissing(f"there is no {path}")
+        self.step(f"sync {path.name}/")
+        # What is confirmed takes along what had happened before to the same names.
+        touched: set[Path] = set()
+        confirmed, left = [], []
+        for change in reversed(self._pending):
+            if touched & change.keys() or any(name.parent == path for name in change):
+                touched |= change.keys()
+                confirmed.append(change)
+            else:
+                left.append(change)
+        for change in reversed(confirmed):
+            _apply(self._synced_names, change)
+        self._pending = left[::-1]
+
+    def list(self, folder: Path) -> list[str]:
+        names = {path.name for path in self._names if path.parent == folder}
+        return sorted(
+            names | {path.name for path in self._folders if path.parent == folder and path != folder}
+        )
+
+    def exists(self, path: Path) -> bool:
+        return path in self._names or path in self._folders
+
+    def size(self, path: Path) -> int:
+        return len(self._found(path).now)
+
+    def free_bytes(self, folder: Path) -> int:
+        return 1 << 40 if self.room is None else self.room - self.used
+
+    def lock(self, path: Path) -> "SimulatedLock":
+        self._parent_of(path)
+        if path in self._locked:
+            raise LogLocked(f"{path} is locked")
+        self._locked.add(path)
+        return SimulatedLock(self._locked, path)
+
+    @property
+    def used(self) -> int:
+        """The bytes of all files."""
+        return sum(len(content.now) for content in self._names.values())
+
+    def _found(self, path: Path) -> Content:
+        if path not in self._names:
+            raise SourceMissing(f"there is no {path}")
+        return self._names[path]
+
+    def _parent_of(self, path: Path) -> None:
+        if path.parent not in self._folders:
+            raise SourceMissing(f"there is no {path.parent}")
+
+    def _rename(self, change: dict[Path, Content | None]) -> None:
+        _apply(self._names, change)
+        self._pending.append(change)
+
+
+def _apply(names: dict[Path, Content], change: dict[Path, Content | None]) -> None:
+    for path, content in change.items():
+        if content is None:
+            names.pop(path, None)
+        else:
+            names[path] = content
+
+
+class SimulatedFile:
+    """A file of the simulated disk, for reading and for adding to."""
+
+    def __init__(self, disk: SimulatedDisk, path: Path, content: Content) -> None:
+        self.path = path
+        self._disk = disk
+        self._content = content
+
+    @property
+    def size(self) -> int:
+        return len(self._content.now)
+
+    def read(self, start: int, stop: int) -> bytes:
+        return bytes(self._content.now[start:stop])
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        written = b"".join(bytes(memoryview(one).cast("B")) for one in buffers)
+        if self._disk.room is not None and self._disk.used + len(written) > self._disk.room:
+            raise LogFull(f"there is no room left for {self.path}")
+        try:
+            self._disk.step(f"write {self.path.name} {len(written)}")
+        except PowerLost:
+            # The write had begun.
+            self._content.now += written[: len(written) // 2]
+            raise
+        self._content.now += written
+        self._content.clean = False
+
+    def truncate(self, size: int) -> None:
+        if size != self.size:
+            self._disk.step(f"truncate {self.path.name} {size}")
+            del self._content.now[size:]
+
+    def rewrite(self, start: int) -> None:
+        if start < self.size:
+            self._disk.step(f"rewrite {self.path.name} {start}")
+            self._content.clean = False
+
+    def sync(self) -> None:
+        if self._disk.failing_syncs:
+            # As Linux does: the pages count as clean from now on, and no later sync tries them again.
+            self._content.clean = True
+            raise DiskFailed(f"syncing {self.path} failed")
+        self._disk.step(f"sync {self.path.name}")
+        if not self._content.clean:
+            self._content.synced = bytes(self._content.now)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SimulatedLock:
+    """Held until it is closed."""
+
+    def __init__(self, locked: set[Path], path: Path) -> None:
+        self._locked, self._path = locked, path
+
+    def close(self) -> None:
+        self._locked.discard(self._path)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline driven by hand, step by step and without Spark: for tests of what stands beside the engine."""
+
+from pathlib import Path
+from typing import Any
+
+from penstock.changes import Changes
+from penstock.pipeline.load.chunks import plan_chunks
+from penstock.pipeline.load.reader import read_chunk
+from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.load.watermark import take_watermark
+from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.step import Rejected, target_through, through
+from penstock.pipeline.verify.log_behind import LogBehind
+from penstock.sinks.sink import BatchMark, Evolution
+from tools.servers import Server
+
+
+class HandDriven:
+    """One pipeline: `load` copies its tables, `follow` applies what was logged since, both up to the head.
+
+    Its state is where `penstock run` would have it, so whatever reads the state takes it for a pipeline.
+    """
+
+    def __init__(
+        self,
+        source: Server,
+        tables: str,
+        sink: dict[str, Any],
+        folder: Path,
+        log: Path | None = None,
+        **more: Any,
+    ) -> None:
+        # A log that is kept of the server has its server beside it.
+        place = {"url": source.url()} if log is None else {"path": str(log), "server": source.url()}
+        written = {"source": {**place, "name": "here", "tables": [tables]}, "sink": sink}
+        self.settings: PipelineSettings = pipeline_of_values({"name": "hand", **written, **more}, folder)
+        self._steps = self.settings.make_steps()
+        self._sink = self.settings.make_sink()
+        self._number = 0
+        (self.source,) = self.settings.sources
+        assert self.source.server is not None
+        self.address = self.source.server
+
+    def load(self) -> None:
+        """Make the target's tables and fill them, as of now."""
+        mark = take_watermark(self.address)
+        made: list[Changes] = []
+        for table in targets_of(self.address, self.source.tables):
+            target = target_through(self._steps, table)
+            if target is None:
+                continue
+            self._sink.prepare(target, Evolution.EVOLVE)
+            where = self.settings.load.where_of(table.name.database, table.name.table)
+            for chunk in plan_chunks(self.address, table):
+                made += read_chunk(self.address, table, chunk, instance="here", watermark=mark, where=where)
+        place = mark.position
+        self._write(made, {"epoch": 0, "file": place.file, "offset": place.offset})
+
+    def follow(self) -> None:
+        """Apply what was logged since."""
+        standing = self._standing()
+        tables = {table.name: table for table in targets_of(self.address, self.source.tables)}
+        log = LogBehind(self.source, standing.offsets["here"], tables)
+        try:
+            made = list(log.read())
+            assert not log.anew, log.anew
+        finally:
+            log.close()
+        place = log.position
+        self._write(made, {"epoch": 0, "file": place.file, "offset": place.offset})
+
+    def begin(self) -> None:
+        """Write down a batch up to the head, as a runner does that is killed before it is done."""
+        state = PipelineState.open(self.settings.state, self.settings.name)
+        try:
+            standing = state.take()
+            place = take_watermark(self.address).position
+            end = {"here": {"epoch": 0, "file": place.file, "offset": place.offset}}
+            state.begin(BatchRecord(standing.number + 1, standing.offsets, end, (), (), 1))
+        finally:
+            state.close()
+
+    def _standing(self) -> Standing:
+        state = PipelineState.open(self.settings.state, self.settings.name)
+        try:
+            return state.standing() or Standing.new()
+        finally:
+            state.close()
+
+    def _write(self, made: list[Changes], offset: dict[str, Any]) -> None:
+        state = PipelineState.open(self.settings.state, self.settings.name)
+        try:
+            standing = state.take()
+            number = standing.number + 1
+            mark = BatchMark(self.settings.name, standing.generation, number)
+            writer = self._sink.open(mark, 0)
+            for one in made:
+                for passed in through(self._steps, one):
+                    assert not isinstance(passed, Rejected), passed
+                    writer.write(passed)
+            self._sink.commit(mark, [writer.finish()])
+            state.write(
+                Standing(standing.generation, number, {"here": offset}, planned=True, token=standing.token)
+            )
+        finally:
+            state.close()

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a target is what its source is, told by the servers' own clients and the lakes' own readers.
+
+None of Penstock's decoding is asked. Both sides are brought to plain Python values by the source's declared
+types, and compared as multisets of rows.
+
+    wanted = source_rows(server, "shop", "orders")
+    assert_same(wanted, delta_rows(path), key=("id",))
+    eventually(lambda: assert_same(source_rows(...), postgres_rows(...)), seconds=30)
+
+The rows on both sides are dicts, one for each row. What a target does not have of its own (Parquet, Delta
+and Iceberg's extra columns) is left out by comparing the source's columns alone.
+"""
+
+import datetime
+import decimal
+import glob
+import itertools
+import json
+import struct
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from tools.servers import Server
+
+Row = dict[str, Any]
+
+SHOWN_MAX = 12
+_HOUR = 3_600_000_000
+
+
+class Source(list[Row]):
+    """The source's rows, with the declared type of each column: how the other side's values are read."""
+
+    def __init__(self, rows: Iterable[Row], types: Mapping[str, str]) -> None:
+        super().__init__(rows)
+        self.types = dict(types)
+
+
+# --- the source, and targets of its kind ------------------------------------------------------------
+
+
+def source_rows(
+    server: Server, database: str, table: str, *, where: str = "TRUE", columns: Sequence[str] | None = None
+) -> Source:
+    """Return a table's rows as the server's client tells them, and what types they have.
+
+    A date that no calendar has (a zero in it) is None, as a target has null there.
+    """
+    connection = server.connect(database=database, conv={}, use_unicode=False)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SET time_zone = '+00:00'")
+        cursor.execute(
+            "SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS"
+            f" WHERE TABLE_SCHEMA = '{database}' AND TABLE_NAME = '{table}' ORDER BY ORDINAL_POSITION"
+        )
+        types = {_text(name): _text(kind).lower() for name, kind in cursor.fetchall()}
+        if columns is not None:
+            types = {name: types[name] for name in columns}
+        shown = ", ".join(_shown(name, kind) for name, kind in types.items())
+        cursor.execute(f"SELECT {shown} FROM `{database}`.`{table}` WHERE {where}")
+        rows = [
+            {name: value_of(types[name], one) for name, one in zip(types, row, strict=True)}
+            for row in cursor.fetchall()
+        ]
+    return Source(rows, types)
+
+
+def mysql_rows(server: Server, database: str, table: str) -> list[Row]:
+    """Return the rows of a MySQL or MariaDB target."""
+    return list(source_rows(server, database, table))
+
+
+def _shown(name: str, kind: str) -> str:
+    quoted = f"`{name}`"
+    # The text of a FLOAT has six digits, that of a DOUBLE all it has.
+    return f"CAST({quoted} AS DOUBLE)" if kind.startswith("float") else quoted
+
+
+# --- other targets ----------------------------------------------------------------------------------
+
+
+def delta_rows(path: str) -> list[Row]:
+    """Return the rows of a Delta table, by its own reader."""
+    import deltalake
+
+    return _arrow_rows(pyarrow.table(deltalake.DeltaTable(str(path)).to_pyarrow_table()))
+
+
+def parquet_rows(pattern: str) -> list[Row]:
+    """Return the rows of Parquet files: those of a glob pattern, sorted by name."""
+    files = sorted(glob.glob(str(pattern), recursive=True))
+    return list(itertools.chain.from_iterable(_arrow_rows(pyarrow.parquet.read_table(one)) for one in files))
+
+
+def iceberg_rows(table: Any) -> list[Row]:
+    """Return the rows of a table that pyiceberg has loaded."""
+    return _arrow_rows(table.scan().to_arrow())
+
+
+def postgres_rows(address: str, table: str) -> list[Row]:
+    """Return the rows of a PostgreSQL table; its name is quoted SQL, the address libpq's."""
+    import psycopg
+    from psycopg.rows import dict_row
+
+    with psycopg.connect(address, row_factory=dict_row) as connection:
+        connection.execute("SET TIME ZONE 'UTC'")
+        return [dict(row) for row in connection.execute(f"SELECT * FROM {table}").fetchall()]
+
+
+def clickhouse_rows(client: Any, table: str, *, final: bool = True) -> list[Row]:
+    """Return the rows of a ClickHouse table by clickhouse-connect; `final` merges versions on the way."""
+    found = client.query(f"SELECT * FROM {table}{' FINAL' if final else ''}")
+    return [dict(zip(found.column_names, row, strict=True)) for row in found.result_rows]
+
+
+def mongodb_rows(collection: Any) -> list[Row]:
+    """Return the documents of a collection, by pymongo."""
+    return [{name: value for name, value in one.items() if name != "_id"} for one in collection.find()]
+
+
+def elasticsearch_rows(client: Any, index: str) -> list[Row]:
+    """Return the documents of an index, by the Elasticsearch client."""
+    from elasticsearch.helpers import scan
+
+    client.indices.refresh(index=index)
+    return [dict(one["_source"]) for one in scan(client, index=index)]
+
+
+def redis_rows(client: Any, pattern: str, *, kind: str = "hash") -> list[Row]:
+    """Return what Redis holds at the keys of a pattern: hashes, or strings of JSON."""
+    rows: list[Row] = []
+    for key in client.scan_iter(match=pattern, count=1000):
+        if kind == "hash":
+            rows.append({_text(name): _text(value) for name, value in client.hgetall(key).items()})
+        else:
+            rows.append(json.loads(client.get(key), parse_float=decimal.Decimal))
+    return rows
+
+
+def _arrow_rows(table: pyarrow.Table) -> list[Row]:
+    return list(table.to_pylist())
+
+
+def replayed(feed: Iterable[Row], key: Sequence[str]) -> list[Row]:
+    """Return the rows that a feed of changes leaves: the last put of each key, in commit order.
+
+    Keys are compared by their bytes; a row that was taken away under one key and put under another has two.
+    """
+    order = sorted(feed, key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
+    state: dict[tuple[Any, ...], Row] = {}
+    for row in order:
+        named = tuple(_hashable(row[name]) for name in key)
+        if row["_change_type"] in ("delete", "update_preimage"):
+            state.pop(named, None)
+        else:
+            state[named] = row
+    return list(state.values())
+
+
+# --- comparison -------------------------------------------------------------------------------------
+
+
+def assert_same(wanted: Source, found: Sequence[Row], *, key: Sequence[str] = ()) -> None:
+    """Assert that a target's rows are the source's, as multisets. `key` is by what differences are told."""
+    told = differences(wanted, found, key=key)
+    assert not told, f"{len(told)} rows differ, of {len(wanted)} and {len(found)}:\n" + "\n".join(
+        told[:SHOWN_MAX]
+    )
+
+
+def differences(wanted: Source, found: Sequence[Row], *, key: Sequence[str] = ()) -> list[str]:
+    """Return what differs, a line for each row: what is missing, what is there besides, what has changed."""
+    names = list(wanted.types)
+    if found and (lost := [name for name in names if name not in found[0]]):
+        return [f"the target has no column {', '.join(lost)}: it has {', '.join(found[0])}"]
+    mine = Counter(tuple(_hashable(row[name]) for name in names) for row in wanted)
+    theirs = Counter(
+        tuple(_hashable(value_of(wanted.types[name], row[name])) for name in names) for row in found
+    )
+    missing, besides = list((mine - theirs).elements()), list((theirs - mine).elements())
+    places = [names.index(name) for name in key]
+    if not places:
+        return [f"missing: {_told(names, row)}" for row in missing] + [
+            f"not in the source: {_told(names, row)}" for row in besides
+        ]
+    by_key = {tuple(row[place] for place in places): row for row in besides}
+    lines = []
+    for row in missing:
+        other = by_key.pop(tuple(row[place] for place in places), None)
+        if other is None:
+            lines.append(f"missing: {_told(names, row)}")
+        else:
+            changed = [
+                f"{name} {one!r} is {two!r}"
+                for name, one, two in zip(names, row, other, strict=True)
+                if one != two
+            ]
+            where = ", ".join(f"{names[place]}={row[place]!r}" for place in places)
+            lines.append(f"changed: {where}: {'; '.join(changed)}")
+    # Two rows of one key in the target are told each.
+    left = Counter(besides) - Counter(row for row in besides if row not in by_key.values())
+    return lines + [f"not in the source: {_told(names, row)}" for row in left.elements()]
+
+
+def eventually(check: Callable[[], None], seconds: float = 30.0, pause_seconds: float = 0.25) -> None:
+    """Repeat a check until it holds. Raises its last AssertionError, once the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            check()
+            return
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(pause_seconds)
+
+
+def chunked(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+    """Yield rows in runs of a size."""
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size]
+
+
+def _told(names: Sequence[str], row: Sequence[Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in zip(names, row, strict=True))[:400]
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_hashable(one) for one in value)
+    if isinstance(value, dict):
+        return tuple(sorted((name, _hashable(one)) for name, one in value.items()))
+    return value
+
+
+# --- values -----------------------------------------------------------------------------------------
+
+
+def value_of(kind: str, value: Any) -> Any:
+    """Return a value of a declared type as plain Python, from however a client or a lake gives it.
+
+    Integers and BIT: int. DECIMAL: Decimal. FLOAT and DOUBLE: float. TIME: microseconds. DATETIME and
+    TIMESTAMP: datetime without a zone, in UTC. JSON: what it says. Bytes: bytes. All else: str.
+    """
+    if value is None:
+        return None
+    word = kind.split("(")[0].split()[0]
+    reader: Callable[[Any], Any] = _READERS.get(word, _text)
+    return reader(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode()
+    return str(value)
+
+
+def _integer(value: Any) -> int:
+    return int(_text(value)) if isinstance(value, bytes | str) else int(value)
+
+
+def _bits(value: Any) -> int:
+    # A server sends the bits as bytes; a lake has a number, or its digits.
+    return int.from_bytes(value) if isinstance(value, bytes) else int(value)
+
+
+def _decimal(value: Any) -> decimal.Decimal:
+    read = value if isinstance(value, decimal.Decimal) else decimal.Decimal(_text(value))
+    # Trailing zeros are no part of the value, and minus zero is zero.
+    return read + 0 if read == 0 else read
+
+
+def _float(value: Any) -> float:
+    return float(_text(value)) if isinstance(value, bytes | str) else float(value)
+
+
+def _single(value: Any) -> float:
+    read: float = struct.unpack("<f", struct.pack("<f", _float(value)))[0]
+    return read
+
+
+def _date(value: Any) -> datetime.date | None:
+    if isinstance(value, datetime.datetime):
+        return value.date()
+    if isinstance(value, datetime.date):
+        return value
+    year, month, day = (int(part) for part in _text(value)[:10].split("-"))
+    return datetime.date(year, month, day) if year and month and day else None
+
+
+def _moment(value: Any) -> datetime.datetime | None:
+    if isinstance(value, datetime.datetime):
+        return value.astimezone(datetime.UTC).replace(tzinfo=None) if value.tzinfo else value
+    if isinstance(value, int):
+        return datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=value)
+    text = _text(value).replace("T", " ").removesuffix("Z").removesuffix("+00:00")
+    if text.startswith("0000") or "-00" in text[:10]:
+        return None
+    return datetime.datetime.fromisoformat(text)
+
+
+def _time(value: Any) -> int:
+    if isinstance(value, datetime.timedelta):
+        return value // datetime.timedelta(microseconds=1)
+    if isinstance(value, datetime.time):
+        whole = datetime.timedelta(
+            hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond
+        )
+        return whole // datetime.timedelta(microseconds=1)
+    if isinstance(value, int):
+        return value
+    text = _text(value)
+    sign = -1 if text.startswith("-") else 1
+    hours, minutes, seconds = text.lstrip("-").split(":")
+    whole_seconds, _, fraction = seconds.partition(".")
+    micros = int(hours) * _HOUR + int(minutes) * 60_000_000 + int(whole_seconds) * 1_000_000
+    return sign * (micros + int(fraction.ljust(6, "0") or 0))
+
+
+def _json(value: Any) -> tuple[str, Any]:
+    # A mark stands before what is read already: a document may be a text itself.
+    if isinstance(value, tuple):
+        return "json", value[1]
+    return "json", _hashable(value if isinstance(value, dict | list) else json.loads(_text(value)))
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _floats(value: Any) -> tuple[float, ...]:
+    if isinstance(value, bytes):
+        return struct.unpack(f"<{len(value) // 4}f", value)
+    if isinstance(value, str):
+        value = json.loads(value)
+    return tuple(_single(one) for one in value)
+
+
+def _uuid(value: Any) -> str:
+    return str(value if isinstance(value, uuid.UUID) else uuid.UUID(_text(value)))
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "year"), _integer),
+    **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), _bytes),
+    **dict.fromkeys(("geometry", "point", "linestring", "polygon", "geometrycollection"), _bytes),
+    **dict.fromkeys(("multipoint", "multilinestring", "multipolygon", "geomcollection"), _bytes),
+    **dict.fromkeys(("datetime", "timestamp"), _moment),
+    "bit": _bits,
+    "decimal": _decimal,
+    "float": _single,
+    "double": _float,
+    "date": _date,
+    "time": _time,
+    "json": _json,
+    "vector": _floats,
+    "uuid": _uuid,
+}

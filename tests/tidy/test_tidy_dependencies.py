@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lists of dependencies are true: what is imported is required, and what is required is imported."""
+
+import re
+import sys
+import tomllib
+
+from tests.tidy.test_tidy_imports import outside_imports
+from tests.tidy.tree import ROOT, files, rust_code
+
+OURS = {"penstock", "pyspark_penstock", "tests", "tools", "bench", "demo", "examples"}
+
+# What a package's distribution is called, where that is not its name.
+DISTRIBUTIONS = {
+    "bson": "pymongo",
+    "clickhouse_connect": "clickhouse-connect",
+    "confluent_kafka": "confluent-kafka",
+    "elastic_transport": "elasticsearch",
+    "google": "protobuf",
+    "mysql_event_stream": "mysql-event-stream",
+    "py4j": "pyspark",
+    "pymysqlreplication": "mysql-replication",
+    "yaml": "pyyaml",
+}
+
+# Imported by a program that runs in an interpreter of its own, which has what it needs.
+ELSEWHERE = {"canal"}
+
+# Required for what they do, not for their names: pytest's plugins, programs, and what others import.
+WORK_UNSEEN = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "pandas"}
+
+# Extras of those who work on the project.
+FOR_WORK = ("test", "check", "bench")
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_product_requires_what_it_imports_and_nothing_else() -> None:
+    imported = distributions("src")
+    always = names(PROJECT["dependencies"])
+    extras = PROJECT["optional-dependencies"]
+    chosen = {name for extra in extras if extra not in FOR_WORK for name in names(extras[extra])}
+    assert imported - (chosen - always) == always
+    assert "pyspark" in names(extras["spark"])
+
+
+def test_the_extras_hold_what_tests_tools_and_demo_import() -> None:
+    required = names(PROJECT["dependencies"])
+    for extra in PROJECT["optional-dependencies"].values():
+        required |= names(extra)
+    imported = distributions("src", "tests", "tools", "bench", "demo")
+    assert imported - required == set()
+    assert required - imported - WORK_UNSEEN == set()
+
+
+def test_a_crate_requires_what_it_uses_and_nothing_else() -> None:
+    for crate in ("kernel", "bridge"):
+        folder = ROOT / "native" / crate
+        required = set(tomllib.loads((folder / "Cargo.toml").read_text())["dependencies"])
+        code = "\n".join(rust_code(path) for path in files(".rs", below=f"native/{crate}"))
+        idle = {name for name in required if not re.search(rf"\b{name.replace('-', '_')}\s*::", code)}
+        assert idle == set()
+
+
+def distributions(*folders: str) -> set[str]:
+    """Return the distributions of what the Python files of some folders import."""
+    found = {
+        name for folder in folders for path in files(".py", below=folder) for name in outside_imports(path)
+    }
+    found -= set(sys.stdlib_module_names) | OURS | ELSEWHERE
+    return {DISTRIBUTIONS.get(name, name) for name in found}
+
+
+def names(requirements: list[str]) -> set[str]:
+    """Return what requirements are called, without versions and extras."""
+    return {re.split(r"[\[<>=! ]", one, maxsplit=1)[0].lower() for one in requirements}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents are true: what they cite exists, and what is generated is fresh."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.tree import ROOT, files, name_of, python_symbols, rust_symbols
+from tools.document import PAGES
+
+MARKDOWN = files(".md")
+CITATION = re.compile(r"`([\w./-]+\.(?:py|rs))::([\w.]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PATH_WORD = re.compile(r"`((?:src|native|tests|bench|docs|tools|demo|examples)/[\w./-]+)`")
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
+def test_a_document_has_one_title(path: Path) -> None:
+    text = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^# .+", text, re.MULTILINE)
+    assert len(titles) == 1, titles
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
+def test_what_a_document_cites_exists(path: Path) -> None:
+    text = path.read_text()
+    cited = [(ROOT / found[0], found[1]) for found in CITATION.findall(text)]
+    missing = [f"{name_of(where)}::{symbol}" for where, symbol in cited if not defines(where, symbol)]
+    missing += [word for word in PATH_WORD.findall(text) if not (ROOT / word).exists()]
+    linked = [word for word in LINK.findall(text) if "://" not in word and not word.startswith("mailto:")]
+    missing += [word for word in linked if not (path.parent / word).exists()]
+    assert not missing, missing
+
+
+def test_the_architecture_follows_a_row_by_its_symbols() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    life = text[text.index("## The life of one row") : text.index("## Who owns which truth")]
+    steps = re.findall(r"^\d+\. ", life, re.MULTILINE)
+    assert len(steps) >= 10
+    assert len(CITATION.findall(life)) >= len(steps)
+
+
+def test_every_invariant_names_the_test_that_holds_it() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    part = text[text.index("## Invariants") :]
+    part = part[: part.index("\n## ", 3)]
+    invariants = re.split(r"^\d+\. ", part, flags=re.MULTILINE)[1:]
+    assert len(invariants) >= 10
+    unheld = [text.split("\n")[0] for text in invariants if not re.search(r"`tests/[\w./]+::test_\w+`", text)]
+    assert not unheld, unheld
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_generated_page_is_fresh(name: str) -> None:
+    page = ROOT / "docs/reference" / name
+    assert page.exists(), "run: make docs"
+    assert page.read_text() == PAGES[name](), f"{name} is stale, run: make docs"
+
+
+def test_no_page_of_the_reference_is_written_by_hand() -> None:
+    assert {path.name for path in files(".md", below="docs/reference")} == set(PAGES)
+
+
+def defines(path: Path, symbol: str) -> bool:
+    """Return whether a file defines a symbol; of a Rust method or field, each part of its dotted name."""
+    if not path.exists():
+        return False
+    if path.suffix == ".py":
+        return symbol in python_symbols(path)
+    return all(part in rust_symbols(path) for part in symbol.split("."))

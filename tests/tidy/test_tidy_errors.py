@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tree of errors: drawn as it is, raised in full, and never swallowed."""
+
+import ast
+import inspect
+import re
+
+from penstock import _native, errors
+from tests.tidy.tree import files, name_of, python_tree
+
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+WHO_ACTS = {"PenstockError", "OperatorError", "TransientError", "StreamError"}
+
+
+def test_the_tree_is_drawn_as_it_is() -> None:
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
+    assert ["PenstockError", *drawn] == [kind.__name__ for kind in in_order(errors.PenstockError)]
+
+
+def test_the_kernel_raises_only_errors_of_the_tree() -> None:
+    assert set(_native.error_kinds()) <= {kind.__name__ for kind in CLASSES}
+
+
+def test_every_error_is_raised_somewhere() -> None:
+    texts = [path.read_text() for path in files(".py", below="src") if path.name != "errors.py"]
+    rust = [path.read_text() for path in files(".rs", below="native") if path.name != "error.rs"]
+    idle = [
+        kind.__name__
+        for kind in CLASSES
+        if kind.__name__ not in WHO_ACTS
+        and not any(re.search(rf"\b{kind.__name__}\b", text) for text in texts)
+        and not any(f"ErrorKind::{kind.__name__}" in text for text in rust)
+    ]
+    assert not idle, idle
+
+
+def test_every_error_has_a_test() -> None:
+    texts = [path.read_text() for path in files(".py", below="tests") if "tidy" not in path.parts]
+    untested = [
+        kind.__name__
+        for kind in CLASSES
+        if kind.__name__ not in WHO_ACTS
+        and not any(re.search(rf"\b{kind.__name__}\b", text) for text in texts)
+    ]
+    assert not untested, untested
+
+
+def test_only_errors_of_the_tree_are_raised_at_a_user() -> None:
+    builtin = {"Exception", "RuntimeError", "BaseException", "IOError", "OSError"}
+    wrong = []
+    for path in files(".py", below="src"):
+        for node in ast.walk(python_tree(path)):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                raised = node.exc.func
+                if isinstance(raised, ast.Name) and raised.id in builtin:
+                    wrong.append(f"{name_of(path)}:{node.lineno}: {raised.id}")
+    assert not wrong, wrong
+
+
+def test_no_error_is_swallowed() -> None:
+    wrong = []
+    for path in files(".py", below="src"):
+        for node in ast.walk(python_tree(path)):
+            if isinstance(node, ast.ExceptHandler):
+                catches_all = node.type is None or (
+                    isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+                )
+                raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+                if catches_all and not raises:
+                    wrong.append(f"{name_of(path)}:{node.lineno}")
+    assert not wrong, wrong
+
+
+def in_order(kind: type[errors.PenstockError]) -> list[type[errors.PenstockError]]:
+    """Return a class and all below it, as they stand in the file."""
+    return [kind, *(below for child in kind.__subclasses__() for below in in_order(child))]

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stub of the compiled module says what the module is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.tidy.tree import ROOT
+
+
+def test_the_stub_equals_the_compiled_module(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "mypy.stubtest",
+        "penstock._native",
+        "--mypy-config-file",
+        str(ROOT / "pyproject.toml"),
+    ]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of the Makefile are the whole interface to the project, for people and for CI."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.tree import ROOT, files, name_of
+
+VERBS = {"setup", "build", "check", "test", "fault", "fuzz", "bench", "docs", "demo", "package", "clean"}
+
+
+def test_make_lists_every_verb_with_what_it_is_for() -> None:
+    done = subprocess.run(
+        ["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, timeout=60
+    )
+    listed = dict(re.findall(r"^  make (\w+) +(\S.*)$", done.stdout, re.MULTILINE))
+    assert done.returncode == 0, done.stderr
+    assert set(listed) == VERBS | {"help"}
+
+
+def test_ci_runs_what_a_user_runs() -> None:
+    assert re.search(r"^timeout .*\bmake\b.* test\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", [*files(".sh"), ROOT / ".ci/run"], ids=name_of)
+def test_a_shell_script_is_executable_and_parses(path: Path) -> None:
+    assert path.stat().st_mode & 0o111
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run([bash, "-n", path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

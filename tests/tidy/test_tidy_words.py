@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of the house: what names may not be, and what no file may say."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.tree import files, name_of, python_tree, rust_code
+
+# Names that say nothing: as any word of a name, and as the whole of one.
+HOLLOW_WORDS = {"manager", "handler", "helper", "helpers", "util", "utils"}
+HOLLOW_NAMES = {*HOLLOW_WORDS, "common", "base", "info", "data", "impl", "misc"}
+
+# This file spells them out, so that it may look for them.
+HERE = Path(__file__)
+
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError|unimplemented!|todo!)(?!\w)")
+
+# The repository speaks of the product alone, not of how it came to be.
+ABOUT_THE_MAKING = re.compile(
+    r"/work/|\bissues? #?\d+\b|\bagents?\b|\bsub-?agents?\b|\bLLM\b|\bthis session\b|\bDESIGN\.md\b|"
+    r"\bartifactory\b|\bprevious(?:ly)? (?:we|version of this)\b",
+    re.IGNORECASE,
+)
+
+
+def test_no_name_is_hollow() -> None:
+    hollow = [
+        f"{name_of(path)}: {name}"
+        for path in files(".py", ".rs")
+        for name in names_defined(path)
+        if is_hollow(name)
+    ]
+    assert not hollow, f"say what it is: {hollow}"
+
+
+@pytest.mark.parametrize("name", ["EventHandler", "path_utils", "data", "Base", "helper"])
+def test_a_hollow_name_is_seen(name: str) -> None:
+    assert is_hollow(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["database", "DataSource", "server_data_directory", "information", "basename"]
+)
+def test_a_telling_name_passes(name: str) -> None:
+    assert not is_hollow(name)
+
+
+def test_nothing_is_left_unfinished() -> None:
+    found = lines_with(UNFINISHED, files(".py", ".pyi", ".rs", ".sh", ".md", ".toml", ".c"))
+    assert not found, found
+
+
+def test_no_file_speaks_of_its_own_making() -> None:
+    found = lines_with(ABOUT_THE_MAKING, files())
+    assert not found, found
+
+
+def test_every_source_file_opens_with_what_it_is_for() -> None:
+    silent = [
+        name_of(path)
+        for path in files(".py")
+        # The name of a file of tests, and its sentences, say what it is for.
+        if not path.name.startswith("test_") and ast.get_docstring(python_tree(path)) is None
+    ]
+    silent += [
+        name_of(path) for path in files(".rs") if not path.read_text().startswith(("//!", "// Written by"))
+    ]
+    assert not silent, silent
+
+
+def is_hollow(name: str) -> bool:
+    """Return whether a name says nothing about what it names."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return name.lower().strip("_") in HOLLOW_NAMES or any(word.lower() in HOLLOW_WORDS for word in words)
+
+
+def names_defined(path: Path) -> Iterator[str]:
+    """Yield a file's own name and those of its classes, functions, types and modules."""
+    yield path.stem
+    if path.suffix == ".py":
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        yield from (node.name for node in ast.walk(python_tree(path)) if isinstance(node, kinds))
+    else:
+        yield from re.findall(r"\b(?:fn|struct|enum|trait|mod|type)\s+(\w+)", rust_code(path))
+
+
+def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    """Return the lines in which a pattern occurs, each with its place."""
+    found = []
+    for path in paths:
+        if path == HERE:
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{name_of(path)}:{number}: {line.strip()}")
+    return found

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+import base64
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.errors import AccessDenied, QuotaReached
+from penstock.model import TableName, TablePatterns
+from penstock.serve.access import WHOLE, Access, Account, scramble411
+from penstock.settings import AccountSettings, ListenSettings
+
+SEED = bytes(range(1, 9))
+
+
+def access_of(listen: dict[str, Any] | None = None, *accounts: dict[str, Any]) -> Access:
+    return Access.of_settings(
+        ListenSettings.model_validate(listen or {}),
+        [AccountSettings.model_validate(one) for one in accounts],
+    )
+
+
+CACHE = {"name": "cache", "token": "cache-token", "instances": ["shop"], "tables": ["shop.*"]}
+SEARCH = {"name": "search", "user": "canal", "password": "canal", "subscriptions": ["canal-*"], "admin": True}
+
+
+# --- Who it is ------------------------------------------------------------------------------
+
+
+def test_without_credentials_everybody_is_let_in() -> None:
+    access = access_of()
+    assert not access.asks("http")
+    assert access.of_canal("", b"", SEED) is WHOLE
+
+
+def test_a_token_names_its_account_and_nothing_else_does() -> None:
+    access = access_of({"token": "whole-token"}, CACHE, SEARCH)
+    assert access.asks("http")
+    assert access.asks("canal")
+    assert access.of_token("whole-token") is WHOLE
+    assert (access.of_token("cache-token") or WHOLE).name == "cache"
+    for wrong in ("", "whole", "whole-token ", "canal", "Cache-token", "\u00e9"):
+        assert access.of_token(wrong) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("Bearer cache-token", "cache"),
+        ("bearer  cache-token", "cache"),
+        ("Basic " + base64.b64encode(b"canal:canal").decode(), "search"),
+        ("Basic " + base64.b64encode(b"anyone:whole-token").decode(), "everything"),
+        ("Basic " + base64.b64encode(b"other:canal").decode(), None),
+        ("Basic " + base64.b64encode(b"canal:").decode(), None),
+        ("Basic %%%", None),
+        ("Basic /w==", None),
+        ("cache-token", None),
+        ("Digest cache-token", None),
+        ("", None),
+    ],
+)
+def test_an_authorization_header_names_its_account(header: str, name: str | None) -> None:
+    found = access_of({"token": "whole-token"}, CACHE, SEARCH).of_authorization(header)
+    assert (found and found.name) == name
+
+
+def test_the_scramble_is_the_one_of_the_protocol() -> None:
+    # The published vector: what the server keeps for this password, and its answer to this seed.
+    assert hashlib.sha1(hashlib.sha1(b"canal").digest()).hexdigest() == (
+        "e3619321c1a937c46a0d8bd1dac39f93b27d4458"
+    )
+    assert scramble411(b"canal", SEED).hex() == "7de44690d8e53782cb61804a2455c284a3bbfb06"
+
+
+def test_canal_clients_prove_their_password_for_this_seed_only() -> None:
+    access = access_of({"token": "whole-token"}, CACHE, SEARCH)
+    answer = scramble411(b"canal", SEED).hex().encode()
+    for given, user, name in [
+        (answer, "canal", "search"),
+        (answer.upper(), "canal", "search"),
+        (scramble411(b"whole-token", SEED).hex().encode(), "anyone", "everything"),
+        (answer, "other", None),
+        (scramble411(b"canal", SEED[::-1]).hex().encode(), "canal", None),
+        (scramble411(b"", SEED).hex().encode(), "canal", None),
+        (b"canal", "canal", None),
+        (b"", "canal", None),
+        (b"", "", None),
+        (b"\xff" * 40, "canal", None),
+        (answer[:39], "canal", None),
+    ]:
+        found = access.of_canal(user, given, SEED)
+        assert (found and found.name) == name, (user, given)
+
+
+def test_a_plain_password_is_taken_where_that_is_set() -> None:
+    access = access_of({"canal_accept_plain": True}, SEARCH)
+    for given in (b"canal", scramble411(b"canal", SEED).hex().encode()):
+        assert access.of_canal("canal", given, SEED) is not None
+    assert access.of_canal("canal", b"", SEED) is None
+    assert access.of_canal("other", b"canal", SEED) is None
+
+
+def test_a_listener_may_ask_nobody_while_others_do() -> None:
+    access = access_of({"insecure": ["canal"], "canal": "127.0.0.1:0", "token": "whole-token"})
+    assert not access.asks("canal")
+    assert access.of_canal("", b"", SEED) is WHOLE
+    assert access.asks("http")
+
+
+def test_no_secret_shows() -> None:
+    access = access_of({"token": "sesame-42"}, {"name": "cache", "user": "a", "password": "sesame-42"})
+    assert "sesame-42" not in repr(vars(access))
+
+
+# --- What it may read -----------------------------------------------------------------------
+
+
+def account(**settings: Any) -> Account:
+    found = access_of(None, {"name": "cache", "token": "t", **settings}).of_token("t")
+    assert found is not None
+    return found
+
+
+def test_an_account_sees_the_instances_subscriptions_and_tables_that_it_may() -> None:
+    cache = account(instances=["shop*"], subscriptions=["cache-*"], tables=["shop.*", "hr.`staff`"])
+    assert cache.may_read("shop2", "cache-1")
+    for instance, subscription in [("stock", None), ("shop", "search"), ("Shop", "cache-1")]:
+        assert not cache.may_read(instance, subscription)
+        with pytest.raises(AccessDenied, match="account cache may not read"):
+            cache.readable(instance, subscription)
+    tables = cache.readable("shop", "cache-1")
+    assert tables.matches("shop", "orders")
+    assert tables.matches("hr", "staff")
+    assert not tables.matches("hr", "salaries")
+
+
+def test_what_is_asked_for_by_name_is_refused_and_by_wildcard_narrowed() -> None:
+    cache = account(tables=["shop.*"])
+    for asked in (["hr.staff"], ["shop.orders", "`hr`.`staff`"]):
+        with pytest.raises(AccessDenied, match="account cache may not read"):
+            cache.readable("shop", None, TablePatterns(asked))
+    tables = cache.readable("shop", None, TablePatterns(["*.orders"], ["shop.old_*"]))
+    assert [
+        tables.matches(*name.split("."))
+        for name in ("shop.orders", "hr.orders", "shop.customers", "shop.old_orders")
+    ] == [True, False, False, False]
+
+
+def test_views_of_accounts_that_may_read_otherwise_are_never_the_same() -> None:
+    asked = TablePatterns(["*.orders"])
+    shop, stock = (account(tables=[f"{name}.*"]).readable("shop", None, asked) for name in ("shop", "stock"))
+    again = account(tables=["shop.*"]).readable("shop", None, asked)
+    assert len({shop, stock, again, asked}) == 3
+    assert shop == again
+    assert asked != shop
+    assert shop != asked
+    # Without a bound nothing is wrapped, so that all who may read everything share their pieces.
+    assert account().readable("shop", None, asked) is asked
+
+
+def test_raw_bytes_are_for_those_who_may_read_every_table() -> None:
+    account().prove_reads_whole_log("shop")
+    with pytest.raises(AccessDenied, match="raw bytes"):
+        account(tables=["shop.*"]).prove_reads_whole_log("shop")
+    with pytest.raises(AccessDenied, match="instance shop"):
+        account(instances=["stock"]).prove_reads_whole_log("shop")
+
+
+def test_an_odd_table_name_is_compared_letter_for_letter() -> None:
+    odd = TableName("shop", "or*ders`1")
+    account(tables=[odd.sql]).prove_reads_table("shop", odd)
+    with pytest.raises(AccessDenied):
+        account(tables=["shop.`or*ders`"]).prove_reads_table("shop", odd)
+
+
+def test_only_an_admin_administers_and_only_what_it_may_read() -> None:
+    admin = account(admin=True, instances=["shop"], subscriptions=["cache"])
+    admin.prove_administers("shop", "cache")
+    prove: Callable[..., None]
+    for prove, instance, subscription in [
+        (admin.prove_administers, "stock", "cache"),
+        (admin.prove_administers, "shop", "search"),
+        (account().prove_administers, "shop", "cache"),
+    ]:
+        with pytest.raises(AccessDenied):
+            prove(instance, subscription)
+    assert not account().may_administer("shop", "cache")
+
+
+# --- What it may use ------------------------------------------------------------------------
+
+
+def test_requests_under_way_are_bounded_and_given_back() -> None:
+    cache = account(requests_max=2)
+    with cache.request(), cache.request():
+        with pytest.raises(QuotaReached, match="2 requests under way"), cache.request():
+            pass
+        assert cache.requests == 2
+    with pytest.raises(RuntimeError), cache.request():
+        raise RuntimeError
+    assert cache.requests == 0
+
+
+def test_bytes_are_spent_at_their_rate() -> None:
+    cache = account(bytes_per_second=1000)
+    # A second's worth is free after a quiet time; what passes it has to wait.
+    assert cache.spend(1000, now=100.0) == 0.0
+    assert cache.spend(500, now=100.0) == pytest.approx(0.5)
+    assert cache.spend(0, now=100.5) == 0.0
+    assert cache.spend(1000, now=1000.0) == 0.0
+    # However the bytes are cut, no more than the rate and a burst get through.
+    now, sent = 2000.0, 0
+    while now < 2010.0:
+        sent += 100
+        now += cache.spend(100, now)
+    assert 10_000 <= sent <= 11_200
+
+
+def test_who_used_far_too_much_is_told_when_to_come_again() -> None:
+    cache = account(bytes_per_second=1000)
+    cache.prove_may_be_sent(now=0.0)
+    cache.spend(60_000, now=0.0)
+    with pytest.raises(QuotaReached):
+        cache.prove_may_be_sent(now=1.0)
+    seconds = cache.retry_seconds(now=1.0)
+    with pytest.raises(QuotaReached):
+        cache.prove_may_be_sent(now=float(seconds) - 1.0)
+    cache.prove_may_be_sent(now=1.0 + seconds)
+
+
+def test_an_account_without_a_quota_never_waits() -> None:
+    assert account().spend(1 << 40, now=0.0) == 0.0
+    account().prove_may_be_sent(now=0.0)

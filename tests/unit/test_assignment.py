@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.coordinate.assignment import Assignment, assign
+from penstock.coordinate.store import Record
+
+NAMES = [f"host-{number}" for number in range(9)]
+
+members_of = st.lists(st.sampled_from(NAMES), unique=True, max_size=7)
+shards_of = st.integers(1, 40)
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[int, list[str], dict[int, str]]:
+    """Draw a number of shards, who is there, and who had what, also members who are gone."""
+    shards = draw(shards_of)
+    current = draw(st.dictionaries(st.integers(0, 45), st.sampled_from(NAMES), max_size=46))
+    return shards, draw(members_of.filter(bool)), current
+
+
+def loads(found: Mapping[int, str], members: Sequence[str]) -> list[int]:
+    """Return how many shards each member has."""
+    counted = Counter(found.values())
+    assert set(counted) <= set(members)
+    return [counted[name] for name in members]
+
+
+def kept(found: Mapping[int, str], current: Mapping[int, str]) -> int:
+    """Return how many shards stay where they were."""
+    return sum(current.get(shard) == member for shard, member in found.items())
+
+
+@given(placed())
+def test_every_shard_has_one_member_and_the_spread_is_even(
+    drawn: tuple[int, list[str], dict[int, str]],
+) -> None:
+    shards, members, current = drawn
+    found = assign(shards, members, current)
+    assert list(found) == list(range(shards))
+    assert max(loads(found, members)) - min(loads(found, members)) <= 1
+
+
+@given(placed())
+def test_no_even_spread_moves_fewer(drawn: tuple[int, list[str], dict[int, str]]) -> None:
+    shards, members, current = drawn
+    had = Counter(member for shard, member in current.items() if shard < shards and member in members)
+    least, more = divmod(shards, len(members))
+    # Each may keep the least number, and as many as have one more to spread may keep that too.
+    most = sum(min(had[name], least) for name in members) + min(
+        more, sum(had[name] > least for name in members)
+    )
+    assert kept(assign(shards, members, current), current) == most
+
+
+@given(placed(), st.randoms())
+def test_everybody_finds_the_same(drawn: tuple[int, list[str], dict[int, str]], random: object) -> None:
+    shards, members, current = drawn
+    shuffled = members.copy()
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert assign(shards, shuffled, current) == assign(shards, members, current)
+    settled = assign(shards, members, current)
+    assert assign(shards, members, settled) == settled
+
+
+@given(placed(), st.dictionaries(st.integers(0, 45), st.sampled_from(NAMES), max_size=10))
+def test_a_pinned_shard_stays_with_its_member(
+    drawn: tuple[int, list[str], dict[int, str]], pins: dict[int, str]
+) -> None:
+    shards, members, current = drawn
+    found = assign(shards, members, current, pins)
+    assert list(found) == list(range(shards))
+    valid = {shard: name for shard, name in pins.items() if shard < shards and name in members}
+    assert all(found[shard] == name for shard, name in valid.items())
+    # Whoever has two more than another has them by pins alone.
+    free = Counter(found[shard] for shard in range(shards) if shard not in valid)
+    counts = dict(zip(members, loads(found, members), strict=True))
+    assert all(counts[name] <= min(counts.values()) + 1 for name in members if free[name])
+
+
+def test_without_members_nobody_has_anything() -> None:
+    assert assign(4, [], {0: "host-1"}) == {}
+
+
+@pytest.mark.parametrize("owners", [{}, {0: "host-1", 11: "ü/ñ"}])
+def test_an_assignment_is_read_as_it_was_written(owners: dict[int, str]) -> None:
+    written = Assignment(3, 77, owners)
+    assert Assignment.of(Record(written.encode(), 0, 1)) == written
+    assert Assignment.of(None).owners == {}
+    assert written.shards_of("host-1") == ({0} if owners else set())

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._native import BlockCutter
+from penstock.errors import ChecksumMismatch, ConnectionLost, EventMalformed, LimitExceeded, SequenceGap
+from tests.binlog_bytes import (
+    ANNOTATE,
+    FLAG_ARTIFICIAL,
+    FORMAT_DESCRIPTION,
+    GTID,
+    HEARTBEAT,
+    ROTATE,
+    TABLE_MAP,
+    WRITE_ROWS,
+    XID,
+    Event,
+    events,
+    first_event_end,
+)
+from tests.block_cutting import BEGINS, ENDS, SMALL_LOGS, Cutting, cut, flavor_of, framed
+
+FILE = "binlog.000001"
+HEARTBEAT_V2 = 41
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(params=SMALL_LOGS, ids=lambda path: path.stem)
+def log(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def log_named(name: str) -> bytes:
+    return next(path for path in SMALL_LOGS if path.stem == name).read_bytes()
+
+
+def made_up(code: int, body: bytes, end_position: int = 0) -> bytes:
+    return Event(0, code, 1, end_position, FLAG_ARTIFICIAL, body).encode()
+
+
+def rotate(file: str, offset: int) -> bytes:
+    return made_up(ROTATE, struct.pack("<Q", offset) + file.encode())
+
+
+def as_sent(content: bytes, file: str = FILE, offset: int = 4) -> list[bytes]:
+    """Return the events in which a server sends a file, from an offset on."""
+    found = list(events(content))
+    description = content[4 : first_event_end(content)]
+    if offset > 4:
+        description = replace(found[0], end_position=0).encode()
+    rest = [
+        content[event.offset : event.offset + event.size] for event in found[1:] if event.offset >= offset
+    ]
+    return [rotate(file, offset), description, *rest]
+
+
+def live(**options: Any) -> Cutting:
+    return Cutting(**({"live": True, "offset": 4} | options))
+
+
+def in_pieces(sent: bytes, size: int) -> Iterator[bytes]:
+    return (sent[at : at + size] for at in range(0, len(sent), size))
+
+
+# --- Files -----------------------------------------------------------------------------------
+
+
+def test_a_dump_gives_what_the_file_holds_whatever_the_pieces(log: Path) -> None:
+    content = log.read_bytes()
+    expected = cut(content, flavor=flavor_of(log), block_bytes=300).parts
+    sent = b"".join(framed(as_sent(content)))
+    for size in (1, 5, 23, 1000, MEBIBYTE):
+        assert live(block_bytes=300).packets(in_pieces(sent, size)).close().parts == expected, size
+    bare = b"".join(as_sent(content))
+    for size in (1, 1000):
+        assert live(block_bytes=300).events(in_pieces(bare, size)).close().parts == expected
+
+
+def test_a_dump_from_inside_a_file_begins_there() -> None:
+    content = log_named("mysql-9.7-2")
+    start = [event.offset for event in events(content) if event.code == GTID][3]
+    cutting = live(offset=start).packets(framed(as_sent(content, offset=start))).close()
+    (part,) = cutting.parts
+    assert part.offset == start
+    assert part.content == content[start:]
+    # The description is kept as it was sent: one from inside a file names no position.
+    assert part.format_description != content[4 : first_event_end(content)]
+    assert len(part.format_description) == first_event_end(content) - 4
+
+
+def test_the_next_file_waits_until_the_one_before_was_taken() -> None:
+    first, second = log_named("mysql-9.7-2"), log_named("mysql-9.7-3")
+    cutter = BlockCutter(epoch=7, file=FILE, offset=4, live=True, flavor="mysql")
+    sent = b"".join(framed([*as_sent(first), *as_sent(second, "binlog.000002")]))
+    used = cutter.feed_packets(sent)
+    assert (cutter.state, cutter.file, cutter.data_file) == ("file", FILE, FILE)
+    with pytest.raises(AssertionError):
+        cutter.take_hole()
+    cutter.take_file()
+    with pytest.raises(AssertionError):
+        cutter.take_file()
+    used += cutter.feed_packets(sent[used:])
+    assert (cutter.state, cutter.file, cutter.offset) == ("file", "binlog.000002", first_event_end(second))
+    assert cutter.format_description == second[4 : first_event_end(second)]
+    assert (cutter.data_file, cutter.data_end, cutter.boundary) == (FILE, len(first), len(first))
+    assert cutter.feed_packets(sent[used:]) == 0
+    with pytest.raises(AssertionError):
+        cutter.take_file()
+    assert bytes(cutter.take_data()) == first[first_event_end(first) :]
+    with pytest.raises(AssertionError):
+        cutter.take_file()
+    assert len(cutter.take_records()) == 128
+    before = cutter.gtid_set
+    cutter.take_file()
+    assert (cutter.data_file, cutter.data_start, cutter.boundary) == ("binlog.000002", *[cutter.offset] * 2)
+    assert cutter.gtid_set == before
+    assert cutter.feed_packets(sent[used:]) == len(sent) - used
+    assert bytes(cutter.take_data()) == second[first_event_end(second) :]
+
+
+def test_a_transaction_that_a_dead_server_left_open_ends_with_its_file() -> None:
+    content = log_named("mysql-9.7-2")
+    found = list(events(content))
+    last = max(index for index, event in enumerate(found) if event.code == XID)
+    torn = as_sent(content)[: last + 1]
+    cutting = live().packets(framed([*torn, *as_sent(content, "binlog.000002")])).close()
+    one, other = cutting.parts
+    start = max(event.offset for event in found[:last] if event.code == GTID)
+    assert one.boundary == start < one.end == found[last].offset
+    assert not one.records[-1].flags & ENDS
+    assert other.content == content[other.offset :]
+    assert [record.file_number for record in one.records + other.records] == [1, 2]
+
+
+# --- What is no event of the file ------------------------------------------------------------
+
+
+def test_heartbeats_move_nothing_and_are_told(log: Path) -> None:
+    content = log.read_bytes()
+    sent = as_sent(content)
+    wide = bytes([1, len(FILE)]) + FILE.encode() + bytes([2, 9, 254]) + struct.pack("<Q", 5 << 32) + b"\x00"
+    beats = [made_up(HEARTBEAT, FILE.encode(), len(content)), made_up(HEARTBEAT_V2, wide)]
+    mixed = [*sent[:2], beats[0]]
+    for event in sent[2:]:
+        mixed += [event, *beats]
+    cutting = live().packets(framed(mixed)).close()
+    assert cutting.parts == cut(content, flavor=flavor_of(log)).parts
+    assert cutting.cutter.heartbeats == 1 + 2 * len(sent[2:])
+    assert cutting.cutter.last_heartbeat == (FILE, 5 << 32)
+    early = live().packets(framed([*sent, beats[0]]))
+    assert early.cutter.last_heartbeat == (FILE, len(content))
+
+
+def test_events_that_a_server_leaves_out_are_a_hole() -> None:
+    content = log_named("mariadb-10.11-2")
+    sent = as_sent(content)
+    found = list(events(content))
+    left_out = [event for event in found if event.code == ANNOTATE]
+    assert left_out
+    kept = [one for one in sent if one[4] != ANNOTATE]
+    options = {"flavor": "mariadb", "block_bytes": 1 << 20}
+    for size in (1, 77, MEBIBYTE):
+        cutting = live(**options).packets(in_pieces(b"".join(framed(kept)), size)).close()
+        assert cutting.holes == [(event.offset, event.offset + event.size) for event in left_out]
+        (part,) = cutting.parts
+        assert bytes(part.content) == b"".join(kept[2:])
+        # No block spans a hole; inside a transaction the next one goes on with it.
+        ends = {start for start, _ in cutting.holes}
+        assert ends <= {record.end for record in part.records}
+        begun = {record.start: record for record in part.records}
+        for _, end in cutting.holes:
+            assert not begun[end].flags & BEGINS
+            assert begun[end].event_index > 0
+        assert part.boundary == len(content)
+        assert cutting.cutter.gtid_set == cut(content, flavor="mariadb").cutter.gtid_set
+
+
+def test_positions_that_go_back_stop() -> None:
+    sent = as_sent(log_named("mysql-9.7-2"))
+    with pytest.raises(SequenceGap):
+        live().packets(framed([*sent[:8], sent[4], *sent[8:]]))
+
+
+def test_an_event_before_the_format_description_stops() -> None:
+    sent = as_sent(log_named("mysql-9.7-2"))
+    for events_sent in ([sent[0], *sent[2:]], sent[2:], [*sent[:5], rotate(FILE, 900), *sent[5:]]):
+        with pytest.raises(EventMalformed):
+            live().packets(framed(events_sent))
+
+
+def test_a_flipped_bit_in_a_packet_is_found() -> None:
+    sent = as_sent(log_named("mysql-9.7-2"))
+    for at in range(2, len(sent)):
+        damaged = bytearray(sent[at])
+        damaged[-9] ^= 1
+        offset = int.from_bytes(sent[at][13:17], "little") - len(sent[at])
+        with pytest.raises(ChecksumMismatch) as raised:
+            live().packets(framed([*sent[:at], bytes(damaged)]))
+        assert raised.value.position == f"{FILE}:{offset}"
+
+
+# --- Packets ---------------------------------------------------------------------------------
+
+
+def with_long_event(content: bytes, sizes: list[int]) -> list[bytes]:
+    """Return a dump in which statements of such sizes, in bytes of the event, stand before the first GTID."""
+    found = list(events(content))
+    first = next(index for index, event in enumerate(found) if event.code == GTID)
+    sent, end = as_sent(content)[: first + 1], found[first].offset
+    chance = random.Random(5)
+    for size in sizes:
+        end += size
+        body = chance.randbytes(1000) * (size // 1000 + 1)
+        sent.append(Event(9, 29, 1, end, 0, body[: size - 23]).encode())
+    for event in found[first:]:
+        end += event.size
+        sent.append(replace(event, end_position=end).encode())
+    return sent
+
+
+def test_events_of_several_packets_come_out_whole() -> None:
+    # The first packet of an event begins with a mark: one of the first size ends with an empty packet.
+    sizes = [0xFFFFFF - 1, 40_000_000, 300_000, 0xFFFFFF, 5000]
+    sent = with_long_event(log_named("mysql-9.7-2"), sizes)
+    stream = b"".join(framed(sent))
+    expected = b"".join(sent[2:])
+    for size in (200_000, 4 * MEBIBYTE, len(stream)):
+        cutter = BlockCutter(epoch=0, file=FILE, offset=4, live=True, flavor="mysql")
+        got, at, filled, held_max = bytearray(), 0, 0, 0
+        buffer = bytearray(len(stream) if size == len(stream) else 1 << 20)
+        while at < len(stream):
+            piece = stream[at : at + min(size, len(buffer) - filled)]
+            buffer[filled : filled + len(piece)] = piece
+            at, filled = at + len(piece), filled + len(piece)
+            used = cutter.feed_packets(memoryview(buffer)[:filled])
+            if cutter.state == "file":
+                cutter.take_file()
+                used += cutter.feed_packets(memoryview(buffer)[used:filled])
+            buffer[: filled - used] = buffer[used:filled]
+            filled -= used
+            held_max = max(held_max, filled)
+            got += cutter.take_data()
+        assert bytes(got) == expected
+        # A long packet is taken as it comes: whoever receives needs no room for all of it.
+        assert held_max < 300_000
+
+
+def test_an_event_of_another_length_than_its_packet_stops() -> None:
+    sent = as_sent(log_named("mysql-9.7-2"))
+    for wrong in (sent[2][:-1], sent[2] + b"\x00", sent[2][:10], b"", sent[2] + bytes(1 << 24)):
+        with pytest.raises((EventMalformed, ChecksumMismatch)):
+            live().packets(framed([*sent[:2], wrong]))
+
+
+def test_an_event_that_announces_too_much_stops_before_it_is_gathered() -> None:
+    sent = as_sent(log_named("mysql-9.7-2"))
+    huge = bytearray(sent[2] + bytes(1 << 25))
+    struct.pack_into("<I", huge, 9, (1 << 31) + 5)
+    cutting = live()
+    with pytest.raises(LimitExceeded):
+        cutting.packets(in_pieces(b"".join(framed([*sent[:2], bytes(huge)])), MEBIBYTE))
+    assert len(cutting.cutter.take_data()) == 0
+
+
+def test_a_server_that_marks_its_packets_waits_for_acknowledgements() -> None:
+    content = log_named("mysql-9.7-2")
+    sent = as_sent(content)
+    commits = [at for at, event in enumerate(sent) if event[4] == XID]
+    cutter = live(semi_sync=True).cutter
+    sequence = 1
+    for at, event in enumerate(sent):
+        wanted = b"\xef\x01" if at in commits else b"\xef\x00"
+        (packet,) = framed([event], wanted, sequence)
+        sequence += 1
+        assert cutter.feed_packets(packet) == len(packet)
+        if cutter.state == "file":
+            cutter.take_file()
+        position = (FILE, cutter.offset) if at in commits else None
+        assert cutter.acknowledge == position
+        assert cutter.take_acknowledge() == position
+        assert cutter.acknowledge is None
+    assert bytes(cutter.take_data()) == content[first_event_end(content) :]
+    with pytest.raises(EventMalformed):
+        live(semi_sync=True).packets(framed(sent))
+
+
+def test_the_end_and_the_refusal_of_a_server_are_told() -> None:
+    sent = as_sent(log_named("mysql-9.7-2"))
+    packets = list(framed(sent))
+    end = bytes([5, 0, 0, (len(packets) + 1) & 255, 0xFE, 0, 0, 0, 0])
+    cutting = live().packets([*packets, end, b"more"])
+    assert cutting.cutter.ended
+    assert cutting.left == b"more"
+    text = b"\xff" + struct.pack("<H", 1236) + b"#HY000purged"
+    refusal = len(text).to_bytes(3, "little") + bytes([(len(packets) + 1) & 255]) + text
+    cutting = live().packets([*packets, refusal])
+    assert cutting.cutter.server_error == (1236, "purged")
+    assert not cutting.cutter.ended
+    assert cutting.close().parts == live().packets(packets).close().parts
+
+
+def test_a_lost_packet_is_a_lost_connection() -> None:
+    packets = list(framed(as_sent(log_named("mysql-9.7-2"))))
+    with pytest.raises(ConnectionLost):
+        live().packets([*packets[:5], *packets[6:]])
+
+
+def test_positions_of_a_dump_go_on_past_four_gibibytes() -> None:
+    content = log_named("mariadb-11.8-2")
+    found = list(events(content))
+    first = next(index for index, event in enumerate(found) if event.code == 162)
+    start = (1 << 32) - 700
+    shift = start - found[first].offset
+    head = replace(found[0], end_position=0).encode()
+    moved = [
+        replace(event, end_position=event.end_position and event.end_position + shift).encode()
+        for event in found[first:]
+    ]
+    assert any(event.end_position == 0 and event.code == TABLE_MAP for event in found)
+    options = {"offset": start, "flavor": "mariadb", "block_bytes": 100}
+    cutting = live(**options).packets(framed([rotate(FILE, start), head, *moved])).close()
+    (part,) = cutting.parts
+    assert (part.offset, part.end) == (start, start + len(b"".join(moved)))
+    assert part.end > 1 << 32
+    assert bytes(part.content) == b"".join(moved)
+    assert all(one.end == other.start for one, other in pairwise(part.records))
+
+
+def test_a_log_without_checksums_passes() -> None:
+    content = log_named("mysql-9.7-2")
+    found = list(events(content))
+    description = bytearray(found[0].body)
+    description[-1] = 0
+    bare = [replace(event, checksum=False) for event in found[1:]]
+    end = 4 + found[0].size
+    sent = [rotate(FILE, 4), replace(found[0], body=bytes(description)).encode()]
+    for event in bare:
+        end += event.size
+        sent.append(replace(event, end_position=end).encode())
+    (part,) = live().packets(framed(sent)).close().parts
+    assert bytes(part.content) == b"".join(sent[2:])
+    assert part.records[0].transactions == cut(content).parts[0].records[0].transactions
+    assert {FORMAT_DESCRIPTION, WRITE_ROWS} <= {event.code for event in found}

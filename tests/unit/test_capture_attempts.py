@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+import time
+
+import pytest
+
+from penstock.capture.attempts import STREAM_TRIES_MAX, Attempts
+from penstock.errors import (
+    AuthenticationFailed,
+    ChecksumMismatch,
+    ConnectionLost,
+    DiskFailed,
+    LogDamaged,
+    LogFull,
+    LogLocked,
+    PenstockError,
+    PositionPurged,
+    ServerBehind,
+    TlsFailed,
+)
+from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
+
+
+def attempts(servers: int = 2, fail_over_after: float = 60.0) -> Attempts:
+    made = Attempts(servers, fail_over_after)
+    made.chosen = 0
+    return made
+
+
+def test_a_lost_server_is_tried_for_a_while_before_the_next_one() -> None:
+    made = attempts(fail_over_after=0.05)
+    assert made.failed(ConnectionLost("gone")) is None
+    assert made.chosen == 0
+    time.sleep(0.06)
+    assert made.failed(ConnectionLost("gone")) is None
+    assert made.chosen == 1
+    # The next one has its own while.
+    assert made.failed(ConnectionLost("gone")) is None
+    assert made.chosen == 1
+
+
+def test_progress_makes_an_earlier_failure_count_no_longer() -> None:
+    made = attempts(fail_over_after=0.05)
+    made.failed(ConnectionLost("gone"))
+    time.sleep(0.06)
+    made.progressed()
+    made.failed(ConnectionLost("gone"))
+    assert made.chosen == 0
+
+
+@pytest.mark.parametrize("kind", [ServerBehind, AuthenticationFailed, TlsFailed])
+def test_a_server_that_will_not_do_is_passed_over_at_once(kind: type[PenstockError]) -> None:
+    made = attempts(servers=3)
+    for chosen in (1, 2, 0, 1):
+        assert made.failed(kind("no")) is None
+        assert made.chosen == chosen
+
+
+def test_a_purged_position_stops_once_every_server_has_refused() -> None:
+    made = attempts()
+    first = PositionPurged("purged on the first")
+    assert made.failed(first) is None
+    assert made.failed(ConnectionLost("the second is away")) is None
+    assert made.chosen == 1
+    assert made.failed(PositionPurged("purged on the second")) is first
+
+
+def test_bytes_that_stay_unreadable_stop_but_other_failures_between_do_not_count() -> None:
+    made = attempts(servers=1)
+    for _ in range(20):
+        assert made.failed(ConnectionLost("gone")) is None
+    for _ in range(STREAM_TRIES_MAX):
+        assert made.failed(ChecksumMismatch("spoilt")) is None
+    assert isinstance(made.failed(ChecksumMismatch("spoilt")), ChecksumMismatch)
+    made.progressed()
+    assert made.failed(ChecksumMismatch("spoilt")) is None
+
+
+@pytest.mark.parametrize("kind", [LogFull, DiskFailed, LogLocked])
+def test_a_failure_of_our_own_log_is_never_laid_on_the_server(kind: type[PenstockError]) -> None:
+    made = attempts(fail_over_after=0.05)
+    assert made.failed(ConnectionLost("gone")) is None
+    for _ in range(3):
+        time.sleep(0.03)
+        assert made.failed(kind("our own")) is None
+    assert made.failed(ConnectionLost("gone")) is None
+    assert made.chosen == 0
+
+
+def test_what_never_heals_stops_at_once() -> None:
+    damaged = LogDamaged("broken")
+    assert attempts().failed(damaged) is damaged
+
+
+def test_the_pause_doubles_up_to_a_bound_and_never_gives_up() -> None:
+    made = attempts()
+    pauses = [made.pause_seconds() for _ in range(2000)]
+    assert pauses[:3] == [RECONNECT_PAUSE_SECONDS_FIRST * factor for factor in (1, 2, 4)]
+    assert pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX
+    made.progressed()
+    assert made.pause_seconds() == RECONNECT_PAUSE_SECONDS_FIRST

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.coordinate.backends.memory import MemoryStore
+from penstock.coordinate.checkpoint import TOKEN_MAX, Checkpoint, Checkpoints, ShardState
+from penstock.coordinate.checkpoint_writer import CheckpointWriter
+from penstock.coordinate.floors import NO_FLOORS, Floors
+from penstock.coordinate.resize import reshaped, why_not
+from penstock.coordinate.store import Record
+from penstock.coordinate.subscription_record import Resizing, Subscription, Subscriptions
+from penstock.errors import LeaseLost, OptionInvalid, PenstockError
+from penstock.limits import SLOTS, SUBSCRIPTION_SHARDS_MAX
+from penstock.model import Position
+from tests.coordination_backends import wait_until
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    opened = MemoryStore(f"checkpoints-{next(_names)}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def checkpoints(store: MemoryStore) -> Checkpoints:
+    return Checkpoints(store, "/subscriptions/shop/cache")
+
+
+def at(offset: int, *, epoch: int = 0, server_key: str = "one") -> Checkpoint:
+    """Return a checkpoint at an offset."""
+    return Checkpoint(str(Position(epoch, "mysql-bin.000001", offset)), "uuid:1-9", server_key, 5, 6)
+
+
+# --- Fencing ----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_read_as_it_was_written(checkpoints: Checkpoints) -> None:
+    assert checkpoints.read(3) is None
+    assert checkpoints.state(3) == ShardState()
+    assert checkpoints.take(3, 7) == ShardState(token=7)
+    for offset in (100, 200, 150):
+        checkpoints.write(3, 7, at(offset))
+        assert checkpoints.read(3) == at(offset)
+    assert checkpoints.take(3, 7).checkpoint == at(150)
+
+
+def test_only_the_last_holder_writes(store: MemoryStore, checkpoints: Checkpoints) -> None:
+    later = Checkpoints(store, checkpoints.subscription)
+    checkpoints.take(0, 7)
+    checkpoints.write(0, 7, at(100))
+    assert later.take(0, 9).checkpoint == at(100)
+    for attempt in (
+        lambda: checkpoints.write(0, 7, at(200)),
+        lambda: checkpoints.write(0, 7, at(200)),
+        lambda: checkpoints.take(0, 7),
+        lambda: checkpoints.write(0, 8, at(200)),
+        # One who never took it holds nothing, whatever its token.
+        lambda: checkpoints.write(0, 99, at(200)),
+    ):
+        with pytest.raises(LeaseLost):
+            attempt()
+    later.write(0, 9, at(300))
+    assert checkpoints.read(0) == at(300)
+
+
+def test_a_checkpoint_that_is_set_by_hand_fences_the_holder(
+    store: MemoryStore, checkpoints: Checkpoints
+) -> None:
+    checkpoints.take(0, 7)
+    checkpoints.write(0, 7, at(300))
+    Checkpoints(store, checkpoints.subscription).reset(0, at(100))
+    with pytest.raises(LeaseLost):
+        checkpoints.write(0, 7, at(400))
+    with pytest.raises(LeaseLost):
+        checkpoints.take(0, 7)
+    assert checkpoints.take(0, 8).checkpoint == at(100)
+    checkpoints.write(0, 8, at(200))
+
+
+def test_a_closed_shard_takes_no_holder(checkpoints: Checkpoints) -> None:
+    checkpoints.take(0, 7)
+    checkpoints.write(0, 7, at(300))
+    assert checkpoints.close(0).checkpoint == at(300)
+    assert checkpoints.close(0).fence == TOKEN_MAX
+    for attempt in (
+        lambda: checkpoints.write(0, 7, at(400)),
+        lambda: checkpoints.take(0, 1000),
+        lambda: checkpoints.reset(0, None),
+    ):
+        with pytest.raises(LeaseLost):
+            attempt()
+
+
+def test_a_new_shard_begins_once(checkpoints: Checkpoints) -> None:
+    checkpoints.begin(0, ShardState(at(100)))
+    checkpoints.take(0, 7)
+    checkpoints.write(0, 7, at(300))
+    checkpoints.begin(0, ShardState(at(100)))
+    assert checkpoints.read(0) == at(300)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 9)), max_size=30))
+def test_whoever_writes_took_the_shard_last(steps: list[tuple[bool, int, int]]) -> None:
+    store = MemoryStore(f"checkpoints-{next(_names)}")
+    holders = {token: Checkpoints(store, "/shop") for token in range(1, 6)}
+    last, stands = 0, None
+    for takes, token, offset in steps:
+        try:
+            if takes:
+                holders[token].take(0, token)
+                assert token >= last
+                last = token
+            else:
+                holders[token].write(0, token, at(offset))
+                assert token == last
+                stands = at(offset)
+        except LeaseLost:
+            assert token < last or (not takes and token != last)
+        assert holders[1].read(0) == stands
+    store.close()
+
+
+# --- Floors and the change of the number of shards --------------------------------------------
+
+counts = st.integers(1, 12)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), counts, st.data())
+def test_a_change_of_the_number_loses_no_row_and_doubles_none(
+    offsets: list[int], count: int, data: st.DataObject
+) -> None:
+    ended = [ShardState(at(16 * offset), token=5, fence=TOKEN_MAX) for offset in offsets]
+    begun = reshaped(ended, count)
+    assert len(begun) == count
+    for offset in range(1, 62):
+        slot = data.draw(st.integers(0, SLOTS - 1))
+        version = Position(0, "mysql-bin.000001", 16 * offset).commit_version
+        before = offset < offsets[slot % len(offsets)]
+        state = begun[slot % count]
+        assert state.checkpoint is not None
+        after = (
+            16 * offset >= Position.parse(state.checkpoint.position).offset
+            and version >= state.floors.table("one", 0)[slot]
+        )
+        # Once, and not both times.
+        assert before != bool(after), (slot, offset)
+        assert (state.token, state.fence) == (0, 0)
+
+
+def test_what_belongs_to_every_shard_has_no_floor() -> None:
+    floors = Floors((100, 200), "one", 0)
+    assert floors.table("one", 0)[-1] == 0
+    versions = np.array([50, 150, 250, 50], dtype=np.int64)
+    slots = np.array([0, 1, 1, -1], dtype=np.int16)
+    assert (versions >= floors.table("one", 0)[slots]).tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("server_key", "epoch"), [("two", 0), ("one", 1)])
+def test_floors_say_nothing_of_another_server_or_epoch(server_key: str, epoch: int) -> None:
+    floors = Floors((100, 200), "one", 0)
+    assert not floors.table(server_key, epoch).any()
+    assert floors.after(at(10, epoch=epoch).position, server_key) == NO_FLOORS
+
+
+def test_floors_end_when_the_shard_has_passed_them_all(checkpoints: Checkpoints) -> None:
+    ended = [ShardState(at(160)), ShardState(at(320))]
+    (begun,) = reshaped(ended, 1)
+    checkpoints.begin(0, begun)
+    assert checkpoints.take(0, 7).floors == begun.floors
+    assert begun.floors
+    checkpoints.write(0, 7, at(304))
+    assert checkpoints.state(0).floors == begun.floors
+    checkpoints.write(0, 7, at(320))
+    assert not checkpoints.state(0).floors
+
+
+def test_twice_as_many_shards_need_no_floors() -> None:
+    begun = reshaped([ShardState(at(160)), ShardState(at(320))], 4)
+    assert [state.checkpoint for state in begun] == [at(160), at(320), at(160), at(320)]
+    assert not any(state.floors for state in begun)
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        [ShardState(at(160)), ShardState()],
+        [ShardState(at(160)), ShardState(at(320, server_key="two"))],
+        [ShardState(at(160)), ShardState(at(160, epoch=1))],
+        [ShardState(at(160), Floors((300, 400), "one", 0)), ShardState(at(320))],
+    ],
+    ids=["one not begun", "two servers", "two epochs", "not caught up"],
+)
+def test_shards_that_cannot_be_told_apart_stay_as_they_are(states: list[ShardState]) -> None:
+    assert why_not(states)
+    fenced = [replace(state, token=4, fence=TOKEN_MAX) for state in states]
+    assert reshaped(fenced, 5) == states
+
+
+def test_shards_that_never_began_may_be_any_number() -> None:
+    assert why_not([ShardState(), ShardState()]) is None
+    assert reshaped([ShardState(), ShardState()], 3) == [ShardState()] * 3
+
+
+def test_a_state_is_read_as_it_was_written() -> None:
+    for state in (ShardState(), ShardState(at(160), Floors((1, 0, 5), "one", 2), 9, TOKEN_MAX)):
+        assert ShardState.of(Record(state.encode(), 0, 1)) == state
+
+
+# --- The registry -----------------------------------------------------------------------------
+
+ODD = Subscription(
+    "shop/1", "cache ü", ("shop.*",), ("shop.old",), 4, {"shop.orders": ("customer_id", "id")}, pins={2: "m"}
+)
+
+
+def test_a_subscription_is_read_as_it_was_written(store: MemoryStore) -> None:
+    subscriptions = Subscriptions(store)
+    made = subscriptions.create(ODD)
+    assert subscriptions.get("shop/1", "cache ü") == made
+    assert subscriptions.create(ODD) == made
+    subscriptions.create(Subscription("shop", "other"))
+    assert [one.name for one in subscriptions.list()] == ["other", "cache ü"]
+    assert subscriptions.list("shop/1") == [made]
+    resizing = replace(made, resizing=Resizing(3, 9))
+    assert Subscription.decode(resizing.encode()) == resizing
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ODD, tables=()),
+        replace(ODD, exclude=()),
+        replace(ODD, shard_count=5),
+        replace(ODD, shard_columns={}),
+    ],
+)
+def test_a_subscription_of_the_same_name_is_not_taken_for_another(
+    store: MemoryStore, other: Subscription
+) -> None:
+    Subscriptions(store).create(ODD)
+    with pytest.raises(OptionInvalid):
+        Subscriptions(store).create(other)
+
+
+@pytest.mark.parametrize("count", [0, SUBSCRIPTION_SHARDS_MAX + 1])
+def test_a_number_of_shards_has_bounds(store: MemoryStore, count: int) -> None:
+    with pytest.raises(OptionInvalid):
+        Subscriptions(store).create(Subscription("shop", "cache", shard_count=count))
+    subscriptions = Subscriptions(store)
+    subscriptions.create(Subscription("shop", "cache"))
+    with pytest.raises(OptionInvalid):
+        subscriptions.resize("shop", "cache", count)
+
+
+def test_a_deleted_subscription_leaves_nothing_that_a_new_one_finds(store: MemoryStore) -> None:
+    subscriptions = Subscriptions(store)
+    first = subscriptions.create(ODD)
+    old = first.checkpoints(store)
+    old.take(0, 7)
+    old.write(0, 7, at(100))
+    subscriptions.delete("shop/1", "cache ü")
+    subscriptions.delete("shop/1", "cache ü")
+    assert list(store.list("/subscriptions")) == []
+    second = subscriptions.create(ODD)
+    assert second.generation > first.generation
+    with pytest.raises(LeaseLost):
+        old.write(0, 7, at(200))
+    assert [view.state for view in subscriptions.shards(second)] == [ShardState()] * 4
+
+
+def test_a_subscription_that_nobody_runs_is_changed_at_once(store: MemoryStore) -> None:
+    subscriptions = Subscriptions(store)
+    subscription = subscriptions.create(Subscription("shop", "cache", shard_count=2))
+    assert subscriptions.resize("shop", "cache", 3).shard_count == 3
+    subscription = subscriptions.reset("shop", "cache", at(160))
+    assert subscription.resets == 1
+    subscription = subscriptions.reset("shop", "cache", at(320), 1)
+    resized = subscriptions.resize("shop", "cache", 2)
+    assert (resized.shard_count, resized.resizing) == (2, None)
+    assert [view.state.checkpoint for view in subscriptions.shards(resized)] == [at(160), at(160)]
+    with pytest.raises(OptionInvalid, match="caught up"):
+        subscriptions.resize("shop", "cache", 5)
+    assert subscriptions.get("shop", "cache") == resized
+    wrongs: list[Callable[[], object]] = [
+        lambda: subscriptions.reset("shop", "cache", None, 2),
+        lambda: subscriptions.reset("shop", "nothing", None),
+        lambda: subscriptions.move("shop", "cache", 0, "nobody"),
+        lambda: subscriptions.move("shop", "cache", 2, "nobody"),
+    ]
+    for wrong in wrongs:
+        with pytest.raises(OptionInvalid):
+            wrong()
+
+
+def test_a_resize_that_was_broken_off_is_finished_by_whoever_comes(store: MemoryStore) -> None:
+    subscriptions = Subscriptions(store)
+    subscription = subscriptions.create(Subscription("shop", "cache", shard_count=2))
+    subscriptions.reset("shop", "cache", at(160))
+    begun = subscriptions.change(
+        "shop", "cache", lambda found: replace(found, resizing=Resizing(3, subscriptions.next_generation()))
+    )
+    subscription.checkpoints(store).close(0)
+    with pytest.raises(OptionInvalid, match="3 shards"):
+        subscriptions.resize("shop", "cache", 4)
+    first, second = subscriptions.finish_resize(begun), subscriptions.finish_resize(begun)
+    assert first == second == subscriptions.get("shop", "cache")
+    assert first.shard_count == 3
+    assert [view.state.checkpoint for view in subscriptions.shards(first)] == [at(160)] * 3
+
+
+# --- The writer -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer() -> Iterator[CheckpointWriter]:
+    with CheckpointWriter(0.2) as opened:
+        yield opened
+
+
+def test_the_newest_is_written_within_its_time_and_no_more_often(
+    store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
+) -> None:
+    checkpoints.take(0, 7)
+    one = writer.open(checkpoints, 0, 7)
+    begun = time.monotonic()
+    for offset in range(1, 200):
+        one.note(at(offset))
+        time.sleep(0.002)
+    took = time.monotonic() - begun
+    assert wait_until(lambda: checkpoints.read(0) == at(199)) < 1
+    assert one.written == at(199)
+    record = store.get("/subscriptions/shop/cache/generations/1/shards/0/checkpoint")
+    assert record is not None
+    assert record.version <= took / 0.2 + 3
+
+
+def test_a_flush_writes_at_once(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
+    checkpoints.take(0, 7)
+    one = writer.open(checkpoints, 0, 7)
+    for offset in (16, 32):
+        one.note(at(offset))
+        assert one.flush(5.0)
+        assert checkpoints.read(0) == at(offset)
+    assert one.flush(5.0)
+
+
+def test_a_store_that_is_away_is_tried_until_it_is_back(
+    store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
+) -> None:
+    checkpoints.take(0, 7)
+    one = writer.open(checkpoints, 0, 7)
+    store.away(True)
+    one.note(at(16))
+    assert not one.flush(0.3)
+    one.note(at(32))
+    store.away(False)
+    wait_until(lambda: checkpoints.read(0) == at(32))
+    assert one.lost is None
+
+
+def test_a_lost_shard_is_told_once_and_takes_nothing_more(
+    store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
+) -> None:
+    told: list[PenstockError] = []
+    said = threading.Event()
+
+    def lost(error: PenstockError) -> None:
+        told.append(error)
+        said.set()
+
+    checkpoints.take(0, 7)
+    checkpoints.take(1, 7)
+    one, other = writer.open(checkpoints, 0, 7, lost), writer.open(checkpoints, 1, 7, lost)
+    Checkpoints(store, checkpoints.subscription).take(0, 8)
+    one.note(at(16))
+    assert said.wait(5)
+    for refused in (lambda: one.note(at(32)), lambda: one.flush(1.0)):
+        with pytest.raises(LeaseLost):
+            refused()
+    other.note(at(16))
+    assert other.flush(5.0)
+    assert len(told) == 1
+    assert isinstance(told[0], LeaseLost)
+
+
+def test_what_was_given_back_is_not_written(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
+    checkpoints.take(0, 7)
+    one = writer.open(checkpoints, 0, 7)
+    one.note(at(16))
+    assert one.flush(5.0)
+    one.note(at(32))
+    one.close()
+    with pytest.raises(LeaseLost):
+        one.note(at(48))
+    time.sleep(0.4)
+    assert checkpoints.read(0) == at(16)
+
+
+def test_what_was_noted_is_written_at_the_end(checkpoints: Checkpoints) -> None:
+    checkpoints.take(0, 7)
+    with CheckpointWriter(60.0) as writer:
+        one = writer.open(checkpoints, 0, 7)
+        for offset in (16, 32):
+            one.note(at(offset))
+            wait_until(lambda: one.written is not None)
+    assert checkpoints.read(0) == at(32)

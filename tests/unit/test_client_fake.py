@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+import threading
+import time
+from collections import defaultdict
+
+import pyarrow
+import pytest
+
+from penstock.client import AsyncFakeSubscriber, ChangeBatch, FakeChanges, FakeSubscriber
+from penstock.errors import LeaseLost, OptionInvalid
+
+
+def changes(count: int = 10) -> FakeChanges:
+    fed = FakeChanges(key={"shop.orders": ["id"]})
+    for number in range(count):
+        fed.insert("shop.orders", {"id": number, "status": "new"})
+    return fed
+
+
+def ids(batch: ChangeBatch) -> list[int]:
+    return batch.to_arrow().column("id").to_pylist()  # type: ignore[no-any-return]
+
+
+def test_a_callback_gets_every_change_in_order() -> None:
+    fed, got = changes(), []
+    FakeSubscriber(fed).run(lambda batch: got.extend(ids(batch)))
+    assert got == list(range(10))
+    assert fed.consumed == 10
+
+
+def test_rows_are_objects_and_an_update_is_one() -> None:
+    fed = FakeChanges(key={"shop.orders": ["id"]})
+    fed.insert("shop.orders", {"id": 7, "status": "new"})
+    fed.update("shop.orders", {"id": 7, "status": "new"}, {"id": 8, "status": "paid"})
+    fed.delete("shop.orders", {"id": 8, "status": "paid"})
+    rows = [row for batch in FakeSubscriber(fed) for row in batch.rows()]
+    assert [(row.change_type, row.key) for row in rows] == [
+        ("insert", (7,)),
+        ("update", (8,)),
+        ("delete", (8,)),
+    ]
+    update = rows[1]
+    assert update.before == {"id": 7, "status": "new"}
+    assert update.after == {"id": 8, "status": "paid"}
+    assert update["status"] == "paid"
+    assert rows[0].commit_version < update.commit_version < rows[2].commit_version
+
+
+def test_shards_are_consumed_beside_each_other_and_each_in_order() -> None:
+    fed = FakeChanges(key={"shop.orders": ["id"]})
+    for step in range(5):
+        for number in range(20):
+            fed.insert("shop.orders", {"id": number, "step": step})
+    got: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    threads = set()
+
+    def keep(batch: ChangeBatch) -> None:
+        threads.add(threading.get_ident())
+        got[batch.shard] += [(row["id"], row["step"]) for row in batch.rows()]
+
+    FakeSubscriber(fed, shards=4).run(keep)
+    assert set(got) == set(range(4))
+    assert len(threads) == 4
+    shard_of = {number: shard for shard, rows in got.items() for number, _ in rows}
+    assert len(shard_of) == 20
+    for rows in got.values():
+        for number in {number for number, _ in rows}:
+            assert [step for one, step in rows if one == number] == [0, 1, 2, 3, 4]
+
+
+def test_arrow_rows_are_fed_as_they_are() -> None:
+    fed = FakeChanges()
+    fed.arrow("shop.orders", pyarrow.table({"id": [1, 2], "_change_type": ["insert", "delete"]}))
+    (batch,) = FakeSubscriber(fed)
+    assert [row.change_type for row in batch.rows()] == ["insert", "delete"]
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "retries", "given", "raised"),
+    [("retry", 2, 4, None), ("retry", 1, 3, ValueError), ("skip", 0, 2, None), ("stop", None, 2, ValueError)],
+)
+def test_a_failing_callback_is_answered_as_the_policy_says(
+    on_failure: str, retries: int | None, given: int, raised: type[Exception] | None
+) -> None:
+    fed, tries = changes(3), []
+
+    def fail(batch: ChangeBatch) -> None:
+        tries.append(ids(batch)[0])
+        if ids(batch) == [1] and len(tries) <= 3:
+            raise ValueError("no room")
+
+    subscriber = FakeSubscriber(fed, on_failure=on_failure, retries=retries)
+    if raised is not None:
+        with pytest.raises(raised, match="no room"):
+            subscriber.run(fail)
+        assert tries == [0, *[1] * (given - 1)]
+        assert fed.consumed == 1
+    else:
+        subscriber.run(fail)
+        assert tries == [0, *[1] * (given - 1), 2]
+        assert fed.consumed == 3
+        assert subscriber.skipped == (on_failure == "skip")
+
+
+def test_acks_by_hand_take_effect_in_order() -> None:
+    fed = changes(4)
+    batches = list(FakeSubscriber(fed, ack="manual"))
+    assert fed.consumed == 0
+    batches[1].ack()
+    batches[3].ack()
+    assert fed.consumed == 0
+    batches[0].ack()
+    assert fed.consumed == 2
+    batches[2].ack()
+    assert fed.consumed == 4
+
+
+def test_what_was_not_acked_comes_again_after_a_rollback() -> None:
+    fed, got = changes(4), []
+    subscriber = FakeSubscriber(fed, ack="manual")
+    for batch in subscriber:
+        got.append(ids(batch)[0])
+        if got == [0, 1, 2]:
+            first = batch
+            assert subscriber.rollback() == 2
+            with pytest.raises(OptionInvalid):
+                first.ack()
+        elif len(got) == 1 or len(got) > 3:
+            batch.ack()
+    assert got == [0, 1, 2, 1, 2, 3]
+    assert fed.consumed == 4
+
+
+def test_a_batch_that_is_rolled_back_under_its_callback_comes_again_though_it_fails() -> None:
+    fed, got = changes(3), []
+    subscriber = FakeSubscriber(fed, on_failure="skip")
+
+    def roll_back_once(batch: ChangeBatch) -> None:
+        got.extend(ids(batch))
+        if len(got) == 1:
+            subscriber.rollback()
+            raise ValueError("no room")
+
+    subscriber.run(roll_back_once)
+    assert got == [0, 0, 1, 2]
+    assert fed.consumed == 3
+
+
+def test_a_coroutine_under_which_its_batch_is_rolled_back_gets_it_again() -> None:
+    got = []
+
+    async def consume() -> None:
+        subscriber = AsyncFakeSubscriber(changes(3), on_failure="skip")
+
+        def roll_back_once(batch: ChangeBatch) -> None:
+            got.extend(ids(batch))
+            if len(got) == 1:
+                subscriber.rollback()
+                raise ValueError("no room")
+
+        await asyncio.wait_for(subscriber.run(roll_back_once), 20)
+
+    asyncio.run(consume())
+    assert got == [0, 0, 1, 2]
+
+
+# The thread ends with it too, as threads do, in silence but under a test.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_exit_inside_a_callback_is_the_subscribers() -> None:
+    fed = changes(3)
+
+    def leave(batch: ChangeBatch) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        FakeSubscriber(fed).run(leave)
+    assert fed.consumed == 0
+
+
+def test_a_loop_that_is_left_leaves_its_batch_unacked() -> None:
+    fed = changes(3)
+    with FakeSubscriber(fed) as subscriber:
+        for batch in subscriber:
+            if ids(batch) == [1]:
+                break
+    assert fed.consumed == 1
+
+
+def test_leaving_the_block_ends_a_loop_that_something_holds_on_to() -> None:
+    fed = changes(3)
+    with FakeSubscriber(fed) as subscriber:
+        loop = iter(subscriber)
+        batch = next(loop)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 1
+    with pytest.raises(LeaseLost):
+        batch.ack()
+    assert list(loop) == []
+
+
+def test_an_event_loop_gets_the_same() -> None:
+    async def consume(fed: FakeChanges) -> tuple[list[int], list[int]]:
+        called: list[int] = []
+        looped: list[int] = []
+
+        async def keep(batch: ChangeBatch) -> None:
+            await asyncio.sleep(0)
+            called.extend(ids(batch))
+
+        await AsyncFakeSubscriber(fed, shards=2).run(keep)
+        async with AsyncFakeSubscriber(fed, shards=2) as subscriber:
+            async for batch in subscriber:
+                looped.extend(ids(batch))
+        return called, looped
+
+    fed = changes()
+    called, looped = asyncio.run(consume(fed))
+    assert sorted(called) == sorted(looped) == list(range(10))
+    assert fed.consumed == 10
+
+
+def test_a_coroutine_that_fails_is_tried_again_and_then_ends_the_subscriber() -> None:
+    tries = []
+
+    async def fail(batch: ChangeBatch) -> None:
+        tries.append(ids(batch)[0])
+        raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        asyncio.run(AsyncFakeSubscriber(changes(3), retries=2).run(fail))
+    assert tries == [0, 0, 0]
+
+
+def test_the_program_may_stop_inside_its_callback() -> None:
+    fed, got = changes(), []
+    subscriber = FakeSubscriber(fed)
+
+    def keep(batch: ChangeBatch) -> None:
+        got.extend(ids(batch))
+        if len(got) == 3:
+            subscriber.stop()
+
+    subscriber.run(keep)
+    assert got == [0, 1, 2]
+    # The batch during which it stopped was consumed.
+    assert fed.consumed == 3
+
+
+def test_an_unknown_way_to_ack_is_refused() -> None:
+    with pytest.raises(OptionInvalid):
+        FakeSubscriber(changes(), ack="never")

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock.client.fetch import BatchFrame, ChangesAnswer, EndFrame, Frame, PositionFrame
+from penstock.errors import ConnectionLost, OptionInvalid, PositionPurged, StreamError
+from penstock.model import Position
+from penstock.source.daemon_address import DaemonAddress
+from penstock.source.daemon_client import DaemonClient
+
+SILENCE_SECONDS = 0.5
+
+
+def frame(content: bytes = b"", **header: Any) -> bytes:
+    head = json.dumps({**header, "bytes": len(content)}).encode()
+    return struct.pack(">I", len(head)) + head + content
+
+
+def arrow(count: int) -> bytes:
+    batch = pyarrow.record_batch({"id": pyarrow.array(range(count), pyarrow.int64())})
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+BATCH = frame(arrow(1000), kind="batch", table="shop.orders", rows=1000, schema_version=7, key=["id"])
+POSITION = frame(
+    kind="position",
+    position="2/mysql-bin.000003:1542",
+    gtid_set="0-1-9",
+    server_key="x",
+    time_us=5,
+    behind_bytes=6,
+)
+END = frame(kind="end", why="wait")
+
+
+class ChunkServer(ThreadingHTTPServer):
+    """Answers every call with the chunks it is given; without its last chunk an answer breaks off."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.whole = True
+        self.silent = threading.Event()
+        self.asked: list[Any] = []
+        self.connections = 0
+        super().__init__(("127.0.0.1", 0), _Answering)
+
+    def answer(self, content: bytes, chunk_bytes: int, whole: bool = True) -> None:
+        """Set what is answered, cut into chunks of a size."""
+        self.chunks = [content[at : at + chunk_bytes] for at in range(0, len(content), chunk_bytes)]
+        self.whole = whole
+
+
+class _Answering(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ChunkServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def do_POST(self) -> None:
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for chunk in self.server.chunks:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        self.wfile.flush()
+        if self.server.silent.is_set():
+            self.server.silent.wait()
+            threading.Event().wait(2 * SILENCE_SECONDS)
+        if self.server.whole:
+            self.wfile.write(b"0\r\n\r\n")
+        else:
+            self.close_connection = True
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[ChunkServer]:
+    with ChunkServer() as started:
+        threading.Thread(target=started.serve_forever, args=(0.01,), daemon=True).start()
+        yield started
+        started.shutdown()
+
+
+@pytest.fixture
+def client(server: ChunkServer) -> DaemonClient:
+    address = DaemonAddress.parse(f"penstock://127.0.0.1:{server.server_port}/shop")
+    return DaemonClient(address, address.base_urls[0])
+
+
+def read(client: DaemonClient) -> list[Frame]:
+    return list(ChangesAnswer(client, {"tables": ["shop.*"]}, SILENCE_SECONDS).frames())
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1000, 7, 1])
+def test_frames_are_read_however_the_network_cuts_them(
+    server: ChunkServer, client: DaemonClient, chunk_bytes: int
+) -> None:
+    server.answer(BATCH + BATCH + POSITION + END, chunk_bytes)
+    first, second, position, end = read(client)
+    assert server.asked == [{"tables": ["shop.*"]}]
+    for batch in (first, second):
+        assert isinstance(batch, BatchFrame)
+        assert (batch.table, batch.rows, batch.schema_version, batch.key) == ("shop.orders", 1000, 7, ("id",))
+        assert batch.to_arrow().column("id").to_pylist() == list(range(1000))
+    assert position == PositionFrame(Position(2, "mysql-bin.000003", 1542), "0-1-9", "x", 5, 6)
+    assert end == EndFrame("wait")
+    # A whole answer leaves the connection fit for the next.
+    assert read(client)[-1] == end
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("left_out", [1, len(END), len(END) + 5])
+def test_an_answer_that_breaks_off_is_a_lost_connection_behind_its_whole_frames(
+    server: ChunkServer, client: DaemonClient, left_out: int
+) -> None:
+    server.answer((POSITION + POSITION + END)[:-left_out], 50, whole=False)
+    frames = ChangesAnswer(client, {}, SILENCE_SECONDS).frames()
+    assert isinstance(next(frames), PositionFrame)
+    with pytest.raises(ConnectionLost):
+        list(frames)
+
+
+def test_silence_is_a_lost_connection(server: ChunkServer, client: DaemonClient) -> None:
+    server.answer(POSITION, 50)
+    server.silent.set()
+    frames = ChangesAnswer(client, {}, SILENCE_SECONDS).frames()
+    next(frames)
+    with pytest.raises(ConnectionLost):
+        next(frames)
+
+
+def test_another_thread_can_cut_an_answer_that_is_waited_for(
+    server: ChunkServer, client: DaemonClient
+) -> None:
+    server.answer(POSITION, 50)
+    server.silent.set()
+    answer = ChangesAnswer(client, {}, 30.0)
+    frames = answer.frames()
+    next(frames)
+    threading.Timer(0.05, answer.cut).start()
+    with pytest.raises(ConnectionLost):
+        next(frames)
+
+
+def test_a_problem_on_the_way_is_raised_as_the_daemon_has_it(
+    server: ChunkServer, client: DaemonClient
+) -> None:
+    told = {
+        "type": "PositionPurged",
+        "detail": "gone",
+        "position": "mysql-bin.000001:4",
+        "hint": "begin anew",
+    }
+    server.answer(POSITION + frame(kind="problem", **told), 50)
+    with pytest.raises(PositionPurged) as problem:
+        read(client)
+    assert (problem.value.position, problem.value.hint) == ("mysql-bin.000001:4", "begin anew")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xff\xff\xff" + bytes(100),
+        struct.pack(">I", 5) + b"hello",
+        frame(kind="surprise"),
+        frame(kind="batch"),
+        struct.pack(">I", 31) + b'{"kind":"end","bytes":-1234567}',
+    ],
+)
+def test_what_is_no_frame_is_refused_by_name(
+    server: ChunkServer, client: DaemonClient, content: bytes
+) -> None:
+    server.answer(content, 50)
+    with pytest.raises(StreamError, match=r"127\.0\.0\.1"):
+        read(client)
+
+
+def test_rows_that_are_no_arrow_are_refused(server: ChunkServer, client: DaemonClient) -> None:
+    server.answer(frame(b"no arrow", kind="batch", table="d.t", rows=1, schema_version=1, key=[]) + END, 50)
+    batch, _ = read(client)
+    assert isinstance(batch, BatchFrame)
+    with pytest.raises(StreamError, match=r"d\.t"):
+        batch.to_arrow()
+
+
+def test_a_refusal_comes_before_any_frame(client: DaemonClient, server: ChunkServer) -> None:
+    server.RequestHandlerClass = _Refusing
+    with pytest.raises(OptionInvalid, match="no such column"):
+        ChangesAnswer(client, {}, SILENCE_SECONDS)
+
+
+class _Refusing(_Answering):
+    def do_POST(self) -> None:
+        body = json.dumps({"type": "OptionInvalid", "detail": "no such column"}).encode()
+        self.send_response(400)
+        self.send_header("Content-Type", "application/problem+json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

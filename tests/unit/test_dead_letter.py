@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.admin.cli.app import make_app
+from penstock.changes import Changes
+from penstock.errors import OptionInvalid, SourceMissing, StepFailed
+from penstock.pipeline.dead_letter import (
+    DeadLetterPart,
+    dead_letters,
+    replay,
+    rows_of_letter,
+)
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.pipeline.state import PipelineState
+from penstock.pipeline.step import Rejected, through
+from penstock.sinks.sink import BatchMark
+from tests.changes_made import changes_of, delete, insert, target_of, update
+
+ORDERS = target_of({"id": "bigint", "status": "varchar(20)", "took": "time(6)"})
+MARK = BatchMark("shop", "abc", 7)
+
+
+def settings(folder: Path, sink: Any = "stdout", **cast: str) -> PipelineSettings:
+    return pipeline_of_values(
+        {
+            "name": "shop",
+            "source": {"url": "mysql://repl@127.0.0.1:1", "name": "test"},
+            "steps": [{"map": {"rename": {"status": "number"}, "cast": cast}}],
+            "sink": sink,
+            "errors": {"rows": "dead_letter"},
+        },
+        folder,
+    )
+
+
+def put_aside(settings: PipelineSettings, changes: Changes, mark: BatchMark = MARK, part: int = 3) -> int:
+    aside = DeadLetterPart(settings.dead_letter, mark, part)
+    for made in through(settings.make_steps(), changes):
+        if isinstance(made, Rejected):
+            aside.add(made, changes)
+    aside.finish()
+    return aside.rows
+
+
+POISONED = (
+    insert(1, id=1, status="1"),
+    update(2, {"id": 2, "status": "2"}, {"id": 2, "status": "two"}, row=5),
+    insert(2, row=6, id=3, status="3"),
+    delete(3, id=4, status="four"),
+)
+
+
+def test_rows_are_put_aside_as_the_source_gave_them_with_place_and_reason(tmp_path: Path) -> None:
+    told = settings(tmp_path, status="int")
+    assert put_aside(told, changes_of(ORDERS, *POISONED)) == 3
+    first, second = dead_letters(told)
+    assert (str(first.table), first.step, first.error, first.rows) == ("shop.orders", "map", "StepFailed", 2)
+    assert (first.position, second.position) == ("mysql-bin.000001:32", "mysql-bin.000001:48")
+    assert "two" in first.message
+    exact = rows_of_letter(told, first.name)
+    assert (exact.target, exact.source) == (ORDERS, ORDERS.name)
+    wanted = changes_of(ORDERS, POISONED[1]).rows
+    assert exact.rows.equals(wanted)
+    assert json.loads(json.dumps(first.to_json()))["rows"] == 2
+
+
+def test_a_batch_that_comes_again_leaves_what_one_attempt_leaves(tmp_path: Path) -> None:
+    told = settings(tmp_path, status="int")
+    changes = changes_of(ORDERS, *POISONED)
+    put_aside(told, changes)
+    before = [one.name for one in dead_letters(told)]
+    put_aside(told, changes)
+    assert [one.name for one in dead_letters(told)] == before
+    put_aside(told, changes_of(ORDERS, POISONED[3]))
+    assert [one.name for one in dead_letters(told)] == before[:1]
+    put_aside(told, changes, part=4)
+    put_aside(told, changes, BatchMark("shop", "abc", 8))
+    assert len(dead_letters(told)) == 5
+
+
+def test_rows_that_are_only_counted_are_not_put_aside(tmp_path: Path) -> None:
+    told = settings(tmp_path)
+    aside = DeadLetterPart(told.dead_letter, MARK, 0)
+    changes = changes_of(ORDERS, insert(1, id=1))
+    aside.add(Rejected(changes, "map", StepFailed("no"), kept=False), changes)
+    aside.finish()
+    assert dead_letters(told) == []
+    assert not Path(told.dead_letter).exists()
+
+
+def test_a_feed_gets_the_rows_once_the_steps_can_work_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_aside(settings(tmp_path, status="int"), changes_of(ORDERS, *POISONED))
+    mended = settings(tmp_path)
+    one, other = dead_letters(mended)
+    assert [(done.written, done.rejected) for done in replay(mended, [other.name])] == [(1, 0)]
+    assert [left.name for left in dead_letters(mended)] == [one.name]
+    assert [done.written for done in replay(mended)] == [2]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"four", "two"} <= set(json.dumps(lines).replace('"', " ").split())
+    assert dead_letters(mended) == []
+    assert len(list(Path(mended.dead_letter, "replayed").iterdir())) == 2
+
+
+def test_rows_that_fail_again_are_put_aside_again(tmp_path: Path) -> None:
+    told = settings(tmp_path, status="int")
+    put_aside(told, changes_of(ORDERS, POISONED[3]))
+    (done,) = replay(told)
+    assert (done.written, done.rejected) == (0, 1)
+    (again,) = dead_letters(told)
+    assert again.name != done.name
+    assert rows_of_letter(told, again.name).rows.column("id").to_pylist() == [4]
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"mysql": {"url": "mysql://writer@127.0.0.1:1"}},
+        {"redis": {"url": "redis://127.0.0.1:1", "key": "{id}"}},
+    ],
+    ids=["mysql", "redis"],
+)
+def test_into_a_target_that_keeps_state_the_keys_are_read_again(tmp_path: Path, sink: Any) -> None:
+    told = settings(tmp_path, sink, status="int")
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    with pytest.raises(OptionInvalid, match="never ran"):
+        list(replay(told))
+    assert len(dead_letters(told)) == 2
+    state = PipelineState.open(told.state, "shop")
+    try:
+        state.take()
+        assert [done.read_again for done in replay(told)] == [2, 1]
+        wishes = state.requests()
+    finally:
+        state.close()
+    assert [(one.source, str(one.table), one.state) for one in wishes] == [
+        ("test", "shop.orders", "asked")
+    ] * 2
+    assert {one.where for one in wishes} == {"(`id`=2) OR (`id`=2)", "(`id`=4)"}
+
+
+def test_a_row_without_a_key_says_what_to_do(tmp_path: Path) -> None:
+    told = settings(tmp_path, {"mysql": {"url": "mysql://writer@127.0.0.1:1"}}, status="int")
+    keyless = target_of({"id": "bigint", "status": "varchar(20)"}, ())
+    put_aside(told, changes_of(keyless, insert(1, id=1, status="one")))
+    with pytest.raises(OptionInvalid) as refused:
+        list(replay(told))
+    assert "penstock resnapshot" in (refused.value.hint or "")
+
+
+def test_an_entry_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SourceMissing):
+        list(replay(settings(tmp_path), ["nothing.arrow"]))
+
+
+def test_a_dead_letter_may_be_a_url(tmp_path: Path) -> None:
+    told = replace(settings(tmp_path, status="int"), dead_letter=f"file://{tmp_path}/letters")
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    assert [one.rows for one in dead_letters(told)] == [2, 1]
+    assert len(list((tmp_path / "letters").glob("*.arrow"))) == 2
+    with pytest.raises(OptionInvalid):
+        dead_letters(replace(told, dead_letter="nowhere://bucket/letters"))
+
+
+def test_much_is_written_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.dead_letter._HELD_BYTES_MAX", 1)
+    told = settings(tmp_path, status="int")
+    aside = DeadLetterPart(told.dead_letter, MARK, 0)
+    changes = changes_of(ORDERS, *POISONED)
+    for made in through(told.make_steps(), changes):
+        if isinstance(made, Rejected):
+            aside.add(made, changes)
+            assert aside.rows == sum(one.rows for one in dead_letters(told))
+    aside.finish()
+    assert len(dead_letters(told)) == 2
+
+
+def test_the_command_lists_rows_and_sends_them_again(tmp_path: Path) -> None:
+    told = settings(tmp_path, status="int")
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        "{name: shop, source: {url: 'mysql://repl@127.0.0.1:1', name: test}, sink: stdout,"
+        " errors: {rows: dead_letter}}"
+    )
+    run = CliRunner()
+    listed = run.invoke(make_app(), ["pipelines", "dead-letters", str(file), "--json"])
+    assert [json.loads(line)["rows"] for line in listed.stdout.splitlines()] == [2, 1]
+    shown = run.invoke(make_app(), ["pipelines", "dead-letters", str(file), "--rows"]).stdout
+    assert "map at mysql-bin.000001:32: StepFailed" in shown
+    assert '"status": "two"' in shown
+    assert shown.endswith("3 rows in 2 entries\n")
+    sent = run.invoke(make_app(), ["pipelines", "replay", str(file)])
+    assert sent.exit_code == 0, sent.output
+    assert "2 rows written, 0 put aside once more" in sent.stdout
+    assert "0 rows in 0 entries" in run.invoke(make_app(), ["pipelines", "dead-letters", str(file)]).stdout

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+
+def test_without_pyspark_its_absence_is_named_with_the_command_that_installs_it() -> None:
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from penstock.errors import DependencyMissing\n"
+        "try:\n    import penstock.spark\n"
+        "except DependencyMissing as problem:\n    print(problem.hint)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "pip install 'penstock[spark]'"), done.stderr

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log of a thousand segments, made of real index files and real heads, in which a place takes a few pages
+to find."""
+
+import math
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from penstock._native import segment_head
+from penstock.errors import PositionInvalid, PositionPurged
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.index import BlockIndex, SegmentIndex
+from penstock.logstore.layout import Layout, StoredSegment
+from penstock.logstore.locate import Locator
+from penstock.logstore.records import (
+    BEGINS_AT_BOUNDARY,
+    BLOCK_DTYPE,
+    BLOCKS_MAGIC,
+    CLOSED,
+    ENDS_AT_BOUNDARY,
+    GTIDS_IN_SEQUENCE,
+    OPEN,
+    IndexHeader,
+    SegmentRecord,
+)
+from penstock.logstore.segment import SegmentHead, SegmentReader
+from penstock.model import Position, commit_version
+from tests.binlog_bytes import first_event_end
+from tests.conftest import ROOT
+
+SEGMENTS = 1000
+# A gigabyte in blocks of 64 KiB.
+BLOCKS = 16_000
+BLOCK_BYTES = 65_536
+TRANSACTIONS_OF_A_BLOCK = 10
+TRANSACTIONS_OF_A_SEGMENT = BLOCKS * TRANSACTIONS_OF_A_BLOCK
+SECOND_US = 1_000_000
+# What an open segment holds behind its last block.
+OPEN_BYTES = 100
+FIRST_TIME_US = 1_700_000_000 * SECOND_US
+SOURCE = UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
+OTHER_SOURCE = UUID("3e11fa47-71ca-11e1-9e33-c80aa9429563")
+FILE_HEAD = (ROOT / "native/kernel/tests/logs/mysql-9.7-1.binlog").read_bytes()
+FORMAT_DESCRIPTION = FILE_HEAD[4 : first_event_end(FILE_HEAD)]
+BASE = 4 + len(FORMAT_DESCRIPTION)
+
+
+@dataclass(frozen=True)
+class MadeLog:
+    """A log's folder on disk. `opened` lists what the locator had opened."""
+
+    layout: Layout
+    segments: SegmentIndex
+    opened: list[int]
+    # Those of which the L2 index is on disk: it is written when it is first asked.
+    blocks_of: set[int]
+
+    def locator(self) -> Locator:
+        return Locator(self.segments, self)
+
+    def stored(self, segment: SegmentRecord) -> StoredSegment:
+        path = self.layout.segment(segment.hour, segment.version)
+        return StoredSegment(segment.version, segment.hour, path, False)
+
+    def head(self, segment: SegmentRecord) -> SegmentHead:
+        self.opened.append(segment.file_number)
+        with SegmentReader.open(LocalDisk(), self.stored(segment)) as reader:
+            return reader.head
+
+    @contextmanager
+    def blocks(self, segment: SegmentRecord) -> Iterator[BlockIndex]:
+        self.opened.append(segment.file_number)
+        if segment.file_number not in self.blocks_of:
+            write_blocks(self, segment)
+            self.blocks_of.add(segment.file_number)
+        with SegmentReader.open(LocalDisk(), self.stored(segment)) as reader:
+            end = segment.source_end or BASE + BLOCKS * BLOCK_BYTES + OPEN_BYTES
+            blocks = BlockIndex(LocalDisk(), reader, end, closed=segment.source_end > 0)
+            yield blocks
+            assert not blocks.rebuilt
+
+
+def name(number: int) -> str:
+    return f"mysql-bin.{number:06d}"
+
+
+def transactions_before(number: int, block: int = 0) -> int:
+    return (number - 1) * TRANSACTIONS_OF_A_SEGMENT + block * TRANSACTIONS_OF_A_BLOCK
+
+
+def time_of(transaction: int) -> int:
+    """A transaction a millisecond, counted from 0."""
+    return FIRST_TIME_US + transaction * 1000
+
+
+def block_array(number: int, first_offset: int = BASE, count: int = BLOCKS) -> np.ndarray:
+    records = np.zeros(count, BLOCK_DTYPE)
+    place = np.arange(count, dtype="u8")
+    records["source_start"] = first_offset + place * BLOCK_BYTES
+    records["source_end"] = records["source_start"] + BLOCK_BYTES
+    records["file_number"] = number
+    records["server_id"] = 7
+    first = transactions_before(number) + place * TRANSACTIONS_OF_A_BLOCK
+    records["time_us"] = FIRST_TIME_US + first * 1000
+    records["time_max_us"] = FIRST_TIME_US + (first + TRANSACTIONS_OF_A_BLOCK - 1) * 1000
+    records["gtid_source"] = np.void(SOURCE.bytes)
+    records["gtid_number"] = first + 1
+    records["transactions"] = TRANSACTIONS_OF_A_BLOCK
+    records["flags"] = BEGINS_AT_BOUNDARY | ENDS_AT_BOUNDARY | GTIDS_IN_SEQUENCE
+    records["last_boundary"] = records["source_end"]
+    records["transaction_start"] = records["source_start"]
+    records["sequence_start"] = first_offset
+    return records
+
+
+def sealed(records: np.ndarray) -> bytes:
+    for index in range(len(records)):
+        records[index]["crc"] = zlib.crc32(records[index].tobytes()[:124])
+    return records.tobytes()
+
+
+def write_blocks(log: MadeLog, segment: SegmentRecord, records: np.ndarray | None = None) -> None:
+    header = IndexHeader(BLOCKS_MAGIC, segment.epoch, segment.base, segment.file_number)
+    content = sealed(block_array(segment.file_number) if records is None else records)
+    log.stored(segment).index_path.write_bytes(header.encode() + content)
+
+
+def record_of(number: int, head_bytes: int) -> SegmentRecord:
+    return SegmentRecord(
+        version=commit_version(0, number, BASE),
+        epoch=0,
+        file_number=number,
+        base=BASE,
+        source_end=BASE + BLOCKS * BLOCK_BYTES,
+        head_bytes=head_bytes,
+        state=CLOSED,
+        time_first_us=time_of(transactions_before(number)),
+        time_max_us=time_of(transactions_before(number + 1) - 1),
+        transactions=TRANSACTIONS_OF_A_SEGMENT,
+        changes=0,
+        hour=2026010100,
+        server_id=7,
+        stored_bytes=head_bytes + BLOCKS * BLOCK_BYTES,
+    )
+
+
+def make_log(folder: Path, numbers: range, sets: dict[int, str] | None = None) -> MadeLog:
+    layout = Layout(folder)
+    layout.hour_folder(2026010100).mkdir(parents=True, exist_ok=True)
+    records = []
+    for number in numbers:
+        before = transactions_before(number)
+        gtid_set = (sets or {}).get(number, f"{SOURCE}:1-{before}" if before else "")
+        head = segment_head(FORMAT_DESCRIPTION, name(number), BASE, gtid_set, "mysql", 7, 1_700_000_000)
+        record = record_of(number, len(head))
+        # Only the head is there: a look-up that read data would fail.
+        layout.segment(record.hour, record.version).write_bytes(head)
+        records.append(record)
+    index = SegmentIndex(records)
+    index.write(LocalDisk(), layout.segments_index)
+    loaded = SegmentIndex.load(LocalDisk(), layout.segments_index)
+    assert loaded is not None
+    return MadeLog(layout, loaded, [], set())
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> MadeLog:
+    return make_log(tmp_path_factory.mktemp("large"), range(1, SEGMENTS + 1))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> MadeLog:
+    return make_log(tmp_path, range(1, 5))
+
+
+# Of L1 and L2 a search touches one page for each halving; 32 records share a page, which ends it five sooner.
+PAGES_L1 = math.ceil(math.log2(SEGMENTS)) + 1
+PAGES_L2 = math.ceil(math.log2(BLOCKS)) + 2
+PAGES_OF_A_HEAD = 1
+
+
+def test_a_position_is_found_in_a_few_pages(large: MadeLog) -> None:
+    for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
+        offset = BASE + block * BLOCK_BYTES + 17
+        found = large.locator().position(Position(0, name(number), offset))
+        assert found.position == Position(0, name(number), offset)
+        assert found.segment.file_number == number
+        assert found.record is not None
+        assert found.record.source_start == BASE + block * BLOCK_BYTES
+        assert found.pages_read <= PAGES_L1 + PAGES_L2
+        assert found.bytes_read <= (PAGES_L1 + PAGES_L2 + 20) * 128
+
+
+def test_a_time_is_found_in_a_few_pages(large: MadeLog) -> None:
+    for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
+        wanted = transactions_before(number, block) + 4
+        found = large.locator().time(time_of(wanted))
+        assert found.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
+        assert found.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
+
+
+def test_a_gtid_set_is_found_in_a_few_pages_and_a_few_heads(large: MadeLog) -> None:
+    for number, block in ((1, 3), (500, 7777), (SEGMENTS, BLOCKS - 2)):
+        consumed = transactions_before(number, block) + 5
+        large.opened.clear()
+        found = large.locator().gtid_set(f"{SOURCE}:1-{consumed}")
+        assert found.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
+        assert found.segment.file_number == number
+        assert found.pages_read <= PAGES_L1 * (1 + PAGES_OF_A_HEAD) + PAGES_L2
+        assert len(large.opened) <= PAGES_L1 + 2
+
+
+def test_a_single_transaction_is_found_in_a_few_pages(large: MadeLog) -> None:
+    for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
+        wanted = transactions_before(number, block) + 3
+        found = large.locator().gtid(f"{SOURCE}:{wanted}")
+        assert found.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
+        assert found.pages_read <= PAGES_L1 * (1 + PAGES_OF_A_HEAD) + PAGES_L2
+
+
+def test_a_log_ten_times_as_long_costs_a_few_pages_more(tmp_path: Path, large: MadeLog) -> None:
+    short = make_log(tmp_path, range(1, SEGMENTS // 10 + 1))
+    for question in (
+        lambda log: log.locator().time(time_of(transactions_before(50, 7777))),
+        lambda log: log.locator().gtid_set(f"{SOURCE}:1-{transactions_before(50, 7777)}"),
+        lambda log: log.locator().position(Position(0, name(50), BASE + 7777 * BLOCK_BYTES)),
+    ):
+        more = question(large).pages_read - question(short).pages_read
+        # A search by GTID reads a head for each halving.
+        assert more <= 3 * math.ceil(math.log2(10))
+
+
+def test_every_answer_is_that_of_a_scan(small: MadeLog) -> None:
+    """Questions at random, against the definition: no asked transaction begins before the answer, and few
+    that were not asked for lie behind it."""
+    numbers = np.random.default_rng(7)
+    locator = small.locator()
+    starts = [
+        (number, BASE + block * BLOCK_BYTES, transactions_before(number, block))
+        for number in range(1, 5)
+        for block in range(BLOCKS)
+    ]
+    firsts = [first for _, _, first in starts]
+    for wanted in numbers.integers(0, 4 * TRANSACTIONS_OF_A_SEGMENT, 60):
+        wanted = int(wanted)
+        number, offset, _ = starts[bisect_right(firsts, wanted) - 1]
+        expected = Position(0, name(number), offset)
+        assert locator.time(time_of(wanted)).position == expected
+        # Just after the transaction before: the same place, and a microsecond is enough.
+        assert locator.time(time_of(wanted) - 999).position == expected
+        assert locator.gtid(f"{SOURCE}:{wanted + 1}").position == expected
+        if wanted:
+            assert locator.gtid_set(f"{SOURCE}:1-{wanted}").position == expected
+
+
+# --- The edges ----------------------------------------------------------------------------------
+
+
+def test_a_time_before_the_log_is_its_beginning_and_one_behind_it_its_end(small: MadeLog) -> None:
+    assert small.locator().time(0).position == Position(0, name(1), BASE)
+    end = BASE + BLOCKS * BLOCK_BYTES
+    assert small.locator().time(time_of(10 * TRANSACTIONS_OF_A_SEGMENT)).position == Position(0, name(4), end)
+
+
+def test_a_set_that_has_everything_is_the_logs_end(small: MadeLog) -> None:
+    found = small.locator().gtid_set(f"{SOURCE}:1-{transactions_before(5)}")
+    assert found.position == Position(0, name(4), BASE + BLOCKS * BLOCK_BYTES)
+    assert found.record is None
+
+
+def test_a_set_that_lacks_what_came_before_the_log_is_refused(tmp_path: Path) -> None:
+    log = make_log(tmp_path, range(3, 6))
+    with pytest.raises(PositionPurged) as purged:
+        log.locator().gtid_set(f"{SOURCE}:1-{transactions_before(3) - 1}")
+    assert purged.value.position == f"{name(3)}:{BASE}"
+    with pytest.raises(PositionPurged):
+        log.locator().gtid(f"{SOURCE}:5")
+    with pytest.raises(PositionPurged):
+        log.locator().position(Position(0, name(2), 5000))
+
+
+def test_a_position_between_two_files_moves_on_to_the_next(small: MadeLog) -> None:
+    first = Position(0, name(3), BASE)
+    assert small.locator().position(Position(0, name(2), BASE + BLOCKS * BLOCK_BYTES)).position == first
+    assert small.locator().position(Position(0, name(3), 4)).position == first
+    assert small.locator().position(Position(0, name(1), 4)).position == Position(0, name(1), BASE)
+
+
+def test_a_position_behind_the_log_is_refused(small: MadeLog) -> None:
+    end = BASE + BLOCKS * BLOCK_BYTES
+    assert small.locator().position(Position(0, name(4), end)).record is None
+    for behind in (Position(0, name(4), end + 1), Position(0, name(5), 4), Position(1, name(1), 4)):
+        with pytest.raises(PositionInvalid):
+            small.locator().position(behind)
+
+
+def test_an_empty_log_says_so(tmp_path: Path) -> None:
+    log = MadeLog(Layout(tmp_path), SegmentIndex([]), [], set())
+    for question in (
+        lambda: log.locator().time(0),
+        lambda: log.locator().gtid_set(""),
+        lambda: log.locator().position(Position(0, name(1), 4)),
+    ):
+        with pytest.raises(PositionInvalid):
+            question()
+
+
+def with_blocks(folder: Path, records: np.ndarray, sets: dict[int, str] | None = None) -> MadeLog:
+    """A log of two segments, of which the second has these blocks."""
+    log = make_log(folder, range(1, 3), sets)
+    write_blocks(log, log.segments[1], records)
+    return MadeLog(log.layout, log.segments, [], {2})
+
+
+def test_a_place_inside_a_large_transaction_is_its_beginning(tmp_path: Path) -> None:
+    records = block_array(2)
+    begins = BASE + 2000 * BLOCK_BYTES + 777
+    # From inside block 2000 to inside block 9000 there is one transaction, and it was committed late.
+    for field in ("time_us", "gtid_number"):
+        records[field][2001:9001] = records[field][2000] + 3
+    records["time_max_us"][2001:9000] = records["time_max_us"][2000]
+    records["flags"][2001:9001] -= BEGINS_AT_BOUNDARY
+    records["flags"][2000:9000] -= ENDS_AT_BOUNDARY
+    records["transaction_start"][2001:9001] = begins
+    records["last_boundary"][2001:9000] = 0
+    records["last_boundary"][2000] = begins
+    log = with_blocks(tmp_path, records)
+    found = log.locator().time(int(records["time_max_us"][9000]))
+    assert found.record is not None
+    assert found.record.source_start == BASE + 9000 * BLOCK_BYTES
+    assert found.position == Position(0, name(2), begins)
+    assert found.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
+
+
+def test_a_search_by_gtid_stops_where_the_numbers_are_not_proved(tmp_path: Path) -> None:
+    """From block 5000 on transactions of another server are among them: what lies behind is not known by
+    number."""
+    records = block_array(2)
+    records["flags"][5000:] -= GTIDS_IN_SEQUENCE
+    records["sequence_start"][5000:] = 0
+    records["flags"][9000:] += GTIDS_IN_SEQUENCE
+    records["sequence_start"][9000:] = BASE + 9000 * BLOCK_BYTES
+    log = with_blocks(tmp_path, records)
+    known = transactions_before(2, 3000)
+    everything = f"{SOURCE}:1-{transactions_before(3)}"
+    assert log.locator().gtid_set(f"{SOURCE}:1-{known}").position.offset == BASE + 3000 * BLOCK_BYTES
+    for asked in (
+        everything,
+        f"{everything},{OTHER_SOURCE}:1-9",
+        f"{SOURCE}:1-{transactions_before(2, 9500)}",
+    ):
+        assert log.locator().gtid_set(asked).position.offset == BASE + 4999 * BLOCK_BYTES
+
+
+def test_numbers_out_of_order_are_not_taken_for_a_sequence(tmp_path: Path) -> None:
+    """A replica may commit 8, 9, 5, 6, 7: each block follows itself, and no block's number tells what came
+    before."""
+    records = block_array(2)
+    half = BLOCKS // 2
+    records["gtid_number"] = np.roll(records["gtid_number"], half)
+    records["sequence_start"][half:] = BASE + half * BLOCK_BYTES
+    log = with_blocks(tmp_path, records)
+    consumed = f"{SOURCE}:1-{transactions_before(2, 100)}"
+    # The segment begins with numbers that the set lacks, so reading begins with the segment.
+    assert log.locator().gtid_set(consumed).position.offset == BASE
+
+
+def test_segments_of_several_servers_are_found_by_what_their_heads_say(tmp_path: Path) -> None:
+    sets = {
+        1: "",
+        2: f"{SOURCE}:1-100,{OTHER_SOURCE}:1-10",
+        3: f"{SOURCE}:1-200,{OTHER_SOURCE}:1-10",
+        4: f"{SOURCE}:1-200,{OTHER_SOURCE}:1-50",
+    }
+    log = make_log(tmp_path, range(1, 5), sets)
+    for asked, number in (
+        (f"{SOURCE}:1-150", 1),
+        (f"{SOURCE}:1-150,{OTHER_SOURCE}:1-10", 2),
+        (f"{SOURCE}:1-200,{OTHER_SOURCE}:1-49", 3),
+        (f"{SOURCE}:1-900,{OTHER_SOURCE}:1-900", 4),
+    ):
+        assert log.locator().gtid_set(asked).segment.file_number == number
+
+
+def test_two_segments_of_one_file_share_a_number(tmp_path: Path) -> None:
+    log = make_log(tmp_path, range(1, 3))
+    middle = BASE + 1000 * BLOCK_BYTES
+    first = log.segments[1]
+    head = segment_head(FORMAT_DESCRIPTION, name(2), middle, f"{SOURCE}:1-5", "mysql", 7, 0)
+    second = SegmentRecord(
+        **{**vars(first), "version": commit_version(0, 2, middle), "base": middle, "head_bytes": len(head)}
+    )
+    one = SegmentRecord(**{**vars(first), "source_end": middle})
+    split = MadeLog(log.layout, SegmentIndex([log.segments[0], one, second]), [], {2})
+    split.stored(second).path.write_bytes(head)
+    write_blocks(split, one, block_array(2, count=1000))
+    write_blocks(split, second, block_array(2, first_offset=middle, count=BLOCKS - 1000))
+    for offset in (middle - 1, middle, middle + 1):
+        found = split.locator().position(Position(0, name(2), offset))
+        assert found.position.offset == offset
+        assert found.segment.base == (middle if offset >= middle else BASE)
+
+
+def test_an_open_segment_ends_where_it_may_be_read(tmp_path: Path) -> None:
+    log = make_log(tmp_path, range(1, 3))
+    opened = SegmentRecord(**{**vars(log.segments[1]), "source_end": 0, "state": OPEN, "time_max_us": 0})
+    log = MadeLog(log.layout, SegmentIndex([log.segments[0], opened]), [], set())
+    block = BASE + 7000 * BLOCK_BYTES
+    assert log.locator().time(time_of(transactions_before(2, 7000))).position.offset == block
+    behind = log.locator().time(time_of(transactions_before(9)))
+    assert behind.position == Position(0, name(2), BASE + BLOCKS * BLOCK_BYTES)
+    last = Position(0, name(2), BASE + BLOCKS * BLOCK_BYTES + OPEN_BYTES)
+    assert log.locator().position(last).record is None
+    with pytest.raises(PositionInvalid):
+        log.locator().position(Position(0, name(2), last.offset + 1))
+
+
+# --- Epochs -------------------------------------------------------------------------------------
+
+
+def with_epochs(folder: Path, sets: dict[int, str]) -> MadeLog:
+    """Four segments, the last two of which are of another server: epoch 1, and its own file numbers."""
+    log = make_log(folder, range(1, 5), sets)
+    moved = [
+        SegmentRecord(**{**vars(one), "epoch": 1, "version": commit_version(1, one.file_number, BASE)})
+        for one in list(log.segments)[2:]
+    ]
+    split = MadeLog(log.layout, SegmentIndex([*list(log.segments)[:2], *moved]), [], set())
+    for one in moved:
+        plain = log.layout.segment(one.hour, commit_version(0, one.file_number, BASE))
+        split.stored(one).path.write_bytes(plain.read_bytes())
+    return split
+
+
+def test_a_new_server_of_the_same_history_is_passed_on_to(tmp_path: Path) -> None:
+    log = with_epochs(tmp_path, {})
+    for number, block in ((1, 5), (2, 900), (3, 0), (3, 77), (4, 15_000)):
+        found = log.locator().gtid_set(f"{SOURCE}:1-{transactions_before(number, block)}")
+        assert found.position == Position(int(number > 2), name(number), BASE + block * BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("begun", ["", f"{OTHER_SOURCE}:1-10"])
+def test_what_was_not_consumed_of_the_old_server_is_not_passed_over(tmp_path: Path, begun: str) -> None:
+    """The new server knows nothing of the old one's transactions, so its own set says nothing about them."""
+    log = with_epochs(tmp_path, {3: begun, 4: f"{OTHER_SOURCE}:1-20"})
+    consumed = f"{SOURCE}:1-{transactions_before(2, 900)},{OTHER_SOURCE}:1-10"
+    found = log.locator().gtid_set(consumed)
+    assert found.position == Position(0, name(2), BASE + 900 * BLOCK_BYTES)
+    assert log.locator().gtid(f"{SOURCE}:{transactions_before(2, 900) + 1}").position == found.position
+
+
+def test_all_of_the_old_server_and_some_of_the_new_one_goes_on_in_the_new_one(tmp_path: Path) -> None:
+    log = with_epochs(tmp_path, {3: "", 4: f"{OTHER_SOURCE}:1-20"})
+    everything = f"{SOURCE}:1-{transactions_before(3)}"
+    assert log.locator().gtid_set(everything).segment.epoch == 1
+    found = log.locator().gtid_set(f"{everything},{OTHER_SOURCE}:1-20")
+    assert found.segment.file_number == 4

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The definitions kept with a log: any position is answered, whatever was lost, and they stay bounded."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.schema_history import RereadTable, SchemaHistory
+from penstock.capture.schema_reader import ServerDefaults
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import SchemaInvalid, SchemaUnknown
+from penstock.logstore import schemas
+from penstock.logstore.schemas import SchemaLog
+from penstock.model import Column, Position, TableName, TableSchema
+from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
+
+FOLDER = Path("/log")
+ORDERS = TableName("shop", "orders")
+CREATE = "CREATE TABLE orders (id INT PRIMARY KEY, note VARCHAR(20))"
+
+
+def at(offset: int, file: int = 1, epoch: int = 0) -> Position:
+    return Position(epoch, f"mysql-bin.{file:06d}", offset)
+
+
+def empty(reread: RereadTable | None = None) -> SchemaHistory:
+    return SchemaHistory(ServerDefaults(ServerSpelling(), "utf8mb4", {"shop": "utf8mb4"}, False), reread)
+
+
+def opened(folder: Path) -> SchemaLog[SchemaHistory]:
+    return SchemaLog(folder, SchemaHistory.from_json)
+
+
+def columns(log: SchemaLog[SchemaHistory], position: Position | None, table: str = "orders") -> list[str]:
+    found = log.at(position).schema("shop", table)
+    return [] if found is None else [column.name for column in found.columns]
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> SchemaLog[SchemaHistory]:
+    """A log whose table was created at 100, widened at 200 and 300, and dropped at 400."""
+    log = opened(tmp_path)
+    log.seed(empty(), at(4))
+    log.apply(CREATE, "shop", at(100))
+    log.apply("ALTER TABLE orders ADD total DECIMAL(10,2)", "shop", at(200))
+    log.apply("ALTER TABLE shop.orders RENAME COLUMN note TO remark", "", at(300))
+    log.apply("DROP TABLE orders", "shop", at(400))
+    return log
+
+
+PLACES = {
+    4: [],
+    99: [],
+    100: ["id", "note"],
+    199: ["id", "note"],
+    200: ["id", "note", "total"],
+    300: ["id", "remark", "total"],
+    399: ["id", "remark", "total"],
+    400: [],
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["same object", "opened anew"])
+def test_each_position_has_the_definition_of_its_time(
+    moved: SchemaLog[SchemaHistory], tmp_path: Path, again: bool
+) -> None:
+    log = opened(tmp_path) if again else moved
+    assert {offset: columns(log, at(offset)) for offset in PLACES} == PLACES
+    assert columns(log, None) == []
+    assert log.position == at(400)
+
+
+def test_a_statement_that_comes_again_changes_nothing(
+    moved: SchemaLog[SchemaHistory], tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in (tmp_path / "schemas").iterdir()}
+    log = opened(tmp_path)
+    assert log.apply("ALTER TABLE orders ADD total DECIMAL(10,2)", "shop", at(200)) == set()
+    assert log.apply("DROP TABLE orders", "shop", at(400)) == set()
+    assert {path: path.read_bytes() for path in (tmp_path / "schemas").iterdir()} == before
+
+
+def test_what_defines_nothing_is_not_kept(moved: SchemaLog[SchemaHistory], tmp_path: Path) -> None:
+    size = sum(path.stat().st_size for path in (tmp_path / "schemas").iterdir())
+    moved.apply("INSERT INTO orders VALUES (1)", "shop", at(500))
+    moved.apply("ANALYZE TABLE orders", "shop", at(510))
+    assert sum(path.stat().st_size for path in (tmp_path / "schemas").iterdir()) == size
+
+
+def test_a_file_torn_anywhere_keeps_all_lines_before_and_goes_on(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.seed(empty(), at(4))
+    log.apply(CREATE, "shop", at(100))
+    (path,) = (tmp_path / "schemas").iterdir()
+    whole = path.stat().st_size
+    log.apply("ALTER TABLE orders ADD total INT", "shop", at(200))
+    log.close()
+    content = path.read_bytes()
+    for size in range(whole, len(content)):
+        path.write_bytes(content[:size])
+        torn = opened(tmp_path)
+        assert columns(torn, None) == ["id", "note"]
+        assert torn.position == at(100)
+        torn.apply("ALTER TABLE orders ADD total INT", "shop", at(200))
+        torn.close()
+        assert path.read_bytes() == content
+
+
+def test_a_damaged_line_and_what_follows_it_is_not_believed(
+    moved: SchemaLog[SchemaHistory], tmp_path: Path
+) -> None:
+    (path,) = (tmp_path / "schemas").iterdir()
+    path.write_bytes(path.read_bytes().replace(b"remark", b"remork"))
+    log = opened(tmp_path)
+    assert columns(log, None) == ["id", "note", "total"]
+    assert log.position == at(200)
+
+
+def test_a_damaged_snapshot_is_refused_by_name(moved: SchemaLog[SchemaHistory], tmp_path: Path) -> None:
+    (path,) = (tmp_path / "schemas").iterdir()
+    path.write_bytes(b"0" + path.read_bytes())
+    with pytest.raises(SchemaInvalid, match=r"\.schemas is damaged"):
+        opened(tmp_path).at(at(100))
+
+
+def test_an_empty_log_knows_nothing(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    assert not log
+    assert log.position is None
+    with pytest.raises(SchemaUnknown):
+        log.at(at(4))
+    with pytest.raises(SchemaUnknown):
+        log.apply(CREATE, "shop", at(100))
+
+
+def test_lines_that_outgrow_their_snapshot_begin_a_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 2000)
+    log = opened(tmp_path)
+    log.seed(empty(), at(4))
+    log.apply(CREATE, "shop", at(100))
+    for number in range(1, 101):
+        log.apply(
+            f"ALTER TABLE orders ADD c{number} INT", "shop", at(100 + 100 * number, file=1 + number // 30)
+        )
+    files = sorted((tmp_path / "schemas").iterdir())
+    assert len(files) > 3
+    # A generation is bounded by its own snapshot, so no position costs more than two of it.
+    assert max(path.stat().st_size for path in files) < 2 * (2000 + 100 * 60)
+    for number in (1, 29, 30, 31, 77, 100):
+        place = at(100 + 100 * number, file=1 + number // 30)
+        assert columns(opened(tmp_path), place)[-1] == f"c{number}"
+        assert len(columns(log, place)) == 2 + number
+
+
+def test_generations_go_with_the_part_of_the_log_that_needed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 500)
+    log = opened(tmp_path)
+    log.seed(empty(), at(4))
+    log.apply(CREATE, "shop", at(100))
+    for number in range(1, 41):
+        log.apply(f"ALTER TABLE orders ADD c{number} INT", "shop", at(100 + 100 * number))
+    before = len(list((tmp_path / "schemas").iterdir()))
+    log.trim(at(2150))
+    after = len(list((tmp_path / "schemas").iterdir()))
+    assert 1 <= after < before
+    assert len(columns(log, at(2150))) == 2 + 20
+    assert len(columns(log, at(4100))) == 2 + 40
+    log.trim(at(10_000))
+    assert len(list((tmp_path / "schemas").iterdir())) == 1
+    assert len(columns(log, None)) == 2 + 40
+
+
+def test_a_statement_too_long_to_keep_is_kept_as_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "STATEMENT_BYTES_MAX", 300)
+    log = opened(tmp_path)
+    log.seed(empty(), at(4))
+    log.apply(f"CREATE TABLE orders (id INT COMMENT '{'x' * 1000}')", "shop", at(100))
+    assert columns(log, at(99)) == []
+    assert columns(opened(tmp_path), at(100)) == ["id"]
+    assert not any(b"xxxx" in path.read_bytes() for path in (tmp_path / "schemas").iterdir())
+
+
+def test_an_epoch_begins_with_its_own_servers_definitions(moved: SchemaLog[SchemaHistory]) -> None:
+    other = empty()
+    other.seed([TableDefinition(TableSchema("shop", "orders", (Column("id", "bigint"),)), "utf8mb4")], None)
+    moved.seed(other, at(50, epoch=1))
+    moved.apply("ALTER TABLE orders ADD extra INT", "shop", at(70, epoch=1))
+    assert columns(moved, at(300)) == ["id", "remark", "total"]
+    assert columns(moved, at(60, epoch=1)) == ["id"]
+    assert columns(moved, at(70, epoch=1)) == ["id", "extra"]
+
+
+def test_a_seed_in_the_middle_takes_the_place_of_what_was_known_later(
+    moved: SchemaLog[SchemaHistory], tmp_path: Path
+) -> None:
+    other = empty()
+    other.seed([TableDefinition(TableSchema("shop", "orders", (Column("id", "bigint"),)), "utf8mb4")], None)
+    moved.seed(other, at(250))
+    assert columns(moved, at(220)) == ["id", "note", "total"]
+    assert columns(opened(tmp_path), at(400)) == ["id"]
+    assert moved.position == at(250)
+
+
+def test_the_server_is_asked_about_what_a_statement_does_not_say(tmp_path: Path) -> None:
+    told = TableDefinition(
+        TableSchema("shop", "orders", (Column("id", "int"), Column("x", "json"))), "utf8mb4"
+    )
+    asked = []
+
+    def reread(name: TableName) -> TableDefinition | None:
+        asked.append(name)
+        return told if name == ORDERS else None
+
+    log = SchemaLog(tmp_path, lambda value: SchemaHistory.from_json(value, reread))
+    log.seed(empty(reread), at(4))
+    log.apply(CREATE, "shop", at(100))
+    # No column of this name is known, so what the server has is another table than the one at hand.
+    log.apply("ALTER TABLE orders DROP COLUMN unheard_of", "shop", at(200))
+    assert asked == [ORDERS]
+    # Whoever reads later cannot ask, and need not.
+    assert columns(opened(tmp_path), at(200)) == ["id", "x"]
+    assert columns(opened(tmp_path), at(199)) == ["id", "note"]
+
+
+def test_what_nobody_can_tell_stays_in_doubt_by_name(tmp_path: Path) -> None:
+    log = SchemaLog(tmp_path, lambda value: SchemaHistory.from_json(value, lambda name: None))
+    log.seed(empty(), at(4))
+    log.apply(CREATE, "shop", at(100))
+    log.apply("ALTER TABLE orders DROP COLUMN unheard_of", "shop", at(200))
+    history = opened(tmp_path).at(at(250))
+    assert history.needs_reread(ORDERS)
+    with pytest.raises(SchemaUnknown, match=r"shop\.orders"):
+        history.definition_for("shop", "orders", at(250))
+    assert not opened(tmp_path).at(at(199)).needs_reread(ORDERS)
+
+
+# --- The power fails ------------------------------------------------------------------------
+
+STATEMENTS = [
+    (100, CREATE),
+    (200, "ALTER TABLE orders ADD a INT"),
+    (300, "ALTER TABLE orders ADD b INT"),
+    (400, "ALTER TABLE orders DROP COLUMN a"),
+    (500, "RENAME TABLE orders TO moved, moved TO orders"),
+    (600, "ALTER TABLE orders ADD c INT"),
+    (700, "DROP TABLE orders"),
+    (800, CREATE),
+]
+
+
+def followed(disk: SimulatedDisk, done: list[int] | None = None) -> SchemaLog[SchemaHistory]:
+    """Seed where nothing is kept, then apply every statement; `done` gets the offsets of those taken."""
+    log = SchemaLog(FOLDER, SchemaHistory.from_json, disk, earliest=lambda: at(4))
+    if log.position is None:
+        log.seed(empty(), at(4))
+    for offset, text in STATEMENTS:
+        log.apply(text, "shop", at(offset))
+        if done is not None:
+            done.append(offset)
+    log.close()
+    return log
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_the_power_may_fail_at_every_step(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Small, so that generations begin along the way.
+    monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 250)
+    whole = SimulatedDisk()
+    whole.make_folder(FOLDER)
+    log = followed(whole)
+    truth = {offset: columns(log, at(offset)) for offset in (4, *(place for place, _ in STATEMENTS))}
+    assert truth[400] == ["id", "note", "b"]
+    assert len(whole.list(FOLDER / "schemas")) > 1
+    steps = 0
+    while True:
+        disk, done = SimulatedDisk(stop_at=steps), list[int]()
+        try:
+            disk.make_folder(FOLDER)
+            followed(disk, done)
+            break
+        except PowerLost:
+            found = disk.after_power_failure(loss, seed=steps)
+        kept = SchemaLog(FOLDER, SchemaHistory.from_json, found)
+        assert {offset: columns(kept, at(offset)) for offset in done} == {one: truth[one] for one in done}
+        found.make_folder(FOLDER)
+        again = followed(found)
+        assert {offset: columns(again, at(offset)) for offset in truth} == truth, f"stopped at step {steps}"
+        steps += 1
+    assert steps > 20

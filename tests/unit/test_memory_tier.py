@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+import threading
+import time
+
+import pytest
+
+from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, PositionPurged
+from penstock.logstore.memory import CHUNK_OVERHEAD_BYTES, MemoryTier
+from penstock.model import Position
+
+FILE = "mysql-bin.000001"
+NEXT_FILE = "mysql-bin.000002"
+CHUNK = 1000
+
+
+def content(start: int, end: int) -> bytes:
+    """The byte at each offset is a function of the offset, so that a wrong slice shows."""
+    return bytes((offset * 131 + offset // 251) & 0xFF for offset in range(start, end))
+
+
+def put(
+    tier: MemoryTier,
+    start: int,
+    end: int,
+    *,
+    file: str = FILE,
+    boundary: int | None = None,
+    timeout: float | None = 0,
+) -> bool:
+    return tier.put(
+        content(start, end),
+        epoch=0,
+        file=file,
+        start=start,
+        end=end,
+        boundary=end if boundary is None else boundary,
+        timeout=timeout,
+    )
+
+
+def room_for(chunks: int) -> int:
+    return chunks * (CHUNK + CHUNK_OVERHEAD_BYTES)
+
+
+def at(offset: int, file: str = FILE) -> Position:
+    return Position(0, file, offset)
+
+
+def test_a_range_comes_back_whole_over_several_chunks() -> None:
+    tier = MemoryTier(room_for(10))
+    for start in range(4, 5004, CHUNK):
+        assert put(tier, start, start + CHUNK)
+    views = tier.read(0, FILE, 1500, 3700)
+    assert views is not None
+    assert b"".join(views) == content(1500, 3700)
+
+
+def test_a_large_chunk_is_kept_without_a_copy() -> None:
+    large = bytearray(content(0, 200_000))
+    tier = MemoryTier(1 << 20)
+    tier.put(large, epoch=0, file=FILE, start=4, end=200_004, boundary=200_004)
+    (view,) = tier.read(0, FILE, 4, 200_004) or []
+    assert view.obj is large
+
+
+def test_a_small_chunk_does_not_keep_the_buffer_that_it_is_a_part_of() -> None:
+    large = bytearray(1 << 20)
+    tier = MemoryTier(1 << 20)
+    tier.put(memoryview(large)[:100], epoch=0, file=FILE, start=4, end=104, boundary=104)
+    large.extend(b"a view on it would forbid this")
+
+
+def test_the_oldest_chunks_leave_and_the_bound_is_never_passed() -> None:
+    tier = MemoryTier(room_for(3))
+    for start in range(4, 10_004, CHUNK):
+        put(tier, start, start + CHUNK)
+        assert tier.bytes_held <= tier.bytes_max
+    assert tier.earliest == at(7004)
+    assert tier.read(0, FILE, 6999, 8000) is None
+    assert b"".join(tier.read(0, FILE, 7004, 10_004) or []) == content(7004, 10_004)
+
+
+def test_a_view_stays_good_after_its_chunk_has_left() -> None:
+    tier = MemoryTier(room_for(1))
+    put(tier, 4, 1004)
+    (view,) = tier.read(0, FILE, 4, 1004) or []
+    put(tier, 1004, 2004)
+    assert tier.read(0, FILE, 4, 1004) is None
+    assert bytes(view) == content(4, 1004)
+
+
+def test_tiny_chunks_are_bounded_by_what_they_cost() -> None:
+    tier = MemoryTier(10 * (CHUNK_OVERHEAD_BYTES + 1))
+    for offset in range(4, 104):
+        put(tier, offset, offset + 1)
+    assert tier.earliest == at(94)
+
+
+def test_a_chunk_over_the_bound_is_not_kept_and_nothing_before_it_is_taken_for_its_neighbor() -> None:
+    tier = MemoryTier(room_for(3))
+    put(tier, 4, 1004)
+    assert not put(tier, 1004, 9004)
+    put(tier, 9004, 9504)
+    assert tier.read(0, FILE, 4, 1004) is None
+    assert tier.read(0, FILE, 1004, 9504) is None
+    assert b"".join(tier.read(0, FILE, 9004, 9504) or []) == content(9004, 9504)
+
+
+def test_a_read_stops_where_the_file_does() -> None:
+    tier = MemoryTier(room_for(9))
+    put(tier, 4, 1004)
+    put(tier, 4, 504, file=NEXT_FILE)
+    assert b"".join(tier.read(0, FILE, 504, 5000) or []) == content(504, 1004)
+    assert tier.read(0, FILE, 1004, 5000) == []
+    assert b"".join(tier.read(0, NEXT_FILE, 4, 5000) or []) == content(4, 504)
+    assert tier.read(1, FILE, 4, 10) is None
+
+
+def test_the_mode_file_keeps_nothing_and_still_tells_what_is_visible() -> None:
+    tier = MemoryTier(0, "file")
+    assert not put(tier, 4, 1004)
+    assert tier.bytes_held == 0
+    assert tier.read(0, FILE, 4, 1004) is None
+    assert tier.wait_visible(at(4), timeout=0) == at(1004)
+
+
+def test_only_whole_transactions_are_visible() -> None:
+    tier = MemoryTier(room_for(9))
+    put(tier, 4, 1004, boundary=700)
+    assert tier.visible == at(700)
+    put(tier, 1004, 2004, boundary=700)
+    assert tier.visible == at(700)
+    put(tier, 2004, 3004, boundary=2500)
+    assert tier.visible == at(2500)
+
+
+def test_a_cursor_gives_every_transaction_once_and_in_order() -> None:
+    tier = MemoryTier(1 << 20)
+    numbers = random.Random(5)
+    cursor = tier.register("reader", at(4))
+    got = b""
+    start = boundary = 4
+    for _ in range(300):
+        end = start + numbers.randrange(1, 400)
+        if numbers.random() < 0.4:
+            boundary = numbers.randrange(max(start, boundary), end) + 1
+        put(tier, start, end, boundary=boundary)
+        start = end
+        if numbers.random() < 0.3 and (run := cursor.get(timeout=0, bytes_max=numbers.randrange(1, 2000))):
+            assert run.start == at(4 + len(got))
+            got += b"".join(run.data)
+            assert run.end == at(4 + len(got))
+    while run := cursor.get(timeout=0):
+        got += b"".join(run.data)
+    assert got == content(4, boundary)
+
+
+def test_a_cursor_goes_on_in_the_next_file_and_passes_over_what_was_never_finished() -> None:
+    tier = MemoryTier(room_for(9))
+    cursor = tier.register("reader", at(4))
+    put(tier, 4, 1004, boundary=600)
+    assert cursor.get(timeout=0).end == at(600)  # type: ignore[union-attr]
+    put(tier, 126, 1126, file=NEXT_FILE)
+    run = cursor.get(timeout=0)
+    assert run is not None
+    assert (run.start, run.end) == (at(126, NEXT_FILE), at(1126, NEXT_FILE))
+    assert cursor.get(timeout=0) is None
+
+
+def test_a_rewound_cursor_gives_again_what_was_not_acknowledged() -> None:
+    tier = MemoryTier(room_for(9))
+    cursor = tier.register("reader", at(4))
+    for start in (4, 1004, 2004):
+        put(tier, start, start + CHUNK)
+    assert cursor.get(timeout=0, bytes_max=1).end == at(1004)  # type: ignore[union-attr]
+    cursor.acknowledge(at(1004))
+    assert cursor.get(timeout=0, bytes_max=1).end == at(2004)  # type: ignore[union-attr]
+    cursor.rewind()
+    run = cursor.get(timeout=0)
+    assert run is not None
+    assert (run.start, run.end) == (at(1004), at(3004))
+
+
+def test_a_cursor_that_fell_behind_says_so_and_can_go_on_from_elsewhere() -> None:
+    tier = MemoryTier(room_for(2))
+    cursor = tier.register("reader", at(4))
+    for start in range(4, 5004, CHUNK):
+        put(tier, start, start + CHUNK)
+    with pytest.raises(PositionPurged) as purged:
+        cursor.get(timeout=0)
+    assert purged.value.position == f"{FILE}:4"
+    cursor.seek(at(3004))
+    assert b"".join(cursor.get(timeout=0).data) == content(3004, 5004)  # type: ignore[union-attr]
+
+
+def test_a_cursor_at_the_end_misses_no_chunk_that_was_too_large_to_keep() -> None:
+    tier = MemoryTier(room_for(2))
+    cursor = tier.register("reader", at(4))
+    put(tier, 4, 1004)
+    assert cursor.get(timeout=0) is not None
+    put(tier, 1004, 9004)
+    put(tier, 9004, 9504)
+    with pytest.raises(PositionPurged):
+        cursor.get(timeout=0)
+
+
+def test_recovery_tells_where_memory_begins() -> None:
+    tier = MemoryTier(room_for(9))
+    tier.show(at(50_000))
+    assert tier.visible == at(50_000)
+    with pytest.raises(PositionPurged):
+        tier.register("too early", at(49_999))
+    cursor = tier.register("from the head", at(50_000))
+    put(tier, 126, 1126, file=NEXT_FILE)
+    assert cursor.get(timeout=0).start == at(126, NEXT_FILE)  # type: ignore[union-attr]
+
+
+# --- Alone: the writer is held back -------------------------------------------------------------
+
+
+def test_the_writer_is_held_back_until_every_reader_has_acknowledged() -> None:
+    tier = MemoryTier(room_for(3), "memory")
+    fast, slow = tier.register("fast", at(4)), tier.register("slow", at(4))
+    for start in (4, 1004, 2004):
+        assert put(tier, start, start + CHUNK)
+    assert not put(tier, 3004, 4004)
+    fast.acknowledge(at(3004))
+    assert not put(tier, 3004, 4004)
+    slow.acknowledge(at(1003))
+    assert not put(tier, 3004, 4004)
+    slow.acknowledge(at(1004))
+    assert put(tier, 3004, 4004)
+    assert b"".join(slow.get(timeout=0).data) == content(4, 4004)[1000:]  # type: ignore[union-attr]
+    assert tier.cursors() == {"fast": at(3004), "slow": at(1004)}
+
+
+def test_a_reader_that_leaves_lets_the_writer_go_on() -> None:
+    tier = MemoryTier(room_for(2), "memory")
+    with tier.register("reader", at(4)):
+        put(tier, 4, 1004)
+        put(tier, 1004, 2004)
+        assert not put(tier, 2004, 3004)
+    assert put(tier, 2004, 3004)
+
+
+def test_an_acknowledgement_wakes_the_writer_and_a_chunk_wakes_the_reader() -> None:
+    tier = MemoryTier(room_for(2), "memory")
+    cursor = tier.register("reader", at(4))
+    chunks, got = 400, []
+
+    def write() -> None:
+        for number in range(chunks):
+            assert put(tier, 4 + number * CHUNK, 4 + (number + 1) * CHUNK, timeout=None)
+
+    writer = threading.Thread(target=write, daemon=True)
+    begun = time.monotonic()
+    writer.start()
+    while sum(map(len, got)) < chunks * CHUNK:
+        run = cursor.get(timeout=60)
+        assert run is not None
+        got.append(b"".join(run.data))
+        cursor.acknowledge(run.end)
+    writer.join(60)
+    assert b"".join(got) == content(4, 4 + chunks * CHUNK)
+    # Four hundred hand-overs in each direction: any waiting by the clock, even of 50 ms, would show.
+    assert time.monotonic() - begun < 10
+
+
+def test_what_can_never_fit_is_refused_by_name() -> None:
+    tier = MemoryTier(room_for(2), "memory")
+    cursor = tier.register("reader", at(4))
+    with pytest.raises(LimitExceeded) as too_large:
+        put(tier, 4, 9004)
+    assert too_large.value.position == f"{FILE}:4"
+    assert put(tier, 4, 1004, boundary=500)
+    assert put(tier, 1004, 2004, boundary=500)
+    assert not put(tier, 2004, 3004, boundary=500)
+    cursor.acknowledge(at(500))
+    with pytest.raises(LimitExceeded):
+        put(tier, 2004, 3004, boundary=500)
+
+
+def test_without_a_reader_the_oldest_leave_and_a_late_one_is_told() -> None:
+    tier = MemoryTier(room_for(2), "memory")
+    for start in range(4, 5004, CHUNK):
+        assert put(tier, start, start + CHUNK)
+    with pytest.raises(PositionPurged) as purged:
+        tier.register("late", at(4))
+    assert f"{FILE}:3004" in str(purged.value)
+    assert tier.cursors() == {}
+    assert b"".join(tier.register("late", at(3004)).get(timeout=0).data) == content(3004, 5004)  # type: ignore[union-attr]
+
+
+def test_closing_wakes_everybody_who_waits() -> None:
+    tier = MemoryTier(room_for(1), "memory")
+    cursor = tier.register("reader", at(4))
+    put(tier, 4, 1004)
+    answers: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(put(tier, 1004, 2004, timeout=None)), daemon=True),
+        threading.Thread(target=lambda: answers.append(tier.wait_visible(at(1004))), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    tier.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(answers) == 2
+    assert cursor.get() is None
+
+
+def test_a_reader_cannot_acknowledge_what_does_not_exist() -> None:
+    tier = MemoryTier(room_for(2))
+    cursor = tier.register("reader", at(4))
+    put(tier, 4, 1004, boundary=500)
+    with pytest.raises(PositionInvalid):
+        cursor.acknowledge(at(501))
+
+
+def test_two_readers_cannot_have_one_name() -> None:
+    tier = MemoryTier(room_for(2))
+    tier.register("reader", at(4))
+    with pytest.raises(OptionInvalid):
+        tier.register("reader", at(4))
+
+
+def test_a_bound_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(OptionInvalid):
+        MemoryTier(0, "mixed")

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hashed rows, what the log touched, and differences: the parts of a comparison, by themselves."""
+
+import random
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+
+from penstock.changes import Changes, Target
+from penstock.errors import ServerUnsupported
+from penstock.model import Column, Position, TableName
+from penstock.pipeline.verify.differences import Kind, differences
+from penstock.pipeline.verify.hashed import Gathered, hashes, is_among
+from penstock.pipeline.verify.system_columns import as_changes, with_version
+from penstock.pipeline.verify.touched import Touched
+
+TARGET = Target(
+    TableName("shop", "orders"),
+    (
+        Column("id", "int", None, False),
+        Column("owner", "varchar(20)", "utf8mb4"),
+        Column("total", "decimal(8,2)"),
+        Column("plan", "json"),
+    ),
+    ("id",),
+)
+
+
+def batch(*rows: tuple[Any, ...]) -> pyarrow.RecordBatch:
+    """Return rows of TARGET, filled with null at the end."""
+    names = TARGET.column_names
+    return pyarrow.RecordBatch.from_pylist(
+        [dict(zip(names, (*row, *[None] * 3), strict=False)) for row in rows], schema=TARGET.arrow()
+    )
+
+
+def logged(*events: tuple[str, int, str]) -> Changes:
+    """Return changes from the log: kind, id, owner."""
+    rows = batch(*((number, owner) for _, number, owner in events))
+    made = as_changes(TARGET, rows, "insert", Position(0, "bin.000001", 1600), instance="here")
+    return with_version(made, 100, [kind for kind, _, _ in events])
+
+
+def gathered(rows: list[tuple[Any, ...]], size: int = 7) -> Gathered:
+    made = Gathered(TARGET.primary_key, TARGET.column_names)
+    for first in range(0, len(rows), size):
+        made.add(batch(*rows[first : first + size]))
+    return made
+
+
+def test_two_sides_differ_in_just_the_keys_that_do() -> None:
+    chosen = random.Random(3)
+    for _ in range(30):
+        mine = [(chosen.randint(0, 30), chosen.choice("ab")) for _ in range(40)]
+        theirs = [row for row in mine if chosen.random() > 0.1]
+        theirs += [(chosen.randint(0, 40), "c") for _ in range(chosen.randint(0, 3))]
+        chosen.shuffle(theirs)
+        one, other = Counter(mine), Counter(theirs)
+        keys = {row[0] for row in (one - other) | (other - one)}
+        wanted = numpy.unique(hashes(batch(*((key,) for key in keys)), ["id"]))
+        found = gathered(mine).done().differing(gathered(theirs, 11).done())
+        assert found.tolist() == wanted.tolist()
+
+
+def test_what_is_among_ascending_hashes_is_found() -> None:
+    ascending = numpy.array([3, 5, 9], numpy.uint64)
+    values = numpy.array([0, 3, 4, 9, 10], numpy.uint64)
+    assert is_among(values, ascending).tolist() == [False, True, False, True, False]
+    assert not is_among(values, numpy.zeros(0, numpy.uint64)).any()
+
+
+def test_the_first_event_of_a_key_tells_what_it_was() -> None:
+    touched = Touched(["id"])
+    touched.add(
+        logged(
+            ("update_preimage", 1, "old"),
+            ("update_postimage", 1, "new"),
+            ("insert", 2, "born"),
+            ("delete", 3, "gone"),
+            ("insert", 3, "back"),
+        )
+    )
+    # Later events of the same keys tell nothing more; moves of a key touch both.
+    touched.add(
+        logged(
+            ("delete", 1, "new"),
+            ("update_preimage", 4, "moves"),
+            ("update_postimage", 5, "moves"),
+            ("delete", 2, "born"),
+        )
+    )
+    rows = [row for one in touched.before() for row in one.rows.to_pylist()]
+    assert sorted((row["id"], row["owner"]) for row in rows) == [(1, "old"), (3, "gone"), (4, "moves")]
+    assert {row["_change_type"] for row in rows} == {"insert"}
+    now = logged(*(("insert", number, "now") for number in range(8)))
+    assert touched.untouched(now).rows.column("id").to_pylist() == [0, 6, 7]
+
+
+def test_partial_images_are_refused() -> None:
+    changes = logged(("delete", 1, "x"))
+    metadata = changes.rows.column("_metadata")
+    absent = pyarrow.array([["owner"]], metadata.type.field("absent").type)
+    fields = [absent if one.name == "absent" else metadata.field(one.name) for one in metadata.type]
+    made = pyarrow.StructArray.from_arrays(fields, fields=list(metadata.type))
+    index = changes.rows.schema.get_field_index("_metadata")
+    rows = changes.rows.set_column(index, changes.rows.schema.field(index), made)
+    with pytest.raises(ServerUnsupported, match="partial images"):
+        Touched(["id"]).add(changes.with_rows(rows))
+
+
+def test_differences_say_what_differs_and_how() -> None:
+    expected = as_changes(
+        TARGET,
+        batch(
+            (1, "same", Decimal("1.50"), '{"a": 1, "b": [1, 2]}'),
+            (2, "mine", Decimal("2.00"), '{"a": 1}'),
+            (3, "missing"),
+            (4, "twice"),
+            (6, "null", None, None),
+        ),
+        "insert",
+        Position(0, "bin.000001", 160),
+        instance="here",
+    )
+    theirs = batch(
+        (4, "twice"),
+        (2, "theirs", Decimal("2.00"), '{"a": 2}'),
+        (1, "same", Decimal("1.50"), '{"b":[1,2],"a":1.0}'),
+        (4, "twice"),
+        (5, "besides"),
+        (6, "null", None, "null"),
+    )
+    found = list(differences(TARGET, TARGET.column_names, [expected], [theirs]))
+    assert sorted((one.row["id"], str(one.kind), one.columns) for one in found) == [
+        (2, "changed", ("owner", "plan")),
+        (3, "missing", ()),
+        (4, "extra", ()),
+        (5, "extra", ()),
+        (6, "changed", ("plan",)),
+    ]
+    assert not list(
+        differences(
+            TARGET, ("id", "total"), [expected.with_rows(expected.rows.slice(0, 2))], [theirs.slice(1, 2)]
+        )
+    )
+    (missing,) = [one for one in found if one.kind is Kind.MISSING]
+    assert missing.target is None
+
+
+def test_rows_become_changes_that_stand_before_what_follows_a_position() -> None:
+    place = Position(0, "bin.000002", 3200)
+    made = as_changes(TARGET, batch((1, "x"), (2, "y")), "delete", place, instance="here")
+    (first, second) = made.rows.to_pylist()
+    assert place.commit_version > first["_commit_version"] > Position(0, "bin.000002", 3168).commit_version
+    assert [one["_metadata"]["row"] for one in (first, second)] == [0, 1]
+    assert first["_change_type"] == "delete"
+    assert first["_metadata"]["instance"] == "here"

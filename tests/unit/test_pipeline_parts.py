@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""To which part a row goes, and blobs of rows."""
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+
+from penstock.changes import Changes, Origin, Target
+from penstock.model import Column, TableName
+from penstock.sinks.sink import Spread
+from penstock.spark.pipeline import parts as parts_module
+from penstock.spark.pipeline.parts import Run, blob_of, changes_of, in_log_order, parts_of, slices
+
+METADATA = pyarrow.struct([("row", pyarrow.int32())])
+
+
+def target_of(kind: str, *, charset: str | None = None) -> Target:
+    columns = (Column("id", kind, charset, False), Column("other", "int"))
+    return Target(TableName("shop", "t"), columns, ("id",))
+
+
+def keys_of(values: list[Any], kind: pyarrow.DataType) -> pyarrow.RecordBatch:
+    return pyarrow.record_batch({"id": pyarrow.array(values, kind)})
+
+
+def changes(table: str, places: list[tuple[int, int, str]]) -> Changes:
+    rows = pyarrow.record_batch(
+        {
+            "id": pyarrow.array([row for _, row, _ in places], pyarrow.int64()),
+            "_change_type": [kind for _, _, kind in places],
+            "_commit_version": pyarrow.array([version for version, _, _ in places], pyarrow.int64()),
+            "_metadata": pyarrow.array([{"row": row} for _, row, _ in places], METADATA),
+        }
+    )
+    name = TableName("shop", table)
+    return Changes(Target(name, (Column("id", "bigint"),), ("id",)), rows, name, Origin.LOG)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ["Code 7", "CODE 7", "code 7  ", "c\u00f6de 7", "co\u0301de 7", "\uff23ode \uff17", "code \u0667"],
+        ["stra\u00dfe 12", "STRASSE 12", "strasse 12"],
+        ["", " ", "\t"],
+    ],
+)
+def test_texts_that_a_collation_takes_for_one_key_are_in_one_part(same: list[str]) -> None:
+    rows = keys_of(same, pyarrow.string())
+    found = parts_of(target_of("varchar(40)", charset="utf8mb4"), rows, Spread.KEYS, 97, divided=True)
+    assert len(set(numpy.atleast_1d(found).tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrow", "values"),
+    [
+        ("bigint", pyarrow.int64(), list(range(4000))),
+        ("bigint unsigned", pyarrow.decimal128(20, 0), [Decimal(2**63 + one) for one in range(4000)]),
+        ("varchar(20)", pyarrow.string(), [f"user-{one}" for one in range(4000)]),
+        ("char(36)", pyarrow.string(), [f"{one * 7919:032x}" for one in range(4000)]),
+        ("binary(16)", pyarrow.binary(), [(one * 7919).to_bytes(16) for one in range(4000)]),
+        (
+            "datetime",
+            pyarrow.timestamp("us"),
+            [datetime.datetime(2026, 1, 1) + datetime.timedelta(seconds=one) for one in range(4000)],
+        ),
+        ("date", pyarrow.date32(), [datetime.date.fromordinal(700000 + one) for one in range(4000)]),
+    ],
+)
+def test_keys_of_every_kind_spread_evenly(kind: str, arrow: pyarrow.DataType, values: list[Any]) -> None:
+    found = parts_of(target_of(kind), keys_of(values, arrow), Spread.KEYS, 8, divided=True)
+    counts = numpy.bincount(found, minlength=8)
+    assert counts.min() > 250, counts
+    # A slice of a column has the parts that its rows have in the whole.
+    sliced = parts_of(target_of(kind), keys_of(values, arrow).slice(100, 50), Spread.KEYS, 8, divided=True)
+    assert sliced.tolist() == found[100:150].tolist()
+
+
+def test_rows_that_may_share_another_key_stay_together() -> None:
+    rows = keys_of(list(range(100)), pyarrow.int64())
+    assert isinstance(parts_of(target_of("bigint"), rows, Spread.KEYS, 8, divided=False), int)
+    assert isinstance(parts_of(target_of("bigint"), rows, Spread.TABLES, 8, divided=True), int)
+    assert parts_of(target_of("bigint"), rows, Spread.WHOLE, 8, divided=True) == 0
+
+
+def test_a_blob_gives_back_what_it_was_given() -> None:
+    one = changes("a", [(1, 0, "insert"), (2, 1, "insert"), (4, 0, "delete")])
+    two = changes("b", [(2, 0, "insert"), (3, 0, "insert")])
+    runs = in_log_order([one, two])
+    assert runs == [Run(0, 0, 1), Run(1, 0, 1), Run(0, 1, 1), Run(1, 1, 1), Run(0, 2, 1)]
+    found = list(changes_of(blob_of([one, two], runs)))
+    assert [(part.source.table, part.rows.column("_commit_version").to_pylist()) for part in found] == [
+        ("a", [1]),
+        ("b", [2]),
+        ("a", [2]),
+        ("b", [3]),
+        ("a", [4]),
+    ]
+    assert found[0].target == one.target
+    assert next(changes_of(blob_of([one]))).rows.equals(one.rows)
+
+
+def test_a_large_batch_is_cut_between_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "BLOB_BYTES", 512)
+    kinds = ["insert", "update_preimage", "update_postimage"] * 40
+    whole = changes("a", [(number, number, kind) for number, kind in enumerate(kinds)])
+    pieces = list(slices(whole))
+    assert len(pieces) > 3
+    assert all(piece.rows.column("_change_type")[0].as_py() != "update_postimage" for piece in pieces)
+    joined = pyarrow.Table.from_batches([piece.rows for piece in pieces])
+    assert joined.combine_chunks().to_batches()[0].equals(whole.rows)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pipeline must not forget, and who may write it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import LeaseLost, OptionInvalid
+from penstock.model import TableName
+from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
+from penstock.pipeline.state import PipelineState, TableLoad
+from penstock.source.bounds import Bounds
+from penstock.source.source import ByteRange
+
+RECORD = BatchRecord(
+    1,
+    {"shop": {"file": "b.000001", "offset": 4}},
+    {"shop": {"file": "b.000001", "offset": 900}},
+    (
+        RangeWork(
+            "shop", ByteRange(2, "b.000001", 4, 900, True), Bounds(gtid_after="x"), 2, "key", ((1, "key"),)
+        ),
+    ),
+    (ChunkWork("shop", TableName("d", "t"), {"table": ["d", "t"]}, "a > 1", remove=True, request="r"),),
+    4,
+    {"shop/d.t": 1},
+    ("r",),
+    ("d.t",),
+)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/state.db"
+
+
+def test_a_batch_that_was_begun_is_found_by_the_next_runner_until_it_is_done(url: str) -> None:
+    first = PipelineState.open(url, "lake")
+    standing = first.take()
+    standing = first.write(replace(standing, loads={"shop/d.t": TableLoad(chunks=2)}, planned=True))
+    first.begin(RECORD)
+    first.close()
+    second = PipelineState.open(url, "lake")
+    standing = second.take()
+    assert second.begun(standing) == RECORD
+    done = second.write(standing.after(RECORD))
+    assert (done.number, done.offsets, done.loads["shop/d.t"].done) == (1, RECORD.end, 1)
+    assert done.loading
+    assert second.begun(done) is None
+    second.close()
+
+
+def test_one_runs_a_pipeline_and_who_lost_it_writes_no_more(url: str) -> None:
+    first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
+    standing = first.take()
+    with pytest.raises(LeaseLost, match="run by"):
+        other.take()
+    with pytest.raises(LeaseLost):
+        other.reset()
+    # The lease runs out, and another takes over, while the first still believes in it.
+    assert first._lease is not None
+    first.store.delete(first._lease.path)
+    other.take()
+    with pytest.raises(LeaseLost, match="taken"):
+        first.write(standing)
+    other.begin(RECORD)
+    with pytest.raises(LeaseLost, match="taken"):
+        first.begin(replace(RECORD, parts=9))
+    other.close()
+    first.store.close()
+
+
+def test_a_runner_finds_out_that_another_took_over_before_it_writes(url: str) -> None:
+    first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
+    with pytest.raises(LeaseLost):
+        first.confirm()
+    standing = first.take()
+    first.confirm()
+    first.begin(RECORD)
+    first.write(replace(standing, number=1))
+    first.confirm()
+    assert not other.lost
+    # It was paused for so long that its lease ran out.
+    assert first._lease is not None
+    first.store.delete(first._lease.path)
+    other.take()
+    other.confirm()
+    with pytest.raises(LeaseLost, match="taken"):
+        first.confirm()
+    assert first.lost
+    other.close()
+    third = PipelineState.open(url, "lake")
+    third.take()
+    for name in ("lease", "standing"):
+        third.store.delete(f"/pipelines/lake/{name}")
+    with pytest.raises(LeaseLost, match="reset"):
+        third.confirm()
+    third.store.close()
+    first.store.close()
+
+
+def test_a_value_of_any_size_is_kept_whole(url: str) -> None:
+    state = PipelineState.open(url, "lake")
+    for size in (10, 200_000, 10):
+        value = [f"{number * 7919 % 1000003:x}" for number in range(size)]
+        state.put_large("chunks", value)
+        assert state.get_large("chunks") == value
+    assert not state.store.list("/pipelines/lake/chunks"), "pages of older values are gone"
+    state.drop_large("chunks")
+    assert state.get_large("chunks") is None
+    state.close()
+
+
+def test_resnapshots_are_asked_for_once_and_reset_forgets_all(url: str) -> None:
+    state = PipelineState.open(url, "lake")
+    with pytest.raises(OptionInvalid, match="never ran"):
+        state.request_resnapshot("shop", TableName("d", "t"))
+    generation = state.take().generation
+    for _ in range(2):
+        state.request_resnapshot("shop", TableName("d", "t"), "a > 1", number="ddl-1")
+    (wish,) = state.requests()
+    state.note_request(wish, "done")
+    assert [(one.where, one.state) for one in state.requests()] == [("a > 1", "done")]
+    state.pause("upkeep")
+    assert state.paused
+    state.close()
+    state = PipelineState.open(url, "lake")
+    assert PipelineState.names(state.store) == ["lake"]
+    state.reset()
+    assert state.standing() is None
+    assert not state.paused
+    assert state.take().generation != generation
+    state.close()

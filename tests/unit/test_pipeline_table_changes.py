@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What statements mean for a pipeline's tables."""
+
+import pytest
+
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.model import Column, Position, TableName, TablePatterns
+from penstock.pipeline.ghosts import PipelinePatterns, table_of_ghost
+from penstock.pipeline.table_changes import columns_after, consequences_of, keeps_values
+from penstock.source.reading import LoggedStatement
+from penstock.source.statement import altered_table, emptied_tables, named_by
+
+T = TableName("d", "t")
+COLUMNS = {T: (Column("id", "int", None, False), Column("name", "varchar(20)", "utf8mb4"))}
+SPELLING = ServerSpelling()
+
+
+def statement(text: str) -> LoggedStatement:
+    tables, databases = named_by(text, "d")
+    altered = altered_table(text, "d")
+    place = Position(0, "b.000001", 4)
+    return LoggedStatement(
+        text,
+        "d",
+        place,
+        place,
+        frozenset(tables | ({altered} if altered else set())),
+        frozenset(databases),
+        frozenset(emptied_tables(text, "d")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reread"),
+    [
+        ("ALTER TABLE t ADD COLUMN a INT", False),
+        ("ALTER TABLE t ADD COLUMN a INT NULL DEFAULT NULL AFTER id", False),
+        ("ALTER TABLE t ADD COLUMN a INT DEFAULT 5", True),
+        ("ALTER TABLE t ADD COLUMN a INT NOT NULL", True),
+        ("ALTER TABLE t ADD COLUMN a INT AS (id + 1) STORED", True),
+        ("ALTER TABLE t ADD COLUMN a INT AUTO_INCREMENT UNIQUE", True),
+        ("ALTER TABLE t DROP COLUMN name", False),
+        ("ALTER TABLE t ADD INDEX (name)", False),
+        ("ALTER TABLE t MODIFY id BIGINT NOT NULL", False),
+        ("ALTER TABLE t MODIFY id INT UNSIGNED NOT NULL", True),
+        ("ALTER TABLE t MODIFY name VARCHAR(40)", False),
+        ("ALTER TABLE t MODIFY name VARCHAR(10)", True),
+        ("ALTER TABLE t MODIFY name TEXT", False),
+        ("ALTER TABLE t CHANGE name title VARCHAR(20)", True),
+        ("ALTER TABLE t RENAME COLUMN name TO title", True),
+    ],
+)
+def test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows(text: str, reread: bool) -> None:
+    assert (T in consequences_of(statement(text), SPELLING, COLUMNS).reread) == reread
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("TRUNCATE TABLE t", {"emptied"}),
+        ("TRUNCATE t", {"emptied"}),
+        ("DROP TABLE t", {"gone"}),
+        ("CREATE TABLE t (id INT)", {"come", "made"}),
+        ("CREATE TABLE IF NOT EXISTS t (id INT)", {"come"}),
+        ("CREATE TABLE t LIKE u", {"come", "made"}),
+        ("RENAME TABLE t TO u", {"gone"}),
+        ("RENAME TABLE u TO t", {"replaced"}),
+        ("RENAME TABLE t TO _t_del, _t_gho TO t", {"swapped"}),
+        ("ALTER TABLE t DROP PARTITION p0", {"replaced"}),
+        ("ALTER TABLE t TRUNCATE PARTITION p0", {"replaced"}),
+        ("ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE u", {"replaced"}),
+    ],
+)
+def test_tables_come_and_go(text: str, what: set[str]) -> None:
+    found = consequences_of(statement(text), SPELLING, COLUMNS)
+    fields = ("emptied", "gone", "come", "made", "replaced", "swapped")
+    assert {name for name in fields if T in getattr(found, name)} == what
+
+
+def test_columns_are_followed_through_statements() -> None:
+    columns = columns_after(T, COLUMNS[T], "ALTER TABLE t ADD COLUMN a INT, DROP COLUMN name", "d", SPELLING)
+    assert columns is not None
+    assert [column.name for column in columns] == ["id", "a"]
+    assert columns_after(T, COLUMNS[T], "ALTER TABLE t DROP COLUMN nothing", "d", SPELLING) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ("int", "bigint", True),
+        ("int(11)", "int", True),
+        ("int unsigned", "bigint", True),
+        ("int", "bigint unsigned", False),
+        ("varchar(20)", "varchar(30)", True),
+        ("varchar(20)", "char(30)", False),
+        ("decimal(10,2)", "decimal(12,2)", True),
+        ("decimal(10,2)", "decimal(12,3)", False),
+        ("enum('a','b')", "enum('a','b','c')", True),
+        ("enum('a','b')", "enum('b','a')", False),
+        ("float", "double", False),
+        ("text", "longtext", True),
+        ("longtext", "text", False),
+    ],
+)
+def test_a_type_that_widens_keeps_values(old: str, new: str, kept: bool) -> None:
+    assert keeps_values(old, new) == kept
+
+
+def test_ghosts_belong_to_their_tables() -> None:
+    for ghost in ("_t_gho", "_t_ghc", "_t_del", "_t_20261121101500_del", "_t_new", "_t_old", "__t_old"):
+        assert table_of_ghost(TableName("d", ghost)) == T
+    patterns = PipelinePatterns(TablePatterns("d.*"), frozenset({TableName("d", "x")}))
+    assert patterns.matches("d", "t")
+    assert patterns.matches("d", "t_new")
+    assert not patterns.matches("d", "_t_gho")
+    assert not patterns.matches("d", "x")
+    # Whoever names it wants it.
+    assert PipelinePatterns(TablePatterns("d._t_new")).matches("d", "_t_new")

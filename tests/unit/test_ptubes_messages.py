@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Ptubes' clients send and are sent, byte for byte, and read by a protobuf library."""
+
+import json
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock._native import shard_slots
+from penstock.errors import EventMalformed, OptionInvalid
+from penstock.limits import PTUBES_FETCH_BYTES_MAX
+from penstock.model import TableName
+from penstock.serve.wire.ptubes_heads import RequestHeads
+from penstock.serve.wire.ptubes_messages import (
+    CheckpointMode,
+    FetchRequest,
+    PtubesCheckpoint,
+    PtubesSubscription,
+    ShardMessages,
+    checkpoint_in,
+    envelope,
+    error_envelope,
+)
+from tests.ptubes_packet import ERROR, PARTITIONED, Checkpoint, RdsEnvelope, RdsEvent, RdsPartitionedMessage
+
+
+def subscription(**changes: Any) -> bytes:
+    """A subscribe request as the SDK's JSON library writes it."""
+    whole: dict[str, Any] = {
+        "partitionClusterInfo": {"partitionTotal": 11, "partitionSet": [3, 0, 3]},
+        "serviceGroupInfo": {
+            "taskName": "cache",
+            "serviceGroupName": "shop",
+            "databaseInfoSet": [{"databaseName": "shop", "tableNames": ["orders", "odd.name"]}],
+        },
+        "buffaloCheckpoint": {
+            "versionTs": 7,
+            "checkpointMode": "NORMAL",
+            "uuid": "5c8e94a1-63a8-11ef-9f4e-0242ac110002",
+            "transactionId": 12,
+            "eventIndex": 2,
+            "serverId": -5,
+            "binlogFile": 3,
+            "binlogOffset": 1542,
+            "timestamp": 1_700_000_000_123,
+        },
+        "needEndTransaction": False,
+        "needDDL": True,
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = whole
+        for parent in parents:
+            place = place[parent]
+        if value is None:
+            place.pop(last)
+        else:
+            place[last] = value
+    return json.dumps(whole).encode()
+
+
+def framed(*events: bytes) -> pyarrow.LargeBinaryArray:
+    values = []
+    for event in events:
+        length = len(event)
+        prefix = bytearray(b"\x1a")
+        while length > 0x7F:
+            prefix.append(length & 0x7F | 0x80)
+            length >>= 7
+        values.append(bytes(prefix) + bytes([length]) + event)
+    return pyarrow.array(values, pyarrow.large_binary())
+
+
+# --- Requests -------------------------------------------------------------------------------
+
+
+def test_a_subscription_is_read_as_the_sdk_writes_it() -> None:
+    found = PtubesSubscription.parse(subscription())
+    assert (found.instance, found.task) == ("shop", "cache")
+    assert found.tables == (TableName("shop", "orders"), TableName("shop", "odd.name"))
+    assert (found.shard_count, found.shards) == (11, (0, 3))
+    assert (found.need_end, found.need_ddl) == (False, True)
+    assert found.codec == "PROTOCOL_BUFFER"
+    assert found.checkpoint == PtubesCheckpoint(
+        CheckpointMode.NORMAL,
+        "5c8e94a1-63a8-11ef-9f4e-0242ac110002",
+        transaction_id=12,
+        event_index=2,
+        server_id=-5,
+        binlog_file=3,
+        binlog_offset=1542,
+        timestamp=1_700_000_000_123,
+        version_ts=7,
+    )
+
+
+def test_what_a_subscription_leaves_out_has_the_servers_defaults() -> None:
+    found = PtubesSubscription.parse(subscription(needEndTransaction=None, needDDL=None))
+    assert (found.need_end, found.need_ddl) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        subscription(serviceGroupInfo=None),
+        subscription(serviceGroupInfo__databaseInfoSet=[]),
+        subscription(serviceGroupInfo__databaseInfoSet=[{"databaseName": "shop", "tableNames": [3]}]),
+        subscription(serviceGroupInfo__serviceGroupName=5),
+        subscription(partitionClusterInfo__partitionTotal=0),
+        subscription(partitionClusterInfo__partitionTotal=40_000),
+        subscription(partitionClusterInfo__partitionTotal=True),
+        subscription(partitionClusterInfo__partitionSet=[11]),
+        subscription(partitionClusterInfo__partitionSet=["1"]),
+        subscription(buffaloCheckpoint=None),
+        subscription(buffaloCheckpoint__checkpointMode="WHENEVER"),
+        subscription(buffaloCheckpoint__binlogOffset=1 << 63),
+        subscription(needDDL="yes"),
+    ],
+)
+def test_what_is_no_subscription_is_refused(body: bytes) -> None:
+    with pytest.raises(OptionInvalid):
+        PtubesSubscription.parse(body)
+
+
+def test_a_fetch_is_bounded_by_us_as_well() -> None:
+    request = FetchRequest.parse(b'{"batchSize": 1000, "timeoutMs": 50, "maxByteSize": 1000000}')
+    assert (request.events_max, request.bytes_max, request.seconds_max) == (1000, 1_000_000, 0.05)
+    request = FetchRequest.parse(
+        b'{"batchSize": 2000000000, "timeoutMs": 86400000, "maxByteSize": 2000000000}'
+    )
+    assert request.events_max < 100_000
+    assert request.bytes_max == PTUBES_FETCH_BYTES_MAX
+    assert request.seconds_max <= 10.0
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"batchSize": 0, "timeoutMs": 5, "maxByteSize": 5}', b"null"])
+def test_what_is_no_fetch_is_refused(body: bytes) -> None:
+    with pytest.raises(OptionInvalid):
+        FetchRequest.parse(body)
+
+
+# --- Answers, byte for byte -----------------------------------------------------------------
+
+
+def test_the_empty_envelope_is_its_message_type() -> None:
+    assert envelope([], None) == b"\x10\x01"
+
+
+def test_an_envelope_of_two_shards() -> None:
+    one, both = ShardMessages(), ShardMessages()
+    one.add(framed(b"AB"))
+    both.add(framed(b"AB", b"C"))
+    assert envelope([(0, one), (300, both)], b"\x28\x03") == bytes.fromhex(
+        "1001"  # messageType PARTITIONEDMESSAGE
+        "1a20"  # message: 32 bytes
+        "0a0c 0800 1208"  # map entry of 12 bytes: key 0, an RdsMessage of 8 bytes
+        "0801 1002 1a024142"  # messageCount 1, messageSize 2, AB
+        "0a10 08ac02 120b"  # map entry: key 300, an RdsMessage of 11 bytes
+        "0802 1003 1a024142 1a0143"  # messageCount 2, messageSize 3, AB, C
+        "3003"  # totalEventCount: an event that goes to two shards counts twice
+        "4202 2803".replace(" ", "")  # latestCheckpoint: binlogFile 3
+    )
+
+
+def test_sizes_are_told_without_framing_whatever_its_length() -> None:
+    lengths = [0, 1, 127, 128, 129, 16_383, 16_384, 16_385, 2_097_151, 2_097_152]
+    messages = ShardMessages()
+    messages.add(framed(*(b"x" * length for length in lengths)))
+    found = RdsEnvelope.FromString(envelope([(4, messages)], None))
+    (message,) = RdsPartitionedMessage.FromString(found.message).partitionMessages.values()
+    assert message.messageSize == sum(lengths)
+    assert [len(one) for one in message.messages] == lengths
+
+
+def test_a_slice_of_a_column_is_sent_and_nothing_beside_it() -> None:
+    values = framed(b"first", b"second", b"third", b"fourth").slice(1, 2)
+    messages = ShardMessages()
+    messages.add(values)
+    found = RdsEnvelope.FromString(envelope([(1, messages)], None))
+    (message,) = RdsPartitionedMessage.FromString(found.message).partitionMessages.values()
+    assert list(message.messages) == [b"second", b"third"]
+
+
+def test_a_checkpoint_is_what_a_protobuf_library_reads_and_writes() -> None:
+    ours = PtubesCheckpoint(
+        uuid="5c8e94a1-63a8-11ef-9f4e-0242ac110002",
+        transaction_id=1 << 40,
+        event_index=-1,
+        server_id=-5,
+        binlog_file=3,
+        binlog_offset=5 << 30,
+        timestamp=1_700_000_000_123,
+        version_ts=7,
+    )
+    theirs = Checkpoint(
+        uuid=ours.uuid,
+        transactionId=1 << 40,
+        eventIndex=-1,
+        serverId=-5,
+        binlogFile=3,
+        binlogOffset=5 << 30,
+        timestamp=1_700_000_000_123,
+        versionTs=7,
+    )
+    assert ours.encode() == theirs.SerializeToString(deterministic=True)
+    assert PtubesCheckpoint.decode(theirs.SerializeToString()) == ours
+
+
+def test_the_checkpoint_of_an_event_is_found_wherever_it_stands() -> None:
+    event = RdsEvent(sql="x" * 300)
+    event.header.tableName = "shop.orders"
+    event.header.version = 1
+    event.header.checkpoint.eventIndex = 5
+    (value,) = framed(event.SerializeToString()).to_pylist()
+    assert PtubesCheckpoint.decode(checkpoint_in(value)).event_index == 5
+    for cut in range(len(value) - 1):
+        with pytest.raises(EventMalformed):
+            checkpoint_in(value[:cut])
+
+
+def test_an_error_is_an_envelope_with_a_code() -> None:
+    found = RdsEnvelope.FromString(error_envelope(3, "purged"))
+    assert (found.messageType, found.error_code, found.error_message) == (ERROR, 3, "purged")
+    assert found.messageType != PARTITIONED
+
+
+# --- Shards ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "slot", "shard"),
+    [
+        (0, pyarrow.int64(), 961, 4),
+        (1, pyarrow.int64(), 962, 5),
+        (42, pyarrow.int32(), 1003, 2),
+        (1001, pyarrow.int64(), 1962, 4),
+        (-1, pyarrow.int64(), 961, 4),
+        (2_147_483_648, pyarrow.int64(), 31_808, 7),
+        (1_099_511_627_783, pyarrow.int64(), 1224, 3),
+        (1_000_000_000_000_000, pyarrow.int64(), 9528, 2),
+        ("", pyarrow.string(), 992, 2),
+        ("abc", pyarrow.string(), 31_812, 0),
+        ("1", pyarrow.string(), 1041, 7),
+        ("order-10001", pyarrow.string(), 12_646, 7),
+        ("10.50", pyarrow.string(), 3644, 3),
+        ("用户", pyarrow.string(), 5644, 1),
+    ],
+)
+def test_the_shard_of_a_key(key: object, kind: Any, slot: int, shard: int) -> None:
+    batch = pyarrow.record_batch({"id": pyarrow.array([key], kind)})
+    (found,) = pyarrow.array(shard_slots(batch, ["id"])).to_pylist()
+    assert (found, found % 11) == (slot, shard)
+
+
+def test_the_shard_of_a_key_of_two_columns() -> None:
+    batch = pyarrow.record_batch({"id": pyarrow.array([12]), "name": pyarrow.array(["ab"])})
+    assert pyarrow.array(shard_slots(batch, ["id", "name"])).to_pylist() == [4624]
+
+
+# --- Heads ----------------------------------------------------------------------------------
+
+_BODY = b'{"batchSize": 1}'
+_HEAD = b"POST /v1/fetchMessages HTTP/1.1\r\ncontent-length: 16\r\n\r\n"
+_NAMED = b"POST /v1/fetchMessages HTTP/1.1\r\nHost: localhost\r\ncontent-length: 16\r\n\r\n"
+
+
+@pytest.mark.parametrize("step", [1, 7, 33, 1000])
+def test_requests_that_name_no_host_are_given_one_however_they_are_cut(step: int) -> None:
+    came = (_HEAD + _BODY) * 3
+    heads = RequestHeads()
+    read = b"".join(heads.feed(came[at : at + step]) for at in range(0, len(came), step))
+    assert read == (_NAMED + _BODY) * 3
+
+
+def test_a_body_that_looks_like_a_head_stays_as_it_is() -> None:
+    body = b"GET / HTTP/1.1\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nContent-Length: 18\r\nHost: there\r\n\r\n"
+    assert RequestHeads().feed(head + body + head) == head + body + head
+
+
+def test_a_head_without_an_end_takes_no_more_memory_than_heads_may() -> None:
+    heads = RequestHeads()
+    read = b"".join(heads.feed(b"x" * 10_000) for _ in range(20))
+    assert read == b"x" * 200_000

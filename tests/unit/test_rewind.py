@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_before
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.schema_reader import ServerDefaults
+from penstock.capture.table_definition import TableDefinition
+from penstock.model import Position, TableName
+
+SPELLING = ServerSpelling(version=(9, 7, 4))
+CREATE = "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20), c ENUM('x', 'y'))"
+NAME = TableName("shop", "t")
+
+
+def at(number: int) -> Position:
+    return Position(0, "bin.000001", 100 * number)
+
+
+def followed(statements: list[str]) -> SchemaHistory:
+    history = SchemaHistory(ServerDefaults(SPELLING, "utf8mb4", {}, False))
+    for number, text in enumerate([CREATE, *statements]):
+        history.apply(text, "shop", at(number))
+    return history
+
+
+def newest(history: SchemaHistory, name: TableName) -> TableDefinition | None:
+    schema = history.schema(name.database, name.table)
+    return TableDefinition(schema, "utf8mb4") if schema is not None else None
+
+
+def before(statements: list[str], name: TableName = NAME) -> list[str]:
+    """Return the columns that rewinding tells from the end of the statements."""
+    history = followed(statements)
+    logged = [LoggedStatement(at(number), "shop", text) for number, text in enumerate(statements, start=1)]
+    definition = definition_before(name, logged, lambda now: newest(history, now), SPELLING)
+    assert definition is not None
+    assert definition.schema.name == name
+    return [f"{column.name} {column.type_text}" for column in definition.schema.columns]
+
+
+ORIGINAL = ["a int", "b varchar(20)", "c enum('x','y')"]
+
+numbers = st.integers(0, 9)
+steps = st.one_of(
+    st.builds(lambda n: f"ADD COLUMN n{n} INT", numbers),
+    st.builds(lambda n: f"ADD COLUMN n{n} TEXT FIRST", numbers),
+    st.builds(lambda n: f"ADD COLUMN n{n} INT AFTER b", numbers),
+    st.builds(lambda n, m: f"RENAME COLUMN n{n} TO n{m}", numbers, numbers),
+    st.just("ENGINE = InnoDB"),
+    st.just("ADD INDEX (b)"),
+    st.just("DROP PRIMARY KEY"),
+)
+
+
+@given(st.lists(st.lists(steps, min_size=1, max_size=3), max_size=6))
+def test_rewinding_undoes_what_was_followed(alterations: list[list[str]]) -> None:
+    # Only statements that fit the table are run by a server, so only those are in its log.
+    accepted: list[str] = []
+    for alteration in alterations:
+        text = "ALTER TABLE t " + ", ".join(alteration)
+        if not followed([*accepted, text]).needs_reread(NAME):
+            accepted.append(text)
+    assert before(accepted) == ORIGINAL
+
+
+def test_columns_that_trade_names_get_their_own_back() -> None:
+    assert before(["ALTER TABLE t RENAME COLUMN a TO b, RENAME COLUMN b TO a"]) == ORIGINAL
+
+
+def test_a_name_is_followed_to_what_it_is_called_now() -> None:
+    assert (
+        before(["RENAME TABLE t TO u", "ALTER TABLE u ADD d INT, RENAME v", "CREATE TABLE t (z INT)"])
+        == ORIGINAL
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE t DROP COLUMN c",
+        "ALTER TABLE t MODIFY b VARCHAR(40)",
+        "ALTER TABLE t CHANGE b bb VARCHAR(20)",
+        "ALTER TABLE t CONVERT TO CHARACTER SET latin1",
+        "ALTER TABLE t ADD d NOVELTY",
+        "DROP TABLE t",
+        "DROP DATABASE shop",
+        "CREATE OR REPLACE TABLE t (z INT)",
+        "RENAME TABLE other TO t",
+        "FROBNICATE EVERYTHING",
+    ],
+)
+def test_what_cannot_be_taken_back_is_named(statement: str) -> None:
+    harmless = LoggedStatement(at(1), "shop", "ALTER TABLE t ADD e INT")
+    hiding = LoggedStatement(at(2), "shop", statement)
+    history = followed([harmless.text])
+    with pytest.raises(CannotRewind) as stopped:
+        definition_before(NAME, [harmless, hiding], lambda now: newest(history, now), SPELLING)
+    assert stopped.value.statement == hiding
+
+
+def test_other_tables_statements_hide_nothing() -> None:
+    assert (
+        before(["CREATE TABLE o (a INT)", "ALTER TABLE o DROP COLUMN a, ADD b INT", "DROP TABLE o"])
+        == ORIGINAL
+    )

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histories of rows in Delta: which row was the source's from which commit until which."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+
+from penstock.changes import Changes, Origin, Target
+from penstock.errors import ConnectionLost, DiskFailed, ValueMalformed
+from penstock.sinks import delta_table
+from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+
+ORDERS = target_of({"id": "int", "note": "varchar(40)"})
+# A row's note, and the versions from and until which it was there.
+Period = tuple[str | None, int, int | None]
+Step = Changes | tuple[Target, int]
+
+
+class Lake:
+    """Batches into a folder, and what stands in a table of it afterwards."""
+
+    def __init__(self, path: Path, mode: str = "history") -> None:
+        told = {"path": str(path), "mode": mode}
+        self.sink: Sink = make_sink("delta", settings_of("delta").model_validate(told))
+        self.path = path
+
+    def batch(self, number: int, *steps: Step, generation: str = "g", loads: bool = False) -> Receipt:
+        """Write changes in one part; a target and a version tell that the table was emptied there."""
+        mark = BatchMark("shop", generation, number, loads)
+        for one in steps:
+            self.sink.prepare(one[0] if isinstance(one, tuple) else one.target, Evolution.EVOLVE)
+        writer = self.sink.open(mark, 0)
+        try:
+            for one in steps:
+                if isinstance(one, tuple):
+                    writer.empty(*one)
+                else:
+                    writer.write(one)
+            receipt = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        self.sink.commit(mark, [receipt])
+        return receipt
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(deltalake.DeltaTable(str(self.path / "shop/orders")).to_pyarrow_table().to_pylist())
+
+    def periods(self) -> list[Period]:
+        found = [(row["note"], row["_valid_from_version"], row["_valid_to_version"]) for row in self.rows()]
+        return sorted(found, key=lambda one: (one[1], str(one[0])))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def log(*made: list[Made]) -> Changes:
+    return changes_of(ORDERS, *made)
+
+
+def load(*made: list[Made]) -> Changes:
+    return changes_of(ORDERS, *made, origin=Origin.LOAD)
+
+
+def change(version: int, before: str, after: str, key: int = 1) -> list[Made]:
+    return update(version, {"id": key, "note": before}, {"id": key, "note": after})
+
+
+def test_each_batch_ends_rows_of_those_before_it(lake: Lake) -> None:
+    batches = [
+        log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="x")),
+        log(change(2, "a", "b"), change(3, "b", "c")),
+        log(delete(4, id=2, note="x")),
+        log(insert(5, id=2, note="y"), delete(6, id=1, note="c")),
+    ]
+    for number, changes in enumerate(batches, 1):
+        for _ in range(2):
+            lake.batch(number, changes)
+    assert lake.periods() == [("a", 1, 2), ("x", 1, 4), ("b", 2, 3), ("c", 3, 6), ("y", 5, None)]
+    ends = {row["note"]: (row["_valid_from"], row["_valid_to"]) for row in lake.rows()}
+    assert ends["c"][1] == changes_of(ORDERS, insert(6)).rows.column("_commit_timestamp")[0].as_py()
+    assert ends["y"][1] is None
+
+
+def test_a_row_that_gets_another_key_ends_under_the_old_one(lake: Lake) -> None:
+    lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
+    swap = log(
+        update(2, {"id": 1, "note": "a"}, {"id": 9, "note": "a"}),
+        update(2, {"id": 2, "note": "b"}, {"id": 1, "note": "b"}, 1),
+        update(2, {"id": 9, "note": "a"}, {"id": 2, "note": "a"}, 2),
+    )
+    lake.batch(2, swap)
+    open_rows = {row["id"]: row["note"] for row in lake.rows() if row["_valid_to_version"] is None}
+    assert open_rows == {1: "b", 2: "a"}
+    ended = [
+        (row["id"], row["note"])
+        for row in lake.rows()
+        if row["_valid_from_version"] == 1 and row["_valid_to_version"] == 2
+    ]
+    assert sorted(ended) == [(1, "a"), (2, "b")]
+
+
+def test_each_emptying_ends_what_was_open_then(lake: Lake) -> None:
+    lake.batch(1, log(insert(1, id=1, note="a")))
+    steps: list[Step] = [
+        log(insert(3, id=5, note="e")),
+        (ORDERS, 4),
+        log(insert(5, id=2, note="b")),
+        (ORDERS, 6),
+        log(insert(7, id=1, note="c")),
+    ]
+    for _ in range(2):
+        lake.batch(2, *steps)
+    assert lake.periods() == [("a", 1, 4), ("e", 3, 4), ("b", 5, 6), ("c", 7, None)]
+
+
+def test_an_emptying_alone_ends_all(lake: Lake) -> None:
+    lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
+    lake.batch(2, (ORDERS, 3))
+    assert lake.periods() == [("a", 1, 3), ("b", 1, 3)]
+
+
+def test_a_load_behind_the_log_begins_rows_anew(lake: Lake) -> None:
+    lake.batch(1, log(insert(1, id=1, note="a"), insert(2, id=2, note="b")))
+    lake.batch(2, load(insert(5, id=2, note="B"), insert(5, id=3, note="c")), loads=True)
+    assert lake.periods() == [("a", 1, None), ("b", 2, 5), ("B", 5, None), ("c", 5, None)]
+
+
+def test_no_row_ends_before_it_begins_where_the_log_tells_of_a_load_what_came_before_it(lake: Lake) -> None:
+    """A load reads the last of what the log tells behind it."""
+    lake.batch(1, load(insert(10, id=1, note="c"), insert(10, id=2, note="x")), loads=True)
+    lake.batch(2, log(change(5, "a", "b")))
+    lake.batch(3, log(change(6, "b", "c"), change(12, "c", "d")))
+    assert lake.periods() == [("b", 5, 6), ("c", 6, 12), ("x", 10, None), ("d", 12, None)]
+
+
+def test_another_generation_writes_batches_of_the_same_number(lake: Lake) -> None:
+    lake.batch(1, log(insert(1, id=1, note="a")))
+    lake.batch(1, log(change(2, "a", "b")), generation="h")
+    assert lake.periods() == [("a", 1, 2), ("b", 2, None)]
+
+
+def test_columns_that_come_are_null_in_rows_before(lake: Lake) -> None:
+    wider = target_of({"id": "bigint", "note": "varchar(40)", "more": "int"})
+    lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
+    lake.batch(2, changes_of(wider, update(2, {"id": 1, "note": "a"}, {"id": 1, "note": "a", "more": 7})))
+    found = [(row["id"], row["more"], row["_valid_to_version"]) for row in lake.rows()]
+    assert sorted(found, key=str) == [(1, 7, None), (1, None, 2), (2, None, None)]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda lake: lake.batch(2, log(change(2, "a", "b"))), id="changes"),
+        pytest.param(
+            lambda lake: lake.batch(2, load(insert(2, id=1, note="b")), loads=True), id="a load into rows"
+        ),
+        pytest.param(
+            lambda lake: lake.batch(2, log(*(change(2, "a", "b", key) for key in range(2000)))),
+            id="over memory",
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", ["mirror", "history"])
+def test_files_that_a_commit_names_stay_though_its_answer_is_lost(
+    mode: str, write: Callable[[Lake], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, mode)
+    monkeypatch.setattr(lake.sink, "memory_bytes", 1000)
+    lake.batch(1, log(insert(1, id=1, note="a")))
+    commit = delta_table.Delta.commit
+
+    def commit_unheard(self: delta_table.Delta, *args: Any) -> None:
+        commit(self, *args)
+        raise DiskFailed("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_table.Delta, "commit", commit_unheard)
+        with pytest.raises(DiskFailed):
+            write(lake)
+    wanted = {row["note"] for row in lake.rows()}
+    assert "b" in wanted
+    write(lake)
+    assert {row["note"] for row in lake.rows()} == wanted
+
+
+def test_a_feed_keeps_each_change_of_each_batch_once(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "feed")
+    batches: list[list[Step]] = [
+        [load(insert(1, id=1, note="a"))],
+        [log(change(2, "a", "b")), (ORDERS, 3), log(insert(4, id=1, note="c"))],
+        [log(delete(5, id=1, note="c"))],
+    ]
+    for number, steps in enumerate(batches, 1):
+        receipts = [lake.batch(number, *steps) for _ in range(2)]
+        lake.sink.commit(BatchMark("shop", "g", number), receipts[:1])
+    found = [(row["_commit_version"], row["_change_type"], row["note"]) for row in lake.rows()]
+    assert sorted(found) == [
+        (1, "insert", "a"),
+        (2, "update_postimage", "b"),
+        (2, "update_preimage", "a"),
+        (4, "insert", "c"),
+        (5, "delete", "c"),
+    ]
+    lake.batch(1, log(insert(9, id=2, note="z")), generation="h")
+    assert len(lake.rows()) == 6, "another generation begins its numbers again"
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_disk_that_fails_is_told_by_name(kind: str, tmp_path: Path) -> None:
+    sink = make_sink(kind, settings_of(kind).model_validate({"path": str(tmp_path)}))
+    lake = Lake(tmp_path)
+    lake.sink = sink
+    lake.batch(1, log(insert(1, id=1, note="a")))
+    for file in tmp_path.rglob("part-*.parquet"):
+        file.unlink()
+    with pytest.raises(DiskFailed, match="orders"):
+        lake.batch(2, log(change(2, "a", "b")))
+
+
+@pytest.mark.parametrize(
+    "catalog",
+    [
+        {"type": "sql", "uri": "sqlite:////nowhere/at/all", "warehouse": "file:///nowhere"},
+        {"type": "rest", "uri": "http://me:sEcReT@127.0.0.1:9/lake"},
+    ],
+    ids=["sql", "rest"],
+)
+def test_a_catalog_that_does_not_answer_is_tried_again_and_its_password_is_not_told(
+    catalog: dict[str, str], tmp_path: Path
+) -> None:
+    sink = make_sink("iceberg", settings_of("iceberg").model_validate({"catalog": catalog}))
+    found = sink.check()
+    assert [one.fatal for one in found] == [True]
+    assert "sEcReT" not in repr(found)
+    with pytest.raises(ConnectionLost):
+        sink.prepare(ORDERS, Evolution.EVOLVE)
+
+
+@pytest.mark.parametrize("mode", ["mirror", "history"])
+def test_a_column_that_came_later_may_be_of_the_key(mode: str, tmp_path: Path) -> None:
+    wider = target_of({"id": "int", "shard": "int", "note": "varchar(40)"}, key=("id", "shard"))
+    lake = Lake(tmp_path, mode)
+    lake.batch(1, log(insert(1, id=1, note="a")))
+    lake.batch(2, changes_of(wider, insert(2, id=1, shard=1, note="b")))
+    found = [(row["id"], row["shard"], row["note"]) for row in lake.rows()]
+    assert sorted(found, key=str) == [(1, 1, "b"), (1, None, "a")]
+
+
+def test_a_time_of_day_on_no_date_is_no_key(tmp_path: Path) -> None:
+    target = target_of({"id": "int", "at": "datetime"}, key=("id", "at"))
+    lake = Lake(tmp_path, "mirror")
+    lake.batch(1, changes_of(target, [Made("insert", 1, {"id": 1}, 0, {"at": "0000-00-00 00:00:00"})]))
+    with pytest.raises(ValueMalformed, match="10:00:00"):
+        lake.batch(2, changes_of(target, [Made("insert", 2, {"id": 1}, 0, {"at": "0000-00-00 10:00:00"})]))
+    assert len(lake.rows()) == 1

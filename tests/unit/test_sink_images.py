@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import random
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock.changes import PUTS, Changes, Origin
+from penstock.sinks.images import LastImages, last_images, puts
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+
+ORDERS = target_of({"id": "int", "note": "varchar(20)"})
+
+
+def seen(rows: pyarrow.Table, *columns: str) -> list[tuple[Any, ...]]:
+    return sorted(
+        tuple(row[name] for name in ("_change_type", *(columns or ("id", "note"))))
+        for row in rows.to_pylist()
+    )
+
+
+def test_the_last_event_of_each_key_is_left() -> None:
+    changes = changes_of(
+        ORDERS,
+        insert(1, id=1, note="a"),
+        insert(1, row=1, id=2, note="b"),
+        update(2, {"id": 1, "note": "a"}, {"id": 1, "note": "c"}),
+        delete(3, id=2, note="b"),
+    )
+    assert seen(last_images(ORDERS, [changes])) == [("delete", 2, "b"), ("update_postimage", 1, "c")]
+
+
+def test_a_row_that_changes_its_key_ends_one_and_begins_another() -> None:
+    changes = changes_of(ORDERS, update(2, {"id": 1, "note": "a"}, {"id": 9, "note": "a"}))
+    assert seen(last_images(ORDERS, [changes])) == [("update_postimage", 9, "a"), ("update_preimage", 1, "a")]
+
+
+def test_keys_that_are_swapped_keep_both_rows() -> None:
+    changes = changes_of(
+        ORDERS,
+        update(2, {"id": 1, "note": "a"}, {"id": 3, "note": "a"}),
+        update(2, {"id": 2, "note": "b"}, {"id": 1, "note": "b"}, row=1),
+        update(2, {"id": 3, "note": "a"}, {"id": 2, "note": "a"}, row=2),
+    )
+    assert seen(last_images(ORDERS, [changes])) == [
+        ("update_postimage", 1, "b"),
+        ("update_postimage", 2, "a"),
+        ("update_preimage", 3, "a"),
+    ]
+
+
+def test_the_version_decides_and_not_the_order_of_arrival() -> None:
+    logged = changes_of(ORDERS, delete(5, id=1, note="a"), insert(6, id=2, note="new"))
+    loaded = changes_of(ORDERS, insert(4, id=1, note="a"), insert(4, id=2, note="old"), origin=Origin.LOAD)
+    expected = [("delete", 1, "a"), ("insert", 2, "new")]
+    assert seen(last_images(ORDERS, [logged, loaded])) == expected
+    assert seen(last_images(ORDERS, [loaded, logged])) == expected
+
+
+def test_a_load_gives_way_to_the_log_at_the_same_version() -> None:
+    logged = changes_of(ORDERS, insert(4, id=1, note="log"))
+    loaded = changes_of(ORDERS, insert(4, id=1, note="load"), origin=Origin.LOAD)
+    assert seen(last_images(ORDERS, [logged, loaded])) == [("insert", 1, "log")]
+
+
+def test_keys_of_several_columns_and_types() -> None:
+    target = target_of(
+        {"a": "varchar(9)", "b": "decimal(20,2)", "c": "time(6)", "n": "int"}, key=("a", "b", "c")
+    )
+    first = {"a": "x", "b": Decimal("1.50"), "c": timedelta(hours=-30)}
+    other = {**first, "c": timedelta(hours=30)}
+    changes = changes_of(target, insert(1, **first, n=1), insert(2, **other, n=2), insert(3, **first, n=3))
+    assert seen(last_images(target, [changes]), "n") == [("insert", 2), ("insert", 3)]
+
+
+def test_the_two_zeros_are_one_key() -> None:
+    target = target_of({"id": "double", "note": "varchar(9)"})
+    changes = changes_of(target, insert(1, id=0.0, note="a"), delete(2, id=-0.0, note="a"))
+    assert seen(last_images(target, [changes]), "note") == [("delete", "a")]
+
+
+def test_keys_that_their_type_cannot_hold_are_told_apart_by_their_text() -> None:
+    target = target_of({"day": "date", "note": "varchar(9)"}, key=("day",))
+
+    def day(text: str, version: int, note: str) -> list[Made]:
+        return [Made("insert", version, {"note": note}, unrepresentable={"day": text})]
+
+    changes = changes_of(
+        target, day("0000-00-00", 1, "a"), day("2026-00-15", 2, "b"), day("0000-00-00", 3, "c")
+    )
+    assert seen(last_images(target, [changes]), "note") == [("insert", "b"), ("insert", "c")]
+
+
+def test_without_a_key_every_row_is_left_in_commit_order() -> None:
+    target = target_of({"id": "int"}, key=())
+    late, early = changes_of(target, insert(2, id=1)), changes_of(target, insert(1, id=1), insert(1, id=1))
+    assert last_images(target, [late, early]).column("_commit_version").to_pylist() == [1, 1, 2]
+
+
+def test_puts_are_told_from_takes() -> None:
+    changes = changes_of(ORDERS, insert(1, id=1), delete(2, id=1), update(3, {"id": 1}, {"id": 1}))
+    assert puts(changes.rows).to_pylist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gathering_is_the_same_as_applying_change_by_change(seed: int) -> None:
+    chance = random.Random(seed)
+    state: dict[int, str] = {}
+    images = LastImages(ORDERS, bytes_between=8_000)
+    for version in range(1, 400):
+        key, note = chance.randrange(40), str(version)
+        if chance.random() < 0.005:
+            state.clear()
+            images.empty(version)
+            continue
+        if key not in state:
+            made = insert(version, id=key, note=note)
+            state[key] = note
+        elif chance.random() < 0.3:
+            made = delete(version, id=key, note=state.pop(key))
+        else:
+            moved = chance.choice([key, *(set(range(40)) - set(state))])
+            made = update(version, {"id": key, "note": state.pop(key)}, {"id": moved, "note": note})
+            state[moved] = note
+        images.add(changes_of(ORDERS, made))
+    rows = images.rows()
+    left = {row["id"]: row["note"] for row in rows.to_pylist() if row["_change_type"] in PUTS}
+    assert left == state
+    assert rows.num_rows == len({row["id"] for row in rows.to_pylist()})
+
+
+def test_what_was_loaded_before_the_table_was_emptied_is_let_go() -> None:
+    images = LastImages(ORDERS)
+    images.add(changes_of(ORDERS, insert(1, id=1)))
+    images.empty(5)
+    images.add(changes_of(ORDERS, insert(4, id=2), origin=Origin.LOAD))
+    images.add(changes_of(ORDERS, insert(6, id=3)))
+    rows = images.rows()
+    assert [row["id"] for row in rows.to_pylist()] == [3]
+    assert images.emptied == 5
+
+
+def test_memory_stays_in_the_order_of_the_keys() -> None:
+    images = LastImages(ORDERS)
+    batch = changes_of(ORDERS, *(insert(1, id=key, note="x" * 20) for key in range(1000)))
+    for _ in range(1000):
+        images.add(Changes(ORDERS, batch.rows, ORDERS.name))
+    assert images.bytes < 500 * batch.rows.nbytes

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and keys made from rows."""
+
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock import _native
+from penstock.changes import Changes, Target
+from penstock.errors import OptionInvalid
+from penstock.model import Column, TableName
+from penstock.sinks.template import Template, default_key
+
+TARGET = Target(
+    TableName("shop", "orders"),
+    (
+        Column("id", "bigint unsigned", None, False),
+        Column("table", "varchar(9)", "utf8mb4"),
+        Column("plan", "json"),
+        Column("token", "binary(4)"),
+        Column("day", "date"),
+        Column("odd`{name}", "int"),
+    ),
+    ("id", "token"),
+)
+METADATA = {
+    "instance": "i",
+    "database": "log",
+    "table": "orders_1",
+    "gtid": "0-1-2",
+    "file": "f.000001",
+    "offset": 4,
+    "row": 0,
+    "server_id": 7,
+    "schema_version": 1,
+    "unrepresentable": [("day", "0000-00-00")],
+}
+ROWS: list[dict[str, Any]] = [
+    {"id": 18446744073709551615, "table": "tä", "plan": '{"a": [{"b": "x"}]}', "token": b"\xff\x00\x00\x01"},
+    {"id": 1, "table": None, "plan": None, "token": b"abcd", "odd`{name}": 5},
+]
+
+
+def texts(template: str) -> list[str | None]:
+    schema = pyarrow.schema(_native.arrow_schema(TARGET.declared))
+    system = {"_change_type": "insert", "_commit_version": 9, "_commit_timestamp": 0, "_metadata": METADATA}
+    rows = pyarrow.RecordBatch.from_pylist([row | system for row in ROWS], schema=schema)
+    found: list[str | None] = (
+        Template(template, TARGET).texts(Changes(TARGET, rows, TableName("log", "orders_1"))).to_pylist()
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "second"),
+    [
+        ("plain {{}}", "plain {}", "plain {}"),
+        ("{database}.{table}", "shop.orders", "shop.orders"),
+        ("{source.database}.{source.table}", "log.orders_1", "log.orders_1"),
+        ("{id}", "18446744073709551615", "1"),
+        ("<{`table`}>", "<tä>", None),
+        ("{plan.a[0].b}", "x", None),
+        ("{plan.a[1]}{id}", None, None),
+        ("{plan.a[0]}", '{"b": "x"}', None),
+        ("{token}", "ff000001", "61626364"),
+        ("{day}", "0000-00-00", "0000-00-00"),
+        ("{_change_type}:{_commit_version}:{_metadata.gtid}", "insert:9:0-1-2", "insert:9:0-1-2"),
+        (default_key(TARGET), "shop:orders:18446744073709551615:ff000001", "shop:orders:1:61626364"),
+    ],
+)
+def test_a_template_makes_a_text_of_each_row(template: str, first: str | None, second: str | None) -> None:
+    assert texts(template) == [first, second]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{",
+        "a}",
+        "{}",
+        "{nothing}",
+        "{ids}",
+        "{_metadata.nothing}",
+        "{_metadata}",
+        "{source}",
+        "{id..a}",
+        "{id[x]}",
+    ],
+)
+def test_what_names_nothing_is_refused(template: str) -> None:
+    with pytest.raises(OptionInvalid) as refused:
+        Template(template, TARGET)
+    assert repr(template) in str(refused.value)
+
+
+def test_a_pattern_stands_for_every_text_it_makes() -> None:
+    assert Template("a*[{database}]:{id}:{day}", TARGET).glob() == r"a\*\[shop\]:*:*"
+    assert Template("{table}", TARGET).constant == "orders"
+    assert Template("{id}", TARGET).constant is None

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges cover what was asked for, once, and options travel."""
+
+import pickle
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import OptionInvalid
+from penstock.limits import RANGE_BYTES_MIN
+from penstock.model import Position
+from penstock.source.source import ByteRange, Extent, SourceOptions, cut
+
+MIB = 1 << 20
+
+
+def _file(number: int) -> str:
+    return f"bin.{number:06d}"
+
+
+@given(
+    sizes=st.lists(st.integers(0, 600 * MIB), min_size=1, max_size=5),
+    start=st.integers(4, 50 * MIB),
+    end=st.integers(4, 50 * MIB) | st.none(),
+    ranges_min=st.integers(1, 40),
+    range_bytes=st.integers(1, 300 * MIB),
+    splittable=st.booleans(),
+)
+def test_ranges_follow_one_another_without_a_hole(
+    sizes: list[int], start: int, end: int | None, ranges_min: int, range_bytes: int, splittable: bool
+) -> None:
+    extents = [Extent(_file(number), size, splittable) for number, size in enumerate(sizes, start=1)]
+    first = Position(0, _file(1), start)
+    last = Position(0, _file(len(sizes)), end) if end is not None else None
+    ranges = cut(extents, first, last, ranges_min, range_bytes)
+    by_file: dict[str, list[ByteRange]] = {}
+    for one in ranges:
+        by_file.setdefault(one.file, []).append(one)
+    assert list(by_file) == sorted(by_file)
+    for file, parts in by_file.items():
+        assert parts[0].start == (start if file == _file(1) else 4)
+        assert parts[0].aligned
+        assert not any(part.aligned for part in parts[1:])
+        assert parts[-1].stop == (end if file == _file(len(sizes)) else None)
+        assert all(one.stop == other.start for one, other in pairwise(parts))
+        assert splittable or len(parts) == 1
+    empty = {extent.file for extent in extents} - by_file.keys()
+    assert empty <= {_file(len(sizes))}, "only the last file can have nothing in it"
+
+
+def test_no_range_is_too_small_to_be_worth_finding_its_first_transaction() -> None:
+    extents = [Extent(_file(1), 100 * MIB, splittable=True)]
+    ranges = cut(extents, Position(0, _file(1), 4), None, ranges_min=1000)
+    assert all((one.stop or 100 * MIB) - one.start >= RANGE_BYTES_MIN // 2 for one in ranges)
+    assert len(ranges) > 8
+
+
+def test_as_many_ranges_as_executors_are_made_where_the_bytes_suffice() -> None:
+    extents = [Extent(_file(1), 1000 * MIB, splittable=True)]
+    assert len(cut(extents, Position(0, _file(1), 4), None, ranges_min=16)) >= 16
+
+
+def test_an_empty_stretch_has_no_range() -> None:
+    extents = [Extent(_file(1), 1000, splittable=True)]
+    place = Position(0, _file(1), 500)
+    assert cut(extents, place, place) == []
+
+
+def test_ranges_and_options_travel_to_executors() -> None:
+    byte_range = ByteRange(1, _file(3), 4, None, aligned=True)
+    assert pickle.loads(pickle.dumps(byte_range)) == byte_range
+    options = SourceOptions.parse("mysql://repl:secret@db.example:3307", instance="shop")
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_no_password_is_shown() -> None:
+    options = SourceOptions.parse("mysql://repl:hunter2@db.example", password="hunter2")
+    assert "hunter2" not in repr(options)
+    assert options.address is not None
+    assert "hunter2" not in str(options.address)
+
+
+@pytest.mark.parametrize("sources", [[], ["mysql://a@b", "bin.000001"], ["mysql://a@b", "mysql://c@d"]])
+def test_a_source_is_files_or_one_server(sources: list[str]) -> None:
+    with pytest.raises(OptionInvalid):
+        SourceOptions.parse(sources)
