@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's captures in this process, over the server of a corpus."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.corpora.corpus import Corpus
+from penstock.capture.run import Capture, CaptureParts
+from penstock.capture.start import Places
+from penstock.daemon import start_of
+from penstock.errors import ServerBusy
+from penstock.logstore.log import Log
+from penstock.model import Position, ServerAddress
+from penstock.settings import Settings
+from penstock.source.server import ServerSource
+from penstock.source.source import SourceOptions
+
+#: Between two looks at a log: small beside any capture that is measured.
+LOOK_SECONDS = 0.002
+_WAIT_SECONDS_MAX = 600.0
+_END_SECONDS_MAX = 60.0
+
+_Found = TypeVar("_Found")
+
+
+def settings_of(folder: Path, port: int, copies: int = 1, **log: Any) -> Settings:
+    """Return settings that capture one server `copies` times from its earliest position, synced each second.
+
+    `log` sets what else its log does otherwise than by default.
+    """
+    source = f"mysql://root@127.0.0.1:{port}?ssl_mode=disabled"
+    return Settings.model_validate(
+        {
+            "listen": {"http": "127.0.0.1:0"},
+            "log": {"folder": folder, "fsync": "seconds", "fsync_seconds": "1s", **log},
+            "instances": {
+                f"copy{number}": {"source": source, "start": "earliest"} for number in range(copies)
+            },
+        }
+    )
+
+
+@contextmanager
+def capturing(settings: Settings) -> Iterator[list[Log]]:
+    """Run the captures of every instance inside the block, which gets their logs.
+
+    No definitions are kept: to begin in the past, a daemon first walks the server's statements up to now.
+    """
+    captures = [_capture(settings, name) for name in settings.instances]
+    for capture in captures:
+        capture.start()
+    try:
+        yield [_opened(capture) for capture in captures]
+    finally:
+        for capture in captures:
+            capture.stop()
+        for capture in captures:
+            assert capture.join(_END_SECONDS_MAX), "the capture does not end"
+
+
+def capture_all(settings: Settings, end: Position) -> None:
+    """Capture until every instance's log holds all up to `end`, on the disk."""
+    with capturing(settings) as logs:
+        for log in logs:
+            wait_until(lambda log=log: log.visible is not None and log.visible >= end)  # type: ignore[misc]
+            log.sync()
+
+
+def end_of(made: Corpus) -> Position:
+    """Return where a corpus ends in the log of a server that serves it."""
+    return Position(0, made.path.name, made.bytes)
+
+
+def wait_until(answer: Callable[[], _Found]) -> _Found:
+    """Return the first answer that is not empty, false or None."""
+    deadline = time.monotonic() + _WAIT_SECONDS_MAX
+    while not (found := answer()):
+        assert time.monotonic() < deadline, "the capture does not come to its end"
+        time.sleep(LOOK_SECONDS)
+    return found
+
+
+def _capture(settings: Settings, name: str) -> Capture:
+    instance, log = settings.instances[name], settings.log_of(name)
+    parts = CaptureParts(
+        open_log=lambda: Log.open(log.folder, log, instance=name),
+        places_of=_places_of,
+        arrived=lambda instance: None,
+    )
+    return Capture(name, instance, log, start_of(instance), parts)
+
+
+def _places_of(address: ServerAddress, epoch: int, server_key: str) -> Places:
+    return ServerSource(SourceOptions(address=address, epoch=epoch, server_key=server_key))
+
+
+def _opened(capture: Capture) -> Log:
+    def log() -> Log | None:
+        try:
+            return capture.log()
+        except ServerBusy:
+            return None
+
+    found = wait_until(log)
+    assert found is not None
+    return found

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From commit to a subscriber's callback, at 2,000 transactions a second in four shards."""
+
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pyarrow
+
+from bench.corpora.corpus import SERVER_OPTIONS, cache_directory
+from bench.corpora.workload import DATABASE
+from bench.daemon import serving
+from bench.result import CaseResult, Line, Options, Target
+from bench.writers import writing
+from penstock.client import ChangeBatch, Subscriber
+from tools.servers import Server
+
+TITLE = "Commit to callback, four shards"
+
+_TRANSACTIONS_PER_SECOND = 2000
+_SHARDS = 4
+_TABLE = f"{DATABASE}.arrivals"
+_P50_MS, _P99_MS = 3.0, 15.0
+#: What comes while everybody connects says nothing of a steady state.
+_SETTLE_SECONDS = 1.5
+_START_SECONDS_MAX = 30.0
+
+
+def run(options: Options) -> CaseResult:
+    """Follow writers for some seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-callback-", dir=cache_directory()))
+    try:
+        with Server("mysql", SERVER_OPTIONS | {"innodb-buffer-pool-size": "128M"}) as server:
+            server.sql(f"CREATE DATABASE {DATABASE}")
+            server.sql(f"CREATE TABLE {_TABLE} (id BIGINT AUTO_INCREMENT PRIMARY KEY, note VARCHAR(40))")
+            lines = _lines(server, folder, options.seconds_max)
+            # In order it would wait for the replica that has left.
+            server.kill()
+        return CaseResult("commit_to_callback", TITLE, lines, ratio_title="the target is")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _lines(server: Server, folder: Path, seconds: float) -> list[Line]:
+    arrived: list[tuple[float, pyarrow.RecordBatch]] = []
+
+    def arrive(batch: ChangeBatch) -> None:
+        arrived.append((time.time(), batch.to_arrow()))
+
+    with serving(folder, server.port, start="latest") as daemon:
+        subscriber = Subscriber(
+            daemon.url,
+            name="arrivals",
+            tables=[_TABLE],
+            shards=_SHARDS,
+            begin="latest",
+            coordination=f"sqlite://{folder / 'arrivals.db'}",
+        )
+        thread = threading.Thread(target=subscriber.run, args=(arrive,))
+        thread.start()
+        try:
+            with writing(server.port, _TABLE, _TRANSACTIONS_PER_SECOND):
+                _wait_for_first(arrived)
+                time.sleep(_SETTLE_SECONDS)
+                settled = time.time()
+                time.sleep(seconds)
+            time.sleep(0.5)
+        finally:
+            subscriber.stop()
+            thread.join()
+    delays = sorted(
+        (when - at) * 1000
+        for when, rows in arrived
+        if settled <= when < settled + seconds
+        for at in (time_us / 1e6 for time_us in rows.column("_commit_timestamp").cast("int64").to_pylist())
+    )
+    median, late = statistics.median(delays), delays[int(len(delays) * 0.99)]
+    rates = {"transactions/s": len(delays) / seconds}
+    return [
+        Line("writers", "p50", rates | {"ms": median}, _P50_MS / median, Target(1)),
+        Line("writers", "p99", rates | {"ms": late}, _P99_MS / late, Target(1)),
+    ]
+
+
+def _wait_for_first(arrived: list[tuple[float, pyarrow.RecordBatch]]) -> None:
+    deadline = time.monotonic() + _START_SECONDS_MAX
+    while not arrived:
+        assert time.monotonic() < deadline, "nothing arrives"
+        time.sleep(0.02)

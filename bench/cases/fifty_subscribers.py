@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fifty subscribers at the head cost a daemon beside one: what is decoded for one is there for all."""
+
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.corpora.bulk import TRANSACTION_ROWS, WORKLOAD
+from bench.corpora.corpus import SERVER_OPTIONS, SIZES, cache_directory, seed
+from bench.corpora.workload import DATABASE
+from bench.daemon import INSTANCE, Daemon, serving
+from bench.followers import following, sending_seconds
+from bench.result import CaseResult, Line, Options, Target
+from tools.servers import Server
+
+TITLE = "Fifty subscribers at the head beside one (CPU of the daemon)"
+
+_SUBSCRIBERS = 50
+#: All together may cost so many times one subscriber's decoding, beside the sending.
+_DECODES = 3
+_TABLE = f"{DATABASE}.bulk"
+_CALL_TRANSACTIONS = 10
+_ROW_BYTES = 60
+_PIECE_BYTES = 1 << 18
+#: Fifty times more is sent than is logged, so a share of the size makes the load.
+_SIZE_SHARE = 8
+_CALLS_PER_SECOND = 8.0
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What the same load cost the daemon, and how many bytes each follower was sent."""
+
+    cpu_seconds: float
+    bytes_each: int
+
+
+def run(options: Options) -> CaseResult:
+    """Have nobody, one and fifty follow the same load; what capture costs alone is taken away."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-fifty-", dir=cache_directory()))
+    try:
+        with Server("mysql", SERVER_OPTIONS | {"innodb-buffer-pool-size": "256M"}) as server:
+            with server.connect() as connection:
+                seed(connection, WORKLOAD)
+            calls = max(
+                SIZES[options.size] // _SIZE_SHARE // (_CALL_TRANSACTIONS * TRANSACTION_ROWS * _ROW_BYTES), 2
+            )
+            with serving(folder, server.port, start="latest") as daemon:
+                lines = _lines(server, daemon, calls, options.repeat)
+            # In order it would wait for the replica that has left.
+            server.kill()
+        return CaseResult("fifty_subscribers", TITLE, lines, ratio_title="the bound is")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _lines(server: Server, daemon: Daemon, calls: int, repeat: int) -> list[Line]:
+    # The first time everything is new to the daemon, and its log is empty.
+    _load(server, daemon, 1)
+    _cost(server, daemon, 1, 1)
+    rows = calls * _CALL_TRANSACTIONS * TRANSACTION_ROWS
+    rounds = [[_cost(server, daemon, calls, count) for count in (0, 1, _SUBSCRIBERS)] for _ in range(repeat)]
+    nobody, one, fifty = (
+        statistics.median_low(each[index].cpu_seconds for each in rounds) for index in range(3)
+    )
+    sent = rounds[0][2].bytes_each
+    sending = sending_seconds(sent, _SUBSCRIBERS, _PIECE_BYTES)
+    # Less than the clock of processes can tell is nothing.
+    cost_one, cost_fifty = max(one - nobody, 0.01), max(fifty - nobody, 0.01)
+    bound = _DECODES * cost_one + sending
+
+    def line(who: str, seconds: float, target: Target | None = None, note: str = "") -> Line:
+        rates = {"CPU s": seconds, "CPU µs per row sent": seconds / rows * 1e6}
+        return Line("bulk", who, rates, bound / seconds if target else None, target, note)
+
+    note = f"{cost_fifty / cost_one:.1f} times one; {sent / 1e6:.1f} MB to each"
+    return [
+        line("1 subscriber", cost_one),
+        line("sending alone, to 50", max(sending, 1e-3)),
+        line(f"{_SUBSCRIBERS} subscribers", cost_fifty, Target(1), note),
+    ]
+
+
+def _cost(server: Server, daemon: Daemon, calls: int, count: int) -> _Cost:
+    """Return what a load costs while so many follow."""
+    daemon.wait_for(*_head(server))
+    if not count:
+        return _Cost(_load(server, daemon, calls), 0)
+    with following(daemon.ports["http"], INSTANCE, _TABLE, count) as told:
+        used = _load(server, daemon, calls)
+    sizes = told["bytes"]
+    assert len(sizes) == count
+    assert max(sizes) - min(sizes) < 0.05 * max(sizes) + 4096, f"not all were sent the same: {sizes}"
+    return _Cost(used, int(statistics.median(sizes)))
+
+
+def _load(server: Server, daemon: Daemon, calls: int) -> float:
+    """Have rows committed at a steady rate, and return the daemon's CPU seconds until they are sent."""
+    begun = daemon.cpu_seconds()
+    due = time.monotonic()
+    with server.connect() as connection, connection.cursor() as cursor:
+        for _ in range(calls):
+            time.sleep(max(0.0, due - time.monotonic()))
+            cursor.execute(f"CALL {DATABASE}.bulk_fill({_CALL_TRANSACTIONS})")
+            due += 1 / _CALLS_PER_SECOND
+    daemon.wait_for(*_head(server))
+    time.sleep(0.5)
+    return daemon.cpu_seconds() - begun
+
+
+def _head(server: Server) -> tuple[str, int]:
+    row = server.sql("SHOW BINARY LOG STATUS")[0]
+    return str(row[0]), int(row[1])

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode a binlog file to Arrow on one core, beside every other decoder at hand."""
+
+from bench.corpora.corpus import Corpus, corpus
+from bench.corpora.serve import serve
+from bench.peers.peer import Job, Outcome, can_run, measure_all, peer
+from bench.result import CaseResult, Line, Options, Target
+
+TITLE = "Binlog file to Arrow, one core (rates per second of CPU)"
+
+#: Those of other languages, which build where their tools are at hand.
+_READERS = ("go_mysql", "mysql_binlog_connector_java")
+
+#: What Penstock is held to, by peer. The two in Python do a slice of the file: the whole takes many minutes.
+_TARGETS = {
+    "mysqlbinlog_verbose": Target(8),
+    "mysql_event_stream_native": Target(2),
+    "mysql_event_stream_python": Target(10),
+    "python_mysql_replication": Target(100),
+    "server_rate": Target(1, aim=True),
+    **dict.fromkeys(_READERS, Target(1, aim=True)),
+}
+
+
+def run(options: Options) -> CaseResult:
+    """Measure every decoder on every workload."""
+    lines: list[Line] = []
+    versions: dict[str, str] = {}
+    for workload in options.workloads:
+        outcomes = _measure(corpus(workload, options.size), options)
+        versions |= {peer(outcome.peer).TITLE: outcome.version for outcome in outcomes}
+        lines += _lines(outcomes)
+    return CaseResult("files_to_arrow", TITLE, lines, versions)
+
+
+def _measure(made: Corpus, options: Options) -> list[Outcome]:
+    with serve(made) as server:
+        whole = Job(made, server.port)
+        slice_of = Job(made, server.port, options.seconds_max)
+        orders = [
+            ("penstock", "decode_file", whole),
+            ("mysqlbinlog_verbose", "decode_file", whole),
+            ("mysql_event_stream_native", "decode_file", whole),
+            ("mysql_event_stream_python", "decode_file", slice_of),
+            ("python_mysql_replication", "decode_stream", slice_of),
+            ("server_rate", "receive_raw", whole),
+        ]
+        orders += [(name, "decode_stream", whole) for name in _READERS if not can_run(name)]
+        return measure_all(orders, options.repeat)
+
+
+def _lines(outcomes: list[Outcome]) -> list[Line]:
+    ours = outcomes[0].rows_per_second
+    lines = []
+    for outcome in outcomes:
+        # The server's rate is a speed of the clock; everybody else's is work of one core.
+        by_clock = outcome.peer == "server_rate"
+        rows = outcome.rows_per_second_wall if by_clock else outcome.rows_per_second
+        megabytes = outcome.megabytes_per_second_wall if by_clock else outcome.megabytes_per_second
+        target = _TARGETS.get(outcome.peer)
+        lines.append(
+            Line(
+                outcome.workload,
+                peer(outcome.peer).TITLE,
+                {"rows/s": rows, "MB/s": megabytes, "s by the clock": outcome.seconds_wall},
+                ratio=ours / rows if target else None,
+                target=target,
+                note="by the clock" if by_clock else outcome.note,
+            )
+        )
+    return lines

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drain the log as Canal's protocol, over TCP with acknowledgements: the least client, and Canal's own.
+
+Daemon and client share the machine's cores. A run ends when the client was given every row of the file.
+Beside it stands Canal's own server, which reads the binlog itself.
+"""
+
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import clients
+from bench.canal_server import VERSION, canal_server, prepare
+from bench.compiled import ToolMissing, build_c, build_java, built, java_words
+from bench.corpora.corpus import Corpus, cache_directory, check_rows, corpus
+from bench.corpora.serve import serve
+from bench.corpora.workload import DATABASE
+from bench.daemon import INSTANCE, serving_corpus
+from bench.result import CaseResult, Line, Options, Target
+from tools.servers import Server
+
+TITLE = "The log as Canal's protocol to one TCP client that drains and acknowledges (by the clock)"
+
+#: Rows per second: several rows in each event, and transactions of one row.
+_TARGETS = {"bulk": 400_000.0, "narrow": 200_000.0}
+_CLIENT_VERSION = "canal.client 1.1.8"
+_SOURCES = Path(clients.__file__).parent
+_FILTER = rf"{DATABASE}\..*"
+_RUN_SECONDS_MAX = 600.0
+
+_LEAST, _OFFICIAL, _PEER = "the least client, C", "Canal's Java client", "Canal's server"
+#: About what Canal's server does, so that it is not waited for long.
+_PEER_ROWS_PER_SECOND = 100_000
+
+
+@dataclass(frozen=True)
+class _Drained:
+    """What a client was given, and how long it took."""
+
+    rows: int
+    entries: int
+    bytes: int
+    batches: int
+    seconds: float
+    cpu_seconds: float
+
+
+def run(options: Options) -> CaseResult:
+    """Drain both files with both clients; and, with the least one, what Canal's own server makes of them."""
+    commands = {_LEAST: _least()}
+    versions = {_OFFICIAL: _CLIENT_VERSION, _PEER: VERSION}
+    peer = True
+    try:
+        commands[_OFFICIAL] = _official()
+        prepare()
+    except ToolMissing as problem:
+        versions = dict.fromkeys(versions, str(problem))
+        peer = False
+    lines = []
+    for workload in _TARGETS:
+        lines += _lines(corpus(workload, options.size), options, commands, peer=peer)
+    return CaseResult("log_to_canal", TITLE, lines, versions, ratio_title="the target is")
+
+
+def _lines(made: Corpus, options: Options, commands: dict[str, list[str]], *, peer: bool) -> list[Line]:
+    folder = Path(tempfile.mkdtemp(prefix="bench-canal-", dir=cache_directory()))
+    try:
+        with serve(made) as server:
+            with serving_corpus(folder, server.port, made) as daemon:
+                lines = []
+                # The first client of a daemon's life waits for what is loaded when first needed.
+                _drain(daemon.ports["canal"], daemon.cpu_seconds, made, _least(), 1)
+                for name, command in commands.items():
+                    runs = [
+                        _drain(daemon.ports["canal"], daemon.cpu_seconds, made, command, made.rows)
+                        for _ in range(options.repeat)
+                    ]
+                    lines.append(_line(made, f"Penstock to {name}", runs, _TARGETS[made.name]))
+            if peer:
+                lines.append(_line(made, f"{_PEER} to {_LEAST}", [_drain_peer(server, made, options)]))
+            return lines
+    finally:
+        shutil.rmtree(folder)
+
+
+def _line(made: Corpus, name: str, runs: list[_Drained], target: float | None = None) -> Line:
+    middle = statistics.median_low(one.seconds for one in runs)
+    chosen = next(one for one in runs if one.seconds == middle)
+    rows = chosen.rows / chosen.seconds
+    rates = {
+        "rows/s": rows,
+        "entries/s": chosen.entries / chosen.seconds,
+        "MB/s sent": chosen.bytes / chosen.seconds / 1e6,
+        "rows/s of its CPU": chosen.rows / max(chosen.cpu_seconds, 1e-2),
+    }
+    note = f"{made.rows / made.transactions:.0f} rows a transaction"
+    if target is None:
+        part = "" if chosen.rows >= made.rows else f"; first {chosen.rows:,} rows"
+        return Line(made.name, name, rates, note=f"reads the server itself{part}")
+    return Line(made.name, name, rates, rows / target, Target(1), f"{note}; target {target:,.0f} rows/s")
+
+
+def _drain(
+    port: int, cpu_seconds: Callable[[], float], made: Corpus, command: list[str], wanted: int
+) -> _Drained:
+    """Have a client drain a destination until it was given so many rows."""
+    begun = cpu_seconds()
+    words = [*command, str(port), INSTANCE, _FILTER, str(wanted)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_RUN_SECONDS_MAX, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows, entries, sent, batches, seconds = done.stdout.split()
+    used = cpu_seconds() - begun
+    if wanted == made.rows:
+        check_rows("the client", int(rows), made.rows, made)
+    return _Drained(int(rows), int(entries), int(sent), int(batches), float(seconds), used)
+
+
+def _drain_peer(server: Server, made: Corpus, options: Options) -> _Drained:
+    """Drain Canal's own server, of a large file the part that fits into the time of slow peers."""
+    wanted = min(made.rows, int(options.seconds_max * _PEER_ROWS_PER_SECOND))
+    with canal_server(server, _FILTER) as peer:
+        return _drain(peer.port, peer.cpu_seconds, made, _least(), wanted)
+
+
+def _least() -> list[str]:
+    folder = built("canal-drain", [_SOURCES / "canal_drain.c"], build_c("canal_drain.c"))
+    return [str(folder / "canal_drain")]
+
+
+def _official() -> list[str]:
+    sources = [_SOURCES / "pom.xml", _SOURCES / "CanalDrain.java"]
+    folder = built("canal-java", sources, build_java("CanalDrain.java"))
+    return java_words(folder, "CanalDrain")

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a file's changes as the JSON of each dialect on one core, beside Python's reader with `json`."""
+
+from bench.corpora.corpus import Corpus, corpus
+from bench.corpora.serve import serve
+from bench.peers.peer import Job, Outcome, can_run, measure_all, peer
+from bench.result import CaseResult, Line, Options, Target
+
+TITLE = "Changes as JSON, one core (rates per second of CPU)"
+
+_DIALECTS = ("encode_debezium", "encode_maxwell", "encode_canal_flat")
+_PEER = "python_mysql_replication"
+_TARGET = Target(5)
+#: Readers that decode rows and write nothing.
+_READERS = ("go_mysql", "mysql_binlog_connector_java")
+
+
+def run(options: Options) -> CaseResult:
+    """Measure every dialect on every workload; each is held to so many times the peer's rate."""
+    lines: list[Line] = []
+    versions: dict[str, str] = {}
+    for workload in options.workloads:
+        outcomes = _measure(corpus(workload, options.size), options)
+        versions |= {peer(outcome.peer).TITLE: outcome.version for outcome in outcomes}
+        lines += _lines(outcomes)
+    missing = {peer(name).TITLE: why for name in _READERS if (why := can_run(name))}
+    return CaseResult("log_to_json", TITLE, lines, versions | missing, ratio_title="faster than Python's")
+
+
+def _measure(made: Corpus, options: Options) -> list[Outcome]:
+    with serve(made) as server:
+        orders = [("penstock", verb, Job(made, server.port)) for verb in _DIALECTS]
+        # It takes many minutes for the whole file, so it does a part of it.
+        orders.append((_PEER, "encode_json", Job(made, server.port, options.seconds_max)))
+        orders += [(name, "decode_stream", Job(made, server.port)) for name in _READERS if not can_run(name)]
+        return measure_all(orders, options.repeat)
+
+
+def _lines(outcomes: list[Outcome]) -> list[Line]:
+    theirs = next(outcome for outcome in outcomes if outcome.peer == _PEER).rows_per_second
+    lines = []
+    for outcome in outcomes:
+        ours = outcome.peer == "penstock"
+        title = peer(outcome.peer).TITLE
+        lines.append(
+            Line(
+                outcome.workload,
+                f"{title}, {outcome.verb.removeprefix('encode_').replace('decode_stream', 'rows only')}",
+                {"rows/s": outcome.rows_per_second, "binlog MB/s": outcome.megabytes_per_second},
+                ratio=outcome.rows_per_second / theirs if ours else None,
+                target=_TARGET if ours else None,
+                note=outcome.note,
+            )
+        )
+    return lines

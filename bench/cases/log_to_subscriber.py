@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drain the log with the Python client, as Arrow batches: one subscriber; the cores are shared."""
+
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.corpora.corpus import Corpus, cache_directory, check_rows, corpus
+from bench.corpora.serve import serve
+from bench.corpora.workload import DATABASE
+from bench.daemon import Daemon, serving_corpus
+from bench.result import CaseResult, Line, Options, Target
+from penstock.client import ChangeBatch, Subscriber
+
+TITLE = "The log to one Python subscriber, Arrow batches (by the clock)"
+
+_WORKLOADS = ("bulk", "narrow", "wide")
+#: Rows per second, of a bulk load.
+_TARGET = 1_000_000.0
+
+
+@dataclass(frozen=True)
+class _Drained:
+    """How long it took, by the clock and of the processors."""
+
+    seconds: float
+    client_cpu: float
+    daemon_cpu: float
+
+
+def run(options: Options) -> CaseResult:
+    """Drain each file."""
+    lines = [_line(corpus(workload, options.size), options) for workload in _WORKLOADS]
+    return CaseResult("log_to_subscriber", TITLE, lines, ratio_title="the target is")
+
+
+def _line(made: Corpus, options: Options) -> Line:
+    folder = Path(tempfile.mkdtemp(prefix="bench-subscriber-", dir=cache_directory()))
+    try:
+        with serve(made) as server, serving_corpus(folder, server.port, made) as daemon:
+            runs = [_drain(daemon, made, folder, number) for number in range(options.repeat)]
+    finally:
+        shutil.rmtree(folder)
+    middle = statistics.median_low(one.seconds for one in runs)
+    chosen = next(one for one in runs if one.seconds == middle)
+    rate = made.rows / chosen.seconds
+    rates = {
+        "rows/s": rate,
+        "binlog MB/s": made.bytes / chosen.seconds / 1e6,
+        "rows/s of daemon CPU": made.rows / max(chosen.daemon_cpu, 1e-2),
+        "rows/s of client CPU": made.rows / max(chosen.client_cpu, 1e-2),
+    }
+    # Only a bulk load is held to it; the others show what single rows and thirty columns cost.
+    held = made.name == "bulk"
+    return Line(made.name, "subscriber", rates, rate / _TARGET if held else None, Target(1) if held else None)
+
+
+def _drain(daemon: Daemon, made: Corpus, folder: Path, number: int) -> _Drained:
+    images = 0
+
+    def count(batch: ChangeBatch) -> None:
+        nonlocal images
+        images += batch.to_arrow().num_rows
+        if images >= made.images:
+            subscriber.stop()
+
+    subscriber = Subscriber(
+        daemon.url,
+        name=f"drain-{number}",
+        tables=[f"{DATABASE}.*"],
+        begin="earliest",
+        coordination=f"sqlite://{folder / 'drain.db'}",
+    )
+    begun = time.perf_counter(), time.process_time(), daemon.cpu_seconds()
+    subscriber.run(count)
+    ended = time.perf_counter(), time.process_time(), daemon.cpu_seconds()
+    check_rows("the subscriber", images, made.images, made)
+    return _Drained(*(end - begin for begin, end in zip(begun, ended, strict=True)))

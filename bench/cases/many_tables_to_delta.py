@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""300 tables in one pipeline, all of them written to, into Delta mirrors: how long a batch takes."""
+
+import shutil
+import statistics
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from bench.corpora.corpus import SERVER_OPTIONS, CountsDiffer, cache_directory
+from bench.corpora.workload import DATABASE
+from bench.pipeline_process import Batch, PipelineProcess, running
+from bench.result import CaseResult, Line, Options, Target
+from bench.writers import writing
+from tools.servers import Server
+
+TITLE = "A live server with many tables into Delta mirrors, local[2] (from one batch's start to its end)"
+
+_TABLES = {"tiny": 30, "small": 100}
+_TABLES_DEFAULT = 300
+_TRANSACTIONS_PER_SECOND = 2_000
+_NAME = f"{DATABASE}.many"
+_P99_SECONDS = 10.0
+#: Measured for so many times as long as a slow peer would be.
+_SECONDS_FACTOR = 6
+_SECONDS_MAX = 120.0
+#: In the first ones Spark starts, and what stood in the tables is loaded.
+_BATCHES_BEFORE = 3
+
+
+def run(options: Options) -> CaseResult:
+    """Follow writers for a while, then compare what every table holds."""
+    tables = _TABLES.get(options.size, _TABLES_DEFAULT)
+    folder = Path(tempfile.mkdtemp(prefix="bench-many-", dir=cache_directory()))
+    settings = {
+        "name": "bench",
+        "load": {"mode": "full"},
+        "sink": {"delta": {"mode": "mirror", "path": str(folder / "lake")}},
+    }
+    try:
+        with Server("mysql", SERVER_OPTIONS | {"innodb-buffer-pool-size": "512M"}) as server:
+            settings["source"] = {"url": server.url("repl"), "tables": [f"{_NAME}*"]}
+            server.sql(f"CREATE DATABASE {DATABASE}")
+            for number in range(tables):
+                server.sql(
+                    f"CREATE TABLE {_NAME}{number} (id BIGINT AUTO_INCREMENT PRIMARY KEY, note VARCHAR(40),"
+                    " at DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6))"
+                )
+            with running(settings, folder) as followed:
+                with writing(server.port, _NAME, _TRANSACTIONS_PER_SECOND, tables):
+                    _wait_for(followed, _BATCHES_BEFORE)
+                    first = time.perf_counter()
+                    time.sleep(options.seconds_max * _SECONDS_FACTOR)
+                    _wait_for(followed, _BATCHES_BEFORE + 2)
+                    ended = time.perf_counter()
+                for number in range(tables):
+                    _compare(server, number, folder / "lake" / DATABASE / f"many{number}")
+            server.kill()
+        batches = [one for one in followed.batches if first < one.ended <= ended]
+        lines = _lines(tables, batches, ended - first, followed)
+        versions = {name: metadata.version(name) for name in ("pyspark", "deltalake")}
+        return CaseResult("many_tables_to_delta", TITLE, lines, versions, ratio_title="the target is")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _compare(server: Server, number: int, mirror: Path) -> None:
+    """Wait until a mirror holds as many rows as its table, which nobody writes to any longer."""
+    rows = server.sql(f"SELECT COUNT(*) FROM {_NAME}{number}")[0][0]
+    deadline = time.monotonic() + _SECONDS_MAX
+    while (held := DeltaTable(mirror).count()) != rows:
+        if time.monotonic() > deadline or held > rows:
+            raise CountsDiffer(f"the mirror of {_NAME}{number} has {held} rows, the table {rows}")
+        time.sleep(0.1)
+
+
+def _wait_for(followed: PipelineProcess, count: int) -> None:
+    """Wait until so many batches are done."""
+    deadline = time.monotonic() + _SECONDS_MAX
+    while len(followed.batches) < count:
+        assert time.monotonic() < deadline, "the pipeline does not go on"
+        time.sleep(0.1)
+
+
+def _lines(tables: int, batches: list[Batch], window: float, followed: PipelineProcess) -> list[Line]:
+    seconds = sorted(one.seconds for one in batches)
+    median, late = statistics.median(seconds), seconds[int(len(seconds) * 0.99)]
+    rates = {
+        "rows/s": sum(one.rows for one in batches) / window,
+        "batches": float(len(batches)),
+        **{f"MB of {kind} at most": size / 1e6 for kind, size in followed.resident.items()},
+    }
+    return [
+        Line(f"{tables} tables", "p50", {"seconds": median}),
+        Line(f"{tables} tables", "p99", {"seconds": late, **rates}, _P99_SECONDS / late, Target(1)),
+    ]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From commit to what a reader of Redis sees, through a relay, at 1,000 transactions a second."""
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import redis
+import yaml
+
+from bench.corpora.corpus import SERVER_OPTIONS, cache_directory
+from bench.corpora.workload import DATABASE
+from bench.daemon import serving
+from bench.result import CaseResult, Line, Options, Target
+from bench.writers import writing
+from tools.redis import Redis
+from tools.servers import Server
+
+TITLE = "Commit to Redis, through a relay"
+
+_TRANSACTIONS_PER_SECOND = 1000
+_TABLE = f"{DATABASE}.arrivals"
+_P50_MS, _P99_MS = 10.0, 50.0
+#: What comes while everybody connects says nothing of a steady state.
+_SETTLE_SECONDS = 1.5
+_START_SECONDS_MAX = 30.0
+_RELAY = (sys.executable, "-c", "from penstock.admin.cli.app import main; main()", "relay")
+
+
+def run(options: Options) -> CaseResult:
+    """Follow writers for some seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-relay-", dir=cache_directory()))
+    try:
+        with (
+            Server("mysql", SERVER_OPTIONS | {"innodb-buffer-pool-size": "128M"}) as server,
+            Redis("--notify-keyspace-events", "E$") as cache,
+        ):
+            server.sql(f"CREATE DATABASE {DATABASE}")
+            server.sql(f"CREATE TABLE {_TABLE} (id BIGINT AUTO_INCREMENT PRIMARY KEY, note VARCHAR(40))")
+            lines = _lines(server, cache, folder, options.seconds_max)
+            # In order it would wait for the replica that has left.
+            server.kill()
+        return CaseResult("relay_to_redis", TITLE, lines, ratio_title="the target is")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _lines(server: Server, cache: Redis, folder: Path, seconds: float) -> list[Line]:
+    arrived: dict[str, float] = {}
+    with (
+        serving(folder, server.port, start="latest") as daemon,
+        _relaying(folder, daemon.url, cache.url),
+        _watching(cache.url, arrived),
+        writing(server.port, _TABLE, _TRANSACTIONS_PER_SECOND),
+    ):
+        _wait_for_first(arrived)
+        time.sleep(_SETTLE_SECONDS)
+        settled = time.time()
+        time.sleep(seconds)
+        ended = time.time()
+    keys = [key for key, when in arrived.items() if settled <= when < ended]
+    committed = redis.Redis.from_url(cache.url, decode_responses=True).mget(keys)
+    delays = sorted(
+        (arrived[key] - _moment(str(text))) * 1000 for key, text in zip(keys, committed, strict=True)
+    )
+    median, late = statistics.median(delays), delays[int(len(delays) * 0.99)]
+    rates = {"transactions/s": len(delays) / seconds}
+    return [
+        Line("writers", "p50", rates | {"ms": median}, _P50_MS / median, Target(1)),
+        Line("writers", "p99", rates | {"ms": late}, _P99_MS / late, Target(1)),
+    ]
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text if text[-1] == "Z" or "+" in text else f"{text}+00:00").timestamp()
+
+
+@contextmanager
+def _relaying(folder: Path, url: str, cache: str) -> Iterator[None]:
+    """Run a relay inside the block; a row's value is when it was committed."""
+    value = {
+        "name": "arrivals",
+        "source": {"url": url, "tables": [_TABLE]},
+        "load": "none",
+        "sink": {"redis": {"url": cache, "key": "arrival:{id}", "value": "{_commit_timestamp}"}},
+    }
+    config = folder / "relay.yaml"
+    config.write_text(yaml.safe_dump(value))
+    with (folder / "relay.output").open("wb") as said:
+        process = subprocess.Popen([*_RELAY, str(config)], stdout=said, stderr=said)
+    try:
+        yield
+        assert process.poll() is None, (folder / "relay.output").read_text()[-4000:]
+    finally:
+        process.terminate()
+        process.wait(_START_SECONDS_MAX)
+
+
+@contextmanager
+def _watching(url: str, arrived: dict[str, float]) -> Iterator[None]:
+    """Note when each key is set, as the server tells who asks for it."""
+    watch = redis.Redis.from_url(url, decode_responses=True).pubsub(ignore_subscribe_messages=True)
+    watch.subscribe("__keyevent@0__:set")
+    done = threading.Event()
+
+    def note() -> None:
+        while not done.is_set():
+            message = watch.get_message(timeout=0.2)
+            if message is not None:
+                arrived.setdefault(message["data"], time.time())
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        watch.close()
+
+
+def _wait_for_first(arrived: dict[str, float]) -> None:
+    deadline = time.monotonic() + _START_SECONDS_MAX
+    while not arrived:
+        assert time.monotonic() < deadline, "nothing arrives"
+        time.sleep(0.02)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy a binlog file from a live server, unchanged, beside the server's own tool and the bare socket."""
+
+from bench.corpora.corpus import corpus
+from bench.corpora.serve import serve
+from bench.peers.peer import Job, Outcome, measure_all, peer
+from bench.result import CaseResult, Line, Options, Target
+
+TITLE = "Live server to raw bytes in a file, client on one core (by the clock)"
+
+_PEERS = ("penstock", "mysqlbinlog_raw", "server_rate")
+
+
+def run(options: Options) -> CaseResult:
+    """Measure every receiver on every workload; ratios are by the clock, for the server sets the pace too."""
+    lines: list[Line] = []
+    versions: dict[str, str] = {}
+    for workload in options.workloads:
+        made = corpus(workload, options.size)
+        with serve(made) as server:
+            job = Job(made, server.port)
+            outcomes = measure_all([(name, "receive_raw", job) for name in _PEERS], options.repeat)
+        versions |= {peer(outcome.peer).TITLE: outcome.version for outcome in outcomes}
+        lines += [_line(outcome, outcomes[0]) for outcome in outcomes]
+    return CaseResult("server_to_raw", TITLE, lines, versions)
+
+
+def _line(outcome: Outcome, ours: Outcome) -> Line:
+    target = {
+        "mysqlbinlog_raw": Target(2.5, aim=outcome.workload != "narrow"),
+        "server_rate": Target(1, aim=True),
+    }.get(outcome.peer)
+    ratio = ours.megabytes_per_second_wall / outcome.megabytes_per_second_wall
+    rates = {
+        "MB/s": outcome.megabytes_per_second_wall,
+        "rows/s": outcome.rows_per_second_wall,
+        "MB per CPU second": outcome.megabytes_per_second,
+    }
+    return Line(
+        outcome.workload, peer(outcome.peer).TITLE, rates, ratio if target else None, target, outcome.note
+    )

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a workload's binlog file once, count it with the server's own tool, and keep both in a cache
+directory.
+
+A corpus is `<cache>/<workload>-<size>-<fingerprint>/binlog.000001` with `manifest.json` beside it. The cache
+is `$PENSTOCK_BENCH_CACHE`, else `~/.cache/penstock/bench`. The counts in the manifest come from
+`mysqlbinlog`, never from Penstock, so they can convict it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pymysql
+
+from tools.servers import Server
+
+from .workload import DATABASE, Workload
+
+SIZES = {"tiny": 8_000_000, "small": 20_000_000, "100MB": 100_000_000, "1GB": 1_000_000_000}
+#: What cases measure on by default; `bulk` is for those that feed subscribers, `purchases` for pipelines.
+NAMES = ("narrow", "wide", "tpcc")
+ALL_NAMES = (*NAMES, "bulk", "purchases")
+FILE_NAME = "binlog.000001"
+
+#: The server writes as fast as it can; what it writes is the same as with the safe settings.
+SERVER_OPTIONS: dict[str, str | int | bool | None] = {
+    "log-bin": "binlog",
+    "gtid-mode": "ON",
+    "enforce-gtid-consistency": "ON",
+    "binlog-checksum": "CRC32",
+    "binlog-row-image": "FULL",
+    "binlog-row-metadata": "FULL",
+    "max-binlog-size": 1 << 30,
+    "sync-binlog": 0,
+    "innodb-flush-log-at-trx-commit": 0,
+    "innodb-doublewrite": False,
+    "innodb-buffer-pool-size": "1G",
+    "innodb-redo-log-capacity": "2G",
+    "performance-schema": False,
+}
+
+_ROW_LINES = {b"\n### INSERT INTO `": "insert", b"\n### UPDATE `": "update", b"\n### DELETE FROM `": "delete"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One binlog file and what is in it. `rows_by_kind` counts changes: an update is one row here."""
+
+    name: str
+    size: str
+    path: Path
+    bytes: int
+    events: int
+    transactions: int
+    rows: int
+    rows_by_kind: dict[str, int]
+    rows_by_table: dict[str, int]
+    server_version: str
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Return the qualified names of the tables with rows in the file."""
+        return tuple(sorted(self.rows_by_table))
+
+    @property
+    def images(self) -> int:
+        """Return the number of typed rows a change feed shows: an update has two, before and after."""
+        return self.rows + self.rows_by_kind["update"]
+
+
+class CountsDiffer(RuntimeError):
+    """Somebody read another number of rows from a corpus than the server's own tool did."""
+
+
+def check_rows(who: str, seen: object, right: object, made: Corpus) -> None:
+    """Raise `CountsDiffer` unless `who` saw what is right for the corpus."""
+    if seen != right:
+        raise CountsDiffer(f"{who} saw {seen} changes in {made.path}, which has {right}")
+
+
+def workload(name: str) -> Workload:
+    """Return the workload module called `name`."""
+    found: Workload = import_module(f"{__package__}.{name}").WORKLOAD
+    return found
+
+
+def cache_directory() -> Path:
+    """Return where corpora are kept."""
+    return Path(os.environ.get("PENSTOCK_BENCH_CACHE") or Path.home() / ".cache" / "penstock" / "bench")
+
+
+def memory_directory() -> Path:
+    """Return a folder whose files stay in memory, so that receivers are measured and not the disk.
+
+    Where there is none it is the cache, on the disk.
+    """
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else cache_directory()
+
+
+def corpus(name: str, size: str) -> Corpus:
+    """Return the corpus, generating it first where the cache has none for this text of its workload."""
+    wanted = workload(name)
+    directory = cache_directory() / f"{name}-{size}-{wanted.fingerprint}"
+    if not (directory / "manifest.json").exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-{size}-", dir=directory.parent))
+        try:
+            _generate(wanted, size, unfinished)
+            shutil.rmtree(directory, ignore_errors=True)
+            unfinished.rename(directory)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    fields = json.loads((directory / "manifest.json").read_text())
+    return Corpus(path=directory / FILE_NAME, **fields)
+
+
+def _generate(wanted: Workload, size: str, directory: Path) -> None:
+    """Run the workload on a private server until its binlog has `size` bytes; leave file and manifest in
+    `directory`.
+    """
+    with Server("mysql", SERVER_OPTIONS, directory=directory / "server") as server:
+        with server.connect() as connection:
+            seed(connection, wanted)
+            version = _ask(connection, "SELECT VERSION()")[0]
+        _fill(server.connect, wanted, SIZES[size])
+        server.sql("FLUSH BINARY LOGS")
+        os.link(server.data_directory / FILE_NAME, directory / FILE_NAME)
+        mysqlbinlog = server.program("mysqlbinlog")
+    shutil.rmtree(directory / "server")
+    counts = count_with_mysqlbinlog(mysqlbinlog, directory / FILE_NAME)
+    fields = {"name": wanted.name, "size": size, "server_version": version, **counts}
+    (directory / "manifest.json").write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def _ask(connection: pymysql.Connection, statement: str) -> tuple[Any, ...]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchone() or ()
+
+
+def seed(connection: pymysql.Connection, wanted: Workload) -> None:
+    """Create tables, first rows and procedures outside the binlog, then begin an empty one."""
+    with connection.cursor() as cursor:
+        for statement in (
+            "SET SESSION sql_log_bin = 0",
+            "SET SESSION cte_max_recursion_depth = 1000000",
+            f"CREATE DATABASE {DATABASE}",
+            *wanted.seed,
+            "RESET BINARY LOGS AND GTIDS",
+        ):
+            cursor.execute(statement)
+
+
+def _fill(connect: Callable[[], pymysql.Connection], wanted: Workload, bytes_wanted: int) -> None:
+    """Call the workload's procedures on all its sessions at once until the binlog has `bytes_wanted`
+    bytes.
+    """
+
+    def session(number: int) -> None:
+        with connect() as connection, connection.cursor() as cursor:
+            for statement in wanted.sessions[number]:
+                cursor.execute(statement)
+            while _ask(connection, "SHOW BINARY LOG STATUS")[1] < bytes_wanted:
+                cursor.execute(f"CALL {DATABASE}.{wanted.fill[number]}({wanted.step})")
+
+    with ThreadPoolExecutor(len(wanted.sessions)) as threads:
+        # Taking every result raises what a session raised.
+        list(threads.map(session, range(len(wanted.sessions))))
+
+
+def count_with_mysqlbinlog(command: list[str], path: Path) -> dict[str, object]:
+    """Count a binlog file's events, transactions and changes in the text `mysqlbinlog` prints for it.
+
+    `command` is the program with whatever it must be started through. The values of the three workloads
+    contain no line breaks, so a line that looks like a change is one.
+    """
+    events = transactions = 0
+    changes: Counter[tuple[str, str]] = Counter()
+    argv = [*command, "-vv", "--base64-output=decode-rows", str(path)]
+    for chunk in _line_chunks(argv):
+        events += chunk.count(b"\n# at ")
+        transactions += chunk.count(b"\tXid = ")
+        for line, kind in _ROW_LINES.items():
+            for table in _tables_after(chunk, line):
+                changes[table, kind] += chunk.count(line + table.replace(".", "`.`").encode() + b"`")
+    by_kind = {kind: sum(n for (_, k), n in changes.items() if k == kind) for kind in _ROW_LINES.values()}
+    tables = {table for table, _ in changes}
+    return {
+        "bytes": path.stat().st_size,
+        "events": events,
+        "transactions": transactions,
+        "rows": sum(by_kind.values()),
+        "rows_by_kind": by_kind,
+        "rows_by_table": {
+            t: sum(n for (table, _), n in changes.items() if table == t) for t in sorted(tables)
+        },
+    }
+
+
+def _line_chunks(argv: list[str]) -> Iterator[bytes]:
+    """Yield a program's output in large pieces that end where a line ends, each with a line break put
+    before it.
+    """
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        rest = b"\n"
+        while piece := process.stdout.read(1 << 24):
+            whole, _, rest_next = (rest + piece).rpartition(b"\n")
+            yield whole + b"\n"
+            rest = b"\n" + rest_next
+        yield rest
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, argv)
+
+
+def _tables_after(chunk: bytes, line: bytes) -> list[str]:
+    """Return the distinct qualified table names that follow `line` in `chunk`, found by the workloads' own
+    names.
+    """
+    names = [f"{DATABASE}.{table}" for name in ALL_NAMES for table in workload(name).tables]
+    return [name for name in names if line + name.replace(".", "`.`").encode() + b"`" in chunk]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a workload module declares: tables, rows to begin with, and procedures that make the server write
+its own binlog.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+DATABASE = "bench"
+
+#: A row source of the numbers 1 to {count}, for statements that seed many rows at once.
+NUMBERS = (
+    "(WITH RECURSIVE sequence (number) AS "
+    "(SELECT 1 UNION ALL SELECT number + 1 FROM sequence WHERE number < {count}) "
+    "SELECT number FROM sequence) AS numbers"
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of load. All its text is SQL that runs inside the server, so no client round trip limits the
+    rate.
+
+    `seed` runs once, unlogged. `sessions[n]` opens connection n (session variables), and then `CALL
+    bench.<fill[n]>(<step>)` is repeated on that connection until the binlog has the wanted size. Sessions
+    touch disjoint rows, so they neither wait for nor deadlock with each other.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    seed: tuple[str, ...]
+    sessions: tuple[tuple[str, ...], ...]
+    fill: tuple[str, ...]
+    step: int
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """Return the statements of `seed` that create tables."""
+        return tuple(statement for statement in self.seed if statement.strip().startswith("CREATE TABLE"))
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of everything that shapes the file, so that an edited workload is generated
+        again.
+        """
+        text = "\0".join(
+            [self.name, *self.seed, *(line for session in self.sessions for line in session), *self.fill]
+        )
+        return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:12]

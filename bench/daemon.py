@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon in a process of its own, over the server of a corpus, as a user starts it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.corpora.corpus import Corpus
+
+INSTANCE = "bench"
+
+_PENSTOCK = (sys.executable, "-c", "from penstock.admin.cli.app import main; main()")
+_START_SECONDS_MAX = 60.0
+_CAPTURE_SECONDS_MAX = 600.0
+_LISTENERS = re.compile(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)")
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A daemon that runs. `ports` has its listeners by name."""
+
+    ports: dict[str, int]
+    folder: Path
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def url(self) -> str:
+        """The instance, as a subscriber names it."""
+        return f"penstock://127.0.0.1:{self.ports['http']}/{INSTANCE}"
+
+    def ask(self, call: str) -> Any:
+        """Return what it answers to a call of the instance."""
+        url = f"http://127.0.0.1:{self.ports['http']}/v1/instances/{INSTANCE}/{call}"
+        with urllib.request.urlopen(url, timeout=_START_SECONDS_MAX) as answer:
+            return json.load(answer)
+
+    def wait_for(self, file: str, offset: int) -> None:
+        """Wait until its log goes to a place of the server's."""
+        deadline = time.monotonic() + _CAPTURE_SECONDS_MAX
+        while True:
+            here = str(self.ask("status")["position"] or "").rpartition("/")[2]
+            name, _, end = here.rpartition(":")
+            if (name, int(end or 0)) >= (file, offset):
+                return
+            assert time.monotonic() < deadline, (
+                f"the daemon does not come to {file}:{offset}, it is at {here}"
+            )
+            time.sleep(0.05)
+
+    def cpu_seconds(self) -> float:
+        """Return how much processor time it has had."""
+        return cpu_seconds_of(self.process.pid)
+
+
+def cpu_seconds_of(process: int) -> float:
+    """Return how much processor time a process has had."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def serving(folder: Path, port: int, *, start: str = "earliest", **instance: Any) -> Iterator[Daemon]:
+    """Run a daemon inside the block that captures the server at a port, and listens for every protocol.
+
+    What it says stands in `folder`/daemon.output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config, output = folder / "penstock.yaml", folder / "daemon.output"
+    source = f"mysql://root@127.0.0.1:{port}?ssl_mode=disabled"
+    listeners = dict.fromkeys(("http", "canal", "ptubes"), "127.0.0.1:0")
+    settings = {
+        "listen": listeners,
+        "log": {"folder": str(folder / "log")},
+        "instances": {INSTANCE: {"source": source, "start": start, **instance}},
+    }
+    config.write_text(yaml.safe_dump(settings))
+    with output.open("wb") as said:
+        process = subprocess.Popen([*_PENSTOCK, "serve", str(config)], stdout=said, stderr=said)
+    try:
+        yield Daemon(_ports(process, output), folder, process)
+    finally:
+        process.terminate()
+        process.wait(_START_SECONDS_MAX)
+
+
+@contextmanager
+def serving_corpus(folder: Path, port: int, made: Corpus) -> Iterator[Daemon]:
+    """Run a daemon inside the block whose log holds a corpus, all of it."""
+    with serving(folder, port) as daemon:
+        daemon.wait_for(made.path.name, made.bytes)
+        yield daemon
+
+
+def _ports(process: "subprocess.Popen[bytes]", output: Path) -> dict[str, int]:
+    deadline = time.monotonic() + _START_SECONDS_MAX
+    while process.poll() is None and time.monotonic() < deadline:
+        for line in output.read_text(errors="replace").splitlines():
+            if " serving " in line:
+                found = {name: int(port) for name, port in _LISTENERS.findall(line)}
+                return {"http": found.pop("address"), **found}
+        time.sleep(0.02)
+    raise AssertionError(f"the daemon does not start:\n{output.read_text(errors='replace')[-4000:]}")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many subscribers at the head, whose own cost is the least: they ask for changes and drop what they get.
+
+`python -m bench.followers PORT INSTANCE TABLE COUNT` says `ready` once all are answered, and what each was
+sent once nothing comes any more. With `echo` for PORT it measures bare sending instead.
+"""
+
+import json
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[1]
+_WAIT_SECONDS = 2.0
+_READ_BYTES = 1 << 20
+_END_SECONDS_MAX = 120.0
+
+
+@contextmanager
+def following(port: int, instance: str, table: str, count: int) -> Iterator[dict[str, Any]]:
+    """Have so many follow a table inside the block; what they were sent stands in the result behind it."""
+    words = [sys.executable, "-m", "bench.followers", str(port), instance, table, str(count)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", "the followers do not get an answer"
+    found: dict[str, Any] = {}
+    try:
+        yield found
+    finally:
+        told, _ = process.communicate(timeout=_END_SECONDS_MAX)
+    found.update(json.loads(told))
+
+
+def sending_seconds(size: int, count: int, piece_bytes: int) -> float:
+    """Return the CPU seconds that it takes to send so many bytes to each of `count` sockets, and no more."""
+    words = [sys.executable, "-m", "bench.followers", "echo", str(size), str(piece_bytes), str(count)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, cwd=_ROOT, text=True, check=True)
+    return float(done.stdout)
+
+
+def _follow(port: int, instance: str, table: str, count: int) -> None:
+    body = {"subscriber": "", "tables": [table], "credit_bytes": 1 << 40, "wait_seconds": _WAIT_SECONDS}
+    ready = selectors.DefaultSelector()
+    sizes: dict[int, int] = {}
+    for number in range(count):
+        peer = socket.create_connection(("127.0.0.1", port))
+        content = json.dumps({**body, "subscriber": f"follower-{number}"}).encode()
+        head = (
+            f"POST /v1/instances/{instance}/changes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        peer.sendall(head.encode() + content)
+        ready.register(peer, selectors.EVENT_READ)
+        sizes[peer.fileno()] = 0
+    told = False
+    space = bytearray(_READ_BYTES)
+    while ready.get_map():
+        for key, _ in ready.select():
+            asked = key.fileobj
+            assert isinstance(asked, socket.socket)
+            got = asked.recv_into(space)
+            sizes[key.fd] += got
+            if not sizes[key.fd]:
+                raise AssertionError("a follower is not answered")
+            if not got:
+                ready.unregister(asked)
+        if not told and all(sizes.values()):
+            print("ready", flush=True)
+            told = True
+    print(json.dumps({"bytes": list(sizes.values())}))
+
+
+def _send(size: int, piece_bytes: int, count: int) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    # The CPU of whoever receives is no cost of sending, so it belongs to a child.
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _DROP, str(listener.getsockname()[1]), str(count)], stdin=subprocess.DEVNULL
+    )
+    peers = [listener.accept()[0] for _ in range(count)]
+    content = memoryview(bytes(piece_bytes))
+    begun = time.process_time()
+    for at in range(0, size, piece_bytes):
+        for peer in peers:
+            peer.sendall(content[: min(piece_bytes, size - at)])
+    used = time.process_time() - begun
+    for peer in peers:
+        peer.close()
+    reader.wait()
+    print(used)
+
+
+_DROP = """
+import selectors, socket, sys
+ready, space = selectors.DefaultSelector(), bytearray(1 << 20)
+for _ in range(int(sys.argv[2])):
+    ready.register(socket.create_connection(("127.0.0.1", int(sys.argv[1]))), selectors.EVENT_READ)
+while ready.get_map():
+    for key, _ in ready.select():
+        if not key.fileobj.recv_into(space):
+            ready.unregister(key.fileobj)
+"""
+
+
+def main() -> None:
+    """Follow, or send."""
+    if sys.argv[1] == "echo":
+        _send(*map(int, sys.argv[2:]))
+    else:
+        _follow(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+
+
+if __name__ == "__main__":
+    main()

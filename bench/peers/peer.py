@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a peer, and the pinned process each measurement runs in.
+
+A peer is a module of this folder with a `TITLE`, a `version()` and one or more verbs:
+
+    decode_file(job)     decode every row of `job.corpus.path`
+    decode_stream(job)   the same over a replication connection to 127.0.0.1:`job.port`
+    receive_raw(job)     receive the file's bytes over that connection, unchanged, and drop or write them
+    encode_json(job)     write every change as JSON, read over that connection: what a program would do itself
+    encode_debezium(job), encode_maxwell(job), encode_canal_flat(job)
+                         write every change of `job.corpus.path` as that dialect's JSON
+    capture_log(job)     keep them durably on the disk, found again by position, `job.copies` times at once
+
+A peer that must build something first does it in `prepare()`, before the clock starts.
+
+A verb returns a `Tally` of what it really saw. A verb that got through the whole file is held to the corpus's
+own counts, so none can be fast by leaving rows out; one stopped by `job.seconds_max` reports the part it did.
+"""
+
+import json
+import mmap
+import os
+import pkgutil
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from bench.compiled import ToolMissing
+from bench.corpora.corpus import Corpus, cache_directory, check_rows, corpus, memory_directory
+
+VERBS = (
+    "decode_file",
+    "decode_stream",
+    "encode_json",
+    "encode_debezium",
+    "encode_maxwell",
+    "encode_canal_flat",
+    "receive_raw",
+    "capture_log",
+)
+#: The core every peer runs on: the last one, since interrupts and other work tend to stay on the first.
+CORE = max(os.sched_getaffinity(0))
+_WARM_BYTES = 1 << 22
+_WARM_SPARE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a verb is to work on. What it receives goes to memory, or with `on_disk` beside the corpora."""
+
+    corpus: Corpus
+    port: int | None = None
+    seconds_max: float | None = None
+    on_disk: bool = False
+    copies: int = 1
+
+    @property
+    def directory(self) -> Path:
+        """Where a verb may make a folder for what it receives."""
+        return cache_directory() if self.on_disk else memory_directory()
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a verb saw. `rows` counts changes (an update is one); `complete` says that the whole file was
+    done.
+
+    `rows_by_kind` is None where the peer prints no count of its own. `verify` runs after the clock has
+    stopped and raises `AssertionError` when the result is wrong.
+    """
+
+    rows: int
+    bytes: int
+    rows_by_kind: dict[str, int] | None = None
+    complete: bool = True
+    note: str = ""
+    verify: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One measurement: the tally with its time. CPU seconds include child processes, not the server."""
+
+    peer: str
+    verb: str
+    workload: str
+    rows: int
+    bytes: int
+    seconds_cpu: float
+    seconds_wall: float
+    complete: bool
+    rows_by_kind: dict[str, int] | None
+    version: str
+    note: str
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows per second of CPU: what one core does when nothing else runs on it."""
+        return self.rows / self.seconds_cpu
+
+    @property
+    def rows_per_second_wall(self) -> float:
+        """Rows per second of the clock."""
+        return self.rows / self.seconds_wall
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """Binlog megabytes (10^6) per second of CPU."""
+        return self.bytes / self.seconds_cpu / 1e6
+
+    @property
+    def megabytes_per_second_wall(self) -> float:
+        """Binlog megabytes (10^6) per second of the clock."""
+        return self.bytes / self.seconds_wall / 1e6
+
+
+class PeerFailed(RuntimeError):
+    """A peer could not run, or was wrong; the message ends with what it printed."""
+
+
+def peer(name: str) -> ModuleType:
+    """Return the module of the peer called `name`; its package must be installed."""
+    try:
+        return import_module(f"bench.peers.{name}")
+    except ModuleNotFoundError as error:
+        raise PeerFailed(f"peer {name} needs {error.name}: run pip install 'penstock[bench]'") from error
+
+
+def can_run(name: str) -> str | None:
+    """Build what a peer needs, and return None; or why it cannot be had on this machine."""
+    try:
+        getattr(peer(name), "prepare", lambda: None)()
+    except ToolMissing as problem:
+        return str(problem)
+    return None
+
+
+def names() -> list[str]:
+    """Return the names of all peers."""
+    here = Path(__file__).parent
+    return sorted(m.name for m in pkgutil.iter_modules([str(here)]) if m.name not in ("peer", "__main__"))
+
+
+def measure(name: str, verb: str, job: Job, repeat: int = 1) -> Outcome:
+    """Run one verb `repeat` times; see `measure_all`."""
+    return measure_all([(name, verb, job)], repeat)[0]
+
+
+def measure_all(orders: Sequence[tuple[str, str, Job]], repeat: int) -> list[Outcome]:
+    """Run each (peer, verb, job) `repeat` times and return their medians, in the order given.
+
+    Each run has a process of its own, pinned to `CORE`. They take turns, so that whatever else the machine
+    does in the meantime falls on all of them alike. CPU and clock have their medians each.
+    """
+    rounds = [[_run(name, verb, job) for name, verb, job in orders] for _ in range(repeat)]
+    return [_median(outcomes) for outcomes in zip(*rounds, strict=True)]
+
+
+def _median(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome with the median CPU time, given the median time by the clock."""
+    middle = statistics.median_low(outcome.seconds_cpu for outcome in outcomes)
+    chosen = next(outcome for outcome in outcomes if outcome.seconds_cpu == middle)
+    if not chosen.complete:
+        # A slice's rows belong to its own time.
+        return chosen
+    return replace(chosen, seconds_wall=statistics.median_low(outcome.seconds_wall for outcome in outcomes))
+
+
+def _run(name: str, verb: str, job: Job) -> Outcome:
+    order: dict[str, object] = {"peer": name, "verb": verb, "name": job.corpus.name, "size": job.corpus.size}
+    order |= {"port": job.port, "seconds_max": job.seconds_max, "on_disk": job.on_disk, "copies": job.copies}
+    argv = [sys.executable, "-m", "bench.peers", json.dumps(order)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    if done.returncode:
+        raise PeerFailed(f"peer {name} {verb} on {job.corpus.name}:\n{done.stderr.strip()}")
+    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def carry_out(order_text: str) -> str:
+    """Do one order in this process and return its outcome as JSON; `measure` calls it in a child."""
+    order = json.loads(order_text)
+    os.sched_setaffinity(0, {CORE})
+    module = peer(order["peer"])
+    what = {name: order[name] for name in ("port", "seconds_max", "on_disk", "copies")}
+    job = Job(corpus(order["name"], order["size"]), **what)
+    verb: Callable[[Job], Tally] = getattr(module, order["verb"])
+    getattr(module, "prepare", lambda: None)()
+    _warm(job.corpus)
+    cpu, wall = _cpu_seconds(), time.perf_counter()
+    tally = verb(job)
+    cpu, wall = _cpu_seconds() - cpu, time.perf_counter() - wall
+    if tally.complete:
+        check_rows(order["peer"], tally.rows, job.copies * job.corpus.rows, job.corpus)
+        if tally.rows_by_kind is not None:
+            check_rows(order["peer"], tally.rows_by_kind, job.corpus.rows_by_kind, job.corpus)
+    if tally.verify:
+        tally.verify()
+    outcome = Outcome(
+        peer=order["peer"],
+        verb=order["verb"],
+        workload=job.corpus.name,
+        rows=tally.rows,
+        bytes=tally.bytes,
+        seconds_cpu=cpu,
+        seconds_wall=wall,
+        complete=tally.complete,
+        rows_by_kind=tally.rows_by_kind,
+        version=module.version(),
+        note=tally.note,
+    )
+    return json.dumps(asdict(outcome))
+
+
+def _warm(made: Corpus) -> None:
+    """Have the file in the page cache, and memory for a copy of it that was used before.
+
+    So none pays for the disk because it runs first; nor for memory that is new to a virtual machine, which
+    its host has to find, and which takes longer to touch than to copy a file into.
+    """
+    with mmap.mmap(-1, made.bytes + _WARM_SPARE_BYTES) as memory:
+        for offset in range(0, len(memory), mmap.PAGESIZE):
+            memory[offset] = 1
+    with open(made.path, "rb", buffering=0) as file:
+        while file.read(_WARM_BYTES):
+            continue
+
+
+def _cpu_seconds() -> float:
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)

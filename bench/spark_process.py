@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Spark session in a process of its own, doing one order and printing what it measured as JSON.
+
+    python -m bench.spark_process '{"verb": "files_to_noop", "master": "local[2]", ...}'
+
+A session's master is fixed for the life of its JVM, so every master and every repetition gets a fresh
+process; each plans and reads a small file first, since nobody's pipeline is the first query of a JVM.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+from pyarrow import compute
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+_UPDATE_PREIMAGES = "update_preimage"
+_FIRST_ARRIVAL_SECONDS_MAX = 120.0
+_LOOK_SECONDS = 0.2
+
+
+class SparkFailed(RuntimeError):
+    """The Spark process ended with an error; the message ends with its log."""
+
+
+@dataclass(frozen=True)
+class SparkOutcome:
+    """One measurement. `rows` counts changes (an update is one), `images` what Spark carried (an update is
+    two).
+
+    `seconds_cpu` is that of this process, its JVM and their Python workers; `latencies_ms` holds the p50 and
+    p99 from commit to visible where the order asked for them. `first` has the seconds and CPU seconds of the
+    session's first read of the same rows, where the measurement is of a later one.
+    """
+
+    rows: int
+    images: int
+    seconds: float
+    seconds_cpu: float
+    batches: int = 1
+    latencies_ms: tuple[float, float] | None = None
+    first: tuple[float, float] | None = None
+
+
+def spark(order: dict[str, Any], cores: set[int] | None = None) -> SparkOutcome:
+    """Carry out an order in a new process, confined to `cores` where given."""
+    argv = [sys.executable, "-m", "bench.spark_process", json.dumps(order)]
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if cores:
+        argv = ["taskset", "--cpu-list", ",".join(map(str, sorted(cores))), *argv]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=root, env=environment)
+    if done.returncode:
+        raise SparkFailed(f"{order['verb']} on {order['master']}:\n{_without_frames(done.stderr)[-8000:]}")
+    fields = json.loads(done.stdout.splitlines()[-1])
+    for name in ("latencies_ms", "first"):
+        fields[name] = tuple(fields[name]) if fields[name] else None
+    return SparkOutcome(**fields)
+
+
+def _without_frames(log: str) -> str:
+    """Return a log without the JVM's stack frames, so that its messages fit on a page."""
+    return "\n".join(line for line in log.splitlines() if not line.startswith(("\tat ", "\t... ")))
+
+
+def files_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
+    """Read one table of a binlog file into the `noop` sink, twice.
+
+    The JVM compiles the code that Spark makes for the table while it reads the first time, which costs
+    seconds of CPU however many rows there are; the second read is the measurement.
+    """
+
+    def read(path: str) -> tuple[int, int, float, float]:
+        began, cpu_began = time.perf_counter(), _cpu_seconds()
+        frame = session.read.format("penstock").options(**order["options"]).load(path)
+        seen = Observation()
+        frame.observe(seen, *_counts()).write.format("noop").mode("overwrite").save()
+        seconds, seconds_cpu = time.perf_counter() - began, _cpu_seconds() - cpu_began
+        return seen.get["images"], seen.get["preimages"], seconds, seconds_cpu
+
+    read(order["warm_path"])
+    *_, first_seconds, first_cpu = read(order["path"])
+    images, preimages, seconds, seconds_cpu = read(order["path"])
+    return SparkOutcome(images - preimages, images, seconds, seconds_cpu, first=(first_seconds, first_cpu))
+
+
+def backlog_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
+    """Stream all that a server has of one table into the `noop` sink, then end."""
+    began, cpu_began = time.perf_counter(), _cpu_seconds()
+    with tempfile.TemporaryDirectory() as checkpoint:
+        frame = _stream(session, order, "earliest").observe("seen", *_counts())
+        query = (
+            frame.writeStream.format("noop")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        seconds, seconds_cpu = time.perf_counter() - began, _cpu_seconds() - cpu_began
+        seen = [
+            progress.observedMetrics["seen"] for progress in query.recentProgress if progress.observedMetrics
+        ]
+    images, preimages = (sum(metrics[name] for metrics in seen) for name in ("images", "preimages"))
+    return SparkOutcome(images - preimages, images, seconds, seconds_cpu, len(seen))
+
+
+def commit_to_visible(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
+    """Follow a server that is being written to, and compare each row's commit time with the time it can
+    be read.
+
+    A row counts as visible when its batch has reached the driver. The clock runs for `seconds` after a
+    fifth of that, which begins with the first batch and is there to warm up. Writer and reader share one
+    clock, for the server runs on this machine.
+    """
+    seconds: float = order["seconds"]
+    arrivals: list[tuple[float, pa.ChunkedArray]] = []
+
+    def arrived(frame: DataFrame, _batch: int) -> None:
+        committed = frame.select(f.unix_micros("_commit_timestamp").alias("at")).toArrow().column("at")
+        if len(committed):
+            arrivals.append((time.time(), committed))
+
+    deadline = time.monotonic() + _FIRST_ARRIVAL_SECONDS_MAX
+    with tempfile.TemporaryDirectory() as checkpoint:
+        stream = _stream(session, order, "latest").writeStream.foreachBatch(arrived)
+        query = stream.option("checkpointLocation", checkpoint).start()
+        while not arrivals and time.monotonic() < deadline:
+            _watch(query, _LOOK_SECONDS)
+        cpu_began = _cpu_seconds()
+        _watch(query, seconds * 1.2)
+        seconds_cpu = _cpu_seconds() - cpu_began
+        query.stop()
+    if not arrivals:
+        raise SparkFailed(f"no row arrived in {_FIRST_ARRIVAL_SECONDS_MAX:.0f} seconds")
+    measured = [arrival for arrival in arrivals if arrival[0] > arrivals[0][0] + seconds / 5]
+    if not measured:
+        raise SparkFailed(f"one batch took more than {seconds:.0f} seconds")
+    waits = [compute.subtract(int(now * 1e6), committed) for now, committed in measured]
+    found = compute.quantile(pa.concat_arrays([wait.combine_chunks() for wait in waits]), [0.5, 0.99])
+    median_us, worst_us = found.to_pylist()
+    rows = sum(map(len, waits))
+    took = measured[-1][0] - arrivals[0][0] - seconds / 5
+    return SparkOutcome(rows, rows, took, seconds_cpu, len(waits), (median_us / 1000, worst_us / 1000))
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds this process and all below it have used: the JVM and its Python workers."""
+    this = psutil.Process()
+    # A process's times include those of children that have ended; the living count for themselves.
+    seconds = 0.0
+    for process in (this, *this.children(recursive=True)):
+        # One that has just ended is in its parent's times.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
+
+
+def _watch(query: StreamingQuery, seconds: float) -> None:
+    """Let the query run for some seconds; raise what it fails with."""
+    time.sleep(seconds)
+    failure = query.exception()
+    if failure is not None:
+        raise failure
+
+
+def _stream(session: SparkSession, order: dict[str, Any], offsets: str) -> DataFrame:
+    stream = session.readStream.format("penstock").option("source", order["source"])
+    return stream.option("tables", order["tables"]).option("startingOffsets", offsets).load()
+
+
+def _counts() -> tuple[Any, Any]:
+    """Return the two counts every frame is observed with: rows carried, and before images among them."""
+    preimages = f.count_if(f.col("_change_type") == _UPDATE_PREIMAGES)
+    return f.count(f.lit(1)).alias("images"), preimages.alias("preimages")
+
+
+_VERBS: dict[str, Callable[[SparkSession, dict[str, Any]], SparkOutcome]] = {
+    verb.__name__: verb for verb in (files_to_noop, backlog_to_noop, commit_to_visible)
+}
+
+
+def _carry_out(order: dict[str, Any]) -> SparkOutcome:
+    with tempfile.TemporaryDirectory() as directory:
+        builder = SparkSession.builder.master(order["master"]).appName("penstock-bench")
+        settings: dict[str, bool | float | int | str | None] = {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "3g",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.streaming.numRecentProgressUpdates": "100000",
+            "spark.sql.warehouse.dir": directory,
+            "spark.local.dir": directory,
+        }
+        session = builder.config(map=settings).getOrCreate()
+        try:
+            return _VERBS[order["verb"]](session, order)
+        finally:
+            session.stop()
+
+
+if __name__ == "__main__":
+    print(json.dumps(_carry_out(json.loads(sys.argv[1])).__dict__))

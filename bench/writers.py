@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writers that commit single rows at a steady rate, in a process of their own: `python -m bench.writers`."""
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pymysql
+
+WRITERS = 2
+_ROOT = Path(__file__).parents[1]
+
+
+@contextmanager
+def writing(port: int, table: str, per_second: float, tables: int = 1) -> Iterator[None]:
+    """Have so many rows a second committed into `table (note)` for as long as the block runs.
+
+    Of several tables each in its turn gets a row; their names end with their number, from 0.
+    """
+    words = [sys.executable, "-m", "bench.writers", str(port), table, str(per_second), str(tables)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
+    try:
+        yield
+    finally:
+        # They end when nobody holds the other end any longer.
+        process.communicate(timeout=60)
+        assert process.returncode == 0, "the writers failed"
+
+
+def write(names: list[str], port: int, per_second: float, stop: threading.Event) -> None:
+    """Commit at the rate until told to stop; each connection has its part of it."""
+    pause = WRITERS / per_second
+
+    def one(number: int) -> None:
+        connection = pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True)
+        with connection, connection.cursor() as cursor:
+            due = time.monotonic()
+            turns = itertools.cycle(names[number:] + names[:number])
+            while not stop.wait(max(0.0, due - time.monotonic())):
+                cursor.execute(f"INSERT INTO {next(turns)} (note) VALUES ('arrives')")
+                due += pause
+
+    # They begin far apart, so that not all of them wait for the same table.
+    begins = [number * len(names) // WRITERS for number in range(WRITERS)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in begins]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main() -> None:
+    """Write until standard input ends."""
+    stop = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    port, table, per_second, tables = sys.argv[1:]
+    names = [table] if tables == "1" else [f"{table}{number}" for number in range(int(tables))]
+    write(names, int(port), float(per_second), stop)
+
+
+if __name__ == "__main__":
+    main()
