@@ -14,12 +14,13 @@ MAY_IMPORT = {
     "errors": set(),
     "limits": set(),
     "model": {"errors", "limits", "_native"},
+    "mysql_dial": {"model"},
     "settings_file": {"errors", "limits", "model"},
     "settings_values": {"errors", "model"},
     "settings_listen": {"model", "settings_values"},
     "settings": {"limits", "model", "settings_file", "settings_listen", "settings_values"},
     "logstore": LEAVES | {"settings"},
-    "capture": LEAVES | {"settings", "logstore"},
+    "capture": LEAVES | {"mysql_dial", "settings", "logstore"},
     "source": LEAVES | {"settings", "logstore", "capture", "changes"},
     "coordinate": LEAVES,
     "serve": LEAVES | {"settings", "logstore", "capture", "source", "coordinate"},
@@ -27,7 +28,7 @@ MAY_IMPORT = {
     "binlog": LEAVES | {"capture", "source"},
     # What moves through a pipeline; the sinks and steps below know nothing of Spark.
     "changes": {"errors", "model", "_native"},
-    "sinks": LEAVES | {"settings_values", "changes"},
+    "sinks": LEAVES | {"mysql_dial", "settings_values", "changes"},
     "pipeline": LEAVES
     | {
         "settings_file",
@@ -64,6 +65,7 @@ MAY_IMPORT = {
 # Where an outside part may be imported: a file, or a folder.
 HOMES = {
     "pymysql": (
+        "src/penstock/mysql_dial.py",
         "src/penstock/capture/connection.py",
         "src/penstock/capture/server_errors.py",
         "src/penstock/sinks/mysql_connection.py",

@@ -18,11 +18,11 @@ import pymysql.cursors
 from penstock.capture.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_of, translate
 from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerUnsupported
 from penstock.model import ServerAddress
+from penstock.mysql_dial import CONNECT_SECONDS_MAX, dial
 
 MYSQL = "mysql"
 MARIADB = "mariadb"
 
-CONNECT_SECONDS_MAX = 10.0
 # Reading the columns of a hundred thousand tables takes minutes on a cold server; nothing else is slower.
 QUERY_SECONDS_MAX = 600.0
 
@@ -253,38 +253,11 @@ def _buffered(stream: socket.socket, reader: Any) -> bytes:
         return b""
 
 
-class _Dialled(pymysql.connections.Connection):  # type: ignore[misc]
-    """PyMySQL's session. Where no certificate is looked at, it loads no authorities: each time they would
-    take as long as all the rest of a connection.
-    """
-
-    def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
-        if sslp:
-            found: ssl.SSLContext = super()._create_ssl_ctx(sslp)
-            return found
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
-
-
 def connect(address: ServerAddress) -> Connection:
     """Open a session. Raises AuthenticationFailed, TlsFailed, ConnectionLost, ServerBusy, OptionInvalid."""
-    local = address.unix_socket is not None
     try:
-        session = _Dialled(
-            host=address.host,
-            port=address.port,
-            unix_socket=address.unix_socket,
-            user=address.user,
-            password=address.password.reveal().encode(),
-            charset="utf8mb4",
-            autocommit=True,
-            connect_timeout=int(CONNECT_SECONDS_MAX),
-            read_timeout=QUERY_SECONDS_MAX,
-            write_timeout=CONNECT_SECONDS_MAX,
-            program_name="penstock",
-            **address.tls.session_arguments(local=local),
+        session = dial(
+            address, autocommit=True, read_seconds=QUERY_SECONDS_MAX, write_seconds=CONNECT_SECONDS_MAX
         )
     except pymysql.err.Error as problem:
         raise translate(problem, str(address)) from problem

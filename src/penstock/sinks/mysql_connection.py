@@ -27,8 +27,8 @@ from penstock.errors import (
     ValueMalformed,
 )
 from penstock.model import ServerAddress
+from penstock.mysql_dial import dial
 
-CONNECT_SECONDS_MAX = 10.0
 # A statement that adds a column to a large table, or waits for a lock, takes its time.
 STATEMENT_SECONDS_MAX = 3600.0
 
@@ -214,21 +214,6 @@ class Session:
         return told(problem, str(self.address))
 
 
-class _Dialled(pymysql.connections.Connection):  # type: ignore[misc]
-    """PyMySQL's session. Where no certificate is looked at, it loads no authorities: each time they would
-    take as long as all the rest of a connection.
-    """
-
-    def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
-        if sslp:
-            found: ssl.SSLContext = super()._create_ssl_ctx(sslp)
-            return found
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
-
-
 def connect(address: ServerAddress, *statements: str) -> Session:
     """Open a session that does not commit by itself, and run statements in it that settle how it works.
 
@@ -236,20 +221,12 @@ def connect(address: ServerAddress, *statements: str) -> Session:
     TlsFailed, ConnectionLost, ServerBusy, PrivilegeMissing, OptionInvalid.
     """
     try:
-        connection = _Dialled(
-            host=address.host,
-            port=address.port,
-            unix_socket=address.unix_socket,
-            user=address.user,
-            password=address.password.reveal().encode(),
-            charset="utf8mb4",
+        connection = dial(
+            address,
             autocommit=False,
-            connect_timeout=int(CONNECT_SECONDS_MAX),
-            read_timeout=STATEMENT_SECONDS_MAX,
-            write_timeout=STATEMENT_SECONDS_MAX,
-            program_name="penstock",
+            read_seconds=STATEMENT_SECONDS_MAX,
+            write_seconds=STATEMENT_SECONDS_MAX,
             conv=_CONVERSIONS,
-            **address.tls.session_arguments(local=address.unix_socket is not None),
         )
     except pymysql.err.Error as problem:
         raise told(problem, str(address)) from problem

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from penstock.changes import Changes, Target
 from penstock.errors import SchemaChanged, ValueMalformed
 from penstock.model import TableName
+from penstock.sinks.held_rows import HeldRows
 from penstock.sinks.images import LastImages, puts
 from penstock.sinks.mysql_connection import DUPLICATE, Session, number_of
 from penstock.sinks.mysql_log import logged_statements
@@ -42,8 +43,6 @@ from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
 from penstock.sinks.sql_rows import (
     Counted,
     bounded,
-    feed_rows,
-    feed_target,
     in_one_batch,
     keyed_target,
     lanes,
@@ -86,8 +85,7 @@ class MysqlWriter(Writer):
         self._main = Transaction(connect, whole=whole)
         self._lanes = 1 if whole else manner.connections
         self._side: list[Transaction] = []
-        self._held: dict[Target, LastImages] = {}
-        self._held_bytes = 0
+        self._held = HeldRows(manner.held_bytes, self._write_held, feed=manner.feed)
         # Whether a row was there that was to be added.
         self._met = False
         self._layouts: dict[TableName, Layout] = {}
@@ -96,25 +94,10 @@ class MysqlWriter(Writer):
     def write(self, changes: Changes) -> None:
         with self.working_on(changes.target.name):
             refuse_partial(changes)
-            self._hold(changes)
-        if self._held_bytes > self._manner.held_bytes:
-            self._held_bytes = sum(one.bytes for one in self._held.values())
-            if self._held_bytes > self._manner.held_bytes // 2:
-                self._write_all()
-
-    def _hold(self, changes: Changes) -> None:
-        self._counted.add(changes)
-        if self._manner.feed:
-            changes = replace(changes, target=feed_target(changes.target), rows=feed_rows(changes.rows))
-        target = changes.target
-        held = self._held.get(target)
-        if held is None:
-            # The columns changed: what came before has the old ones.
-            for other in [one for one in self._held if one.name == target.name]:
-                self._write_held(other, self._held.pop(other))
-            held = self._held[target] = LastImages(keyed_target(target))
-        held.add(replace(changes, target=held.target))
-        self._held_bytes += changes.rows.nbytes
+            self._counted.add(changes)
+            self._held.add(changes)
+        if self._held.is_full():
+            self._write_all()
 
     def empty(self, target: Target, version: int) -> None:
         if not self._manner.feed:
@@ -122,12 +105,7 @@ class MysqlWriter(Writer):
                 self._empty(target, version)
 
     def _empty(self, target: Target, version: int) -> None:
-        found = [held for held in self._held.values() if held.target.name == target.name]
-        for held in found:
-            held.empty(version)
-        if not found:
-            held = self._held[target] = LastImages(keyed_target(target))
-            held.empty(version)
+        self._held.empty(target, version)
         name = target.name.sql.encode()
         keyed = bool(keyed_target(target).primary_key)
         if self._manner.truncate and self._main.repeatable:
@@ -161,12 +139,7 @@ class MysqlWriter(Writer):
     # --- Writing ----------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        held, self._held_bytes = self._held, 0
-        # What was read before a table was emptied may still come.
-        self._held = {
-            target: images.followed() for target, images in held.items() if images.emptied is not None
-        }
-        for target, images in held.items():
+        for target, images in self._held.take().items():
             with self.working_on(target.name):
                 self._write_held(target, images)
 

@@ -8,7 +8,7 @@ out of date and is taken away.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import ConnectionLost, PenstockError, SchemaChanged, ServerBusy, TransientError
 from penstock.model import TableName
+from penstock.sinks.held_rows import HeldRows
 from penstock.sinks.images import LastImages, puts
 from penstock.sinks.postgres_connection import Session
 from penstock.sinks.postgres_tables import Layout, layout_of, names_sql, quoted, table_sql
@@ -24,10 +25,7 @@ from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
 from penstock.sinks.sql_rows import (
     Counted,
     bounded,
-    feed_rows,
-    feed_target,
     in_one_batch,
-    keyed_target,
     refuse_partial,
     runs,
 )
@@ -58,8 +56,7 @@ class PostgresWriter(Writer):
         self._mark = mark
         self._part = part
         self._session = connect()
-        self._held: dict[Target, LastImages] = {}
-        self._held_bytes = 0
+        self._held = HeldRows(manner.held_bytes, self._write_held, feed=manner.feed)
         # What is to be done in this transaction, to be done again where the server ended it; None once that
         # would be too much to keep.
         self._kept: list[Callable[[], None]] | None = []
@@ -71,32 +68,15 @@ class PostgresWriter(Writer):
     def write(self, changes: Changes) -> None:
         with self.working_on(changes.target.name):
             refuse_partial(changes)
-            self._hold(changes)
-        if self._held_bytes > self._manner.held_bytes:
+            self._counted.add(changes)
+            self._held.add(changes)
+        if self._held.is_full():
             self._write_all()
-
-    def _hold(self, changes: Changes) -> None:
-        self._counted.add(changes)
-        if self._manner.feed:
-            changes = replace(changes, target=feed_target(changes.target), rows=feed_rows(changes.rows))
-        target = changes.target
-        held = self._held.get(target)
-        if held is None:
-            # The columns changed: what came before has the old ones.
-            for other in [one for one in self._held if one.name == target.name]:
-                self._write_held(other, self._held.pop(other))
-            held = self._held[target] = LastImages(keyed_target(target))
-        held.add(replace(changes, target=held.target))
-        self._held_bytes += changes.rows.nbytes
 
     def empty(self, target: Target, version: int) -> None:
         if self._manner.feed:
             return
-        found = [held for held in self._held.values() if held.target.name == target.name]
-        if not found:
-            found = [self._held.setdefault(target, LastImages(keyed_target(target)))]
-        for held in found:
-            held.empty(version)
+        self._held.empty(target, version)
         verb = "TRUNCATE" if self._manner.truncate else "DELETE FROM"
         with self.working_on(target.name):
             self._do(lambda: self._run(f"{verb} {table_sql(target.name)}"), 0)
@@ -169,12 +149,7 @@ class PostgresWriter(Writer):
     # --- Writing ----------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        held, self._held_bytes = self._held, 0
-        # What was read before a table was emptied may still come.
-        self._held = {
-            target: images.followed() for target, images in held.items() if images.emptied is not None
-        }
-        for target, images in held.items():
+        for target, images in self._held.take().items():
             with self.working_on(target.name):
                 self._write_held(target, images)
 
