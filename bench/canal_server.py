@@ -4,7 +4,6 @@
 It has no log of its own: it reads the binlog and holds what it made of it in a ring in memory.
 """
 
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from bench.compiled import build_java, built, java_words
 from bench.corpora.corpus import FILE_NAME, cache_directory
 from bench.daemon import cpu_seconds_of
 from tools.servers import Server
+from tools.servers.ports import free_port
 
 VERSION = "canal.server 1.1.7"
 
@@ -51,8 +51,7 @@ def canal_server(server: Server, table_filter: str) -> Iterator[CanalServer]:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"CREATE USER IF NOT EXISTS {_USER}@'%' IDENTIFIED BY '{_USER}'")
         cursor.execute(f"GRANT ALL ON *.* TO {_USER}@'%'")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     words = [*prepare(), str(port), str(server.port), FILE_NAME, table_filter]
     # It leaves files where it runs.
     with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:

@@ -18,13 +18,13 @@ from typing import Any, Self
 
 import yaml
 
+from tests.patience import WAIT_SECONDS_MAX
+from tools.servers.ports import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # The command line, in an interpreter of its own.
 PENSTOCK = (sys.executable, "-c", "from penstock.admin.cli.app import main; main()")
-
-START_SECONDS_MAX = 30.0
-WAIT_SECONDS_MAX = 30.0
 
 
 class Refused(Exception):
@@ -39,9 +39,9 @@ class Refused(Exception):
 class DaemonProcess:
     """`penstock serve` over settings in a folder; as a context manager it runs inside the block.
 
-    `settings` is what stands in penstock.yaml, without listen.http: the port is chosen at the first start
-    and kept, as those of other listeners that stand there with port 0 (`ports` has all by name). The log's
-    folder is `folder`/log unless the settings name another.
+    `settings` is what stands in penstock.yaml, without listen.http: the port is chosen here and kept while
+    it is down, as are those of other listeners that stand there with port 0 (`ports` has all by name). The
+    log's folder is `folder`/log unless the settings name another.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DaemonProcess:
     ) -> None:
         self.folder = folder
         self.settings = settings
-        self.port = 0
+        self.port = free_port()
         self.ports: dict[str, int] = {}
         self.output = folder / "daemon.output"
         self.token: str | None = None
@@ -88,14 +88,13 @@ class DaemonProcess:
                 stdout=output,
                 stderr=output,
             )
-        deadline = time.monotonic() + START_SECONDS_MAX
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
         while time.monotonic() < deadline and self._process.poll() is None:
-            for line in self.said(begins).splitlines():
-                if " serving " in line and "address=" in line:
+            for line in self.said(begins).splitlines(keepends=True):
+                if " serving " in line and "address=" in line and line.endswith("\n"):
                     found = re.findall(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)", line)
                     self.ports = {name: int(port) for name, port in found}
                     self.port = self.ports["http"] = self.ports.pop("address")
-                    self._write_config()
                     return self
             time.sleep(0.02)
         raise AssertionError(f"the daemon does not start:\n{self.said()}")
@@ -103,9 +102,11 @@ class DaemonProcess:
     def _write_config(self) -> None:
         settings = {"log": {"folder": str(self.folder / "log")}, **self.settings}
         listen = {"http": f"127.0.0.1:{self.port}", **settings.get("listen", {})}
-        for name, port in self.ports.items():
-            if str(listen[name]).endswith(":0"):
-                listen[name] = f"127.0.0.1:{port}"
+        for name, address in listen.items():
+            if str(address).endswith(":0"):
+                if name not in self.ports:
+                    self.ports[name] = free_port()
+                listen[name] = f"127.0.0.1:{self.ports[name]}"
         self.config.write_text(yaml.safe_dump({**settings, "listen": listen}))
 
     def said(self, begins: int = 0) -> str:

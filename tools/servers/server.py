@@ -8,7 +8,6 @@ CLIENT and SELECT. Settings suit tests: it survives a kill of the process, not a
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ from pymysql.constants import CLIENT
 from tools.servers import certificate, child
 from tools.servers.errors import ServerFailed
 from tools.servers.packages import Family, install
+from tools.servers.ports import free_port, is_free
 from tools.servers.template import (
     REPLICATION_PASSWORD,
     REPLICATION_USER,
@@ -341,25 +341,6 @@ def _remove(directory: Path, started: list[subprocess.Popen[bytes]], owner: int)
             process.kill()
             process.wait()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def free_port() -> int:
-    """Return a TCP port on 127.0.0.1 that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def is_free(port: int) -> bool:
-    """Whether a server could listen on a TCP port of 127.0.0.1 at this moment."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _option_name(name: str) -> str:

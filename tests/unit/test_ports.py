@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ports of test servers: out of the kernel's hands, and each one process's as long as it lives."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.servers import ServerFailed, ports
+
+ROOT = Path(__file__).resolve().parents[2]
+PORTS = 50
+
+
+def test_ports_are_given_once_and_only_from_those_of_servers() -> None:
+    given = [ports.free_port() for _ in range(PORTS)]
+    assert len(set(given)) == PORTS
+    assert set(given) <= set(ports.candidates())
+
+
+def test_a_port_leaves_room_for_the_bus_port_of_a_redis_node() -> None:
+    assert max(ports.candidates()) + 10_000 <= 65_535
+
+
+@pytest.mark.parametrize(
+    ("lower", "first", "last"),
+    [(32_768, 20_000, 32_703), (49_152, 20_000, 49_087), (16_000, 10_000, 15_935), (1024, 20_000, 32_703)],
+)
+def test_ports_lie_below_the_ephemeral_range_where_it_leaves_room(
+    lower: int, first: int, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "range"
+    told.write_text(f"{lower}\t60999\n")
+    monkeypatch.setattr(ports, "EPHEMERAL_RANGE", told)
+    assert (ports.candidates()[0], ports.candidates()[-1]) == (first, last)
+
+
+def test_a_port_of_a_process_is_no_other_s_until_that_process_is_gone() -> None:
+    words = "from tools.servers import ports; print(ports.free_port(), flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    port = int(holder.stdout.readline())
+    assert not ports.reserve(port)
+    # Its standard input would end it in order as well; this is how a crash does.
+    holder.kill()
+    holder.communicate()
+    assert ports.reserve(port)
+    assert not ports.reserve(port), "it is this process's now"
+
+
+def test_a_port_that_somebody_is_bound_to_is_not_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert not ports.reserve(listener.getsockname()[1])
+
+
+def test_a_port_is_free_until_a_server_listens_there() -> None:
+    port = ports.free_port()
+    assert ports.is_free(port)
+    with socket.create_server(("127.0.0.1", port)):
+        assert not ports.is_free(port)
+
+
+def test_where_no_port_is_left_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = ports.free_port()
+    monkeypatch.setattr(ports, "candidates", lambda: range(taken, taken + 1))
+    with pytest.raises(ServerFailed, match=rf"no port from {taken} to {taken} is free.*ip_local_port_range"):
+        ports.free_port()
