@@ -6,9 +6,12 @@ lets go. Bytes are counted per connection and only in the direction from the ser
 from the server's greeting on.
 """
 
+import contextlib
+import fcntl
 import select
 import socket
 import struct
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +22,9 @@ from urllib.parse import urlsplit
 
 CHUNK_BYTES = 64 * 1024
 PENDING_BYTES_MAX = 256 * 1024
-WAIT_SECONDS_MAX = 30
+WAIT_SECONDS_MAX = 120
+# How often the kernel is asked whether a client has what was written for it, of which no event tells.
+ARRIVAL_MILLISECONDS = 5
 PACKET_HEADER_BYTES = 4
 
 Cut = Literal["reset", "close", "silence"]
@@ -89,16 +94,19 @@ class Proxy:
     """Carries connections from `port` to a server's port; as a context manager it runs inside the block.
 
     The three cuts: "reset" ends both sides with a TCP reset, "close" with an orderly end, and
-    "silence" leaves both sides open and carries nothing more, as a lost network path does.
+    "silence" leaves both sides open and carries nothing more, as a lost network path does. A planned
+    cut comes once the client has every byte before it; one on demand takes what is under way with it.
     """
 
     def __init__(self, server_port: int) -> None:
         self.server_port = server_port
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._connections: list[_Connection] = []
+        self._ended: list[socket.socket] = []
         self._orders: deque[Callable[[], None]] = deque()
         self._plans: list[_Plan] = []
         self._refusing = False
@@ -212,15 +220,21 @@ class Proxy:
             if self._wake_in.fileno() in ready:
                 self._wake_in.recv(CHUNK_BYTES)
             while self._orders:
-                self._orders.popleft()()
-            if self._listener.fileno() in ready:
+                # An order reaches whoever was connected when it was given.
                 self._accept()
+                self._orders.popleft()()
+            self._accept()
             for connection in list(self._connections):
                 self._carry(connection, ready)
+            for side in list(self._ended):
+                if side.fileno() in ready:
+                    self._let_go(side)
             with self._progress:
                 self._progress.notify_all()
         for connection in list(self._connections):
             self._drop(connection, "close")
+        for side in self._ended:
+            side.close()
         self._listener.close()
 
     def _poll(self) -> set[int]:
@@ -231,14 +245,24 @@ class Proxy:
                     wanted[flow.source.fileno()] = wanted.get(flow.source.fileno(), 0) | select.POLLIN
                 if flow.pending:
                     wanted[flow.sink.fileno()] = wanted.get(flow.sink.fileno(), 0) | select.POLLOUT
+        wanted |= {side.fileno(): select.POLLIN for side in self._ended}
         poll = select.poll()
         for number, events in wanted.items():
             poll.register(number, events)
-        return {number for number, _ in poll.poll()}
+        awaited = any(it.cut_how is not None and not it.down.pending for it in self._connections)
+        return {number for number, _ in poll.poll(ARRIVAL_MILLISECONDS if awaited else None)}
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
-        self.accepted_count += 1
+        """Take in every client that is connected by now."""
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            self.accepted_count += 1
+            self._carry_on(client)
+
+    def _carry_on(self, client: socket.socket) -> None:
         try:
             if self._refusing:
                 raise ConnectionRefusedError
@@ -268,7 +292,7 @@ class Proxy:
             # One side has gone without an orderly end, so the other is told the same.
             self._drop(connection, "reset")
             return
-        if connection.cut_how is not None and not connection.down.pending:
+        if connection.cut_how is not None and _has_arrived(connection.down):
             self._cut(connection, connection.cut_how)
         elif connection.up.closed and connection.down.closed:
             self._drop(connection, "close")
@@ -324,11 +348,36 @@ class Proxy:
 
     def _drop(self, connection: _Connection, how: Literal["reset", "close"]) -> None:
         self._connections.remove(connection)
-        for side in (connection.up.source, connection.up.sink):
-            if how == "reset":
-                _reset(side)
-            else:
-                side.close()
+        client, server = connection.up.source, connection.up.sink
+        if how == "reset":
+            _reset(client)
+            _reset(server)
+            return
+        server.close()
+        # A socket that is closed with bytes unread ends in a reset; this end is to be an orderly one.
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_WR)
+        self._ended.append(client)
+
+    def _let_go(self, side: socket.socket) -> None:
+        """Pass over what an ended client still sends, and close its socket once it has ended too."""
+        try:
+            over = not side.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            over = True
+        if over:
+            self._ended.remove(side)
+            side.close()
+
+
+def _has_arrived(flow: _Flow) -> bool:
+    """Whether the other side's kernel has acknowledged all that was read: tcp(7), SIOCOUTQ."""
+    if flow.pending:
+        return False
+    count = fcntl.ioctl(flow.sink, termios.TIOCOUTQ, struct.pack("i", 0))
+    return struct.unpack("i", count) == (0,)
 
 
 def _reset(side: socket.socket) -> None:
