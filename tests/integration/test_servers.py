@@ -8,35 +8,27 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pymysql
 import pytest
 
 from tests.fixture_types import FreshDatabase, StartServer
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, PartMissing, Server, ServerFailed, packages
 from tools.servers.__main__ import main
-from tools.servers.server import free_port
+from tools.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS_MAX = 30
-
-
-def _until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + END_SECONDS_MAX
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+# Three processes that start at once make one template, one after the other.
+TEMPLATE_SECONDS_MAX = 3 * WAIT_SECONDS_MAX
 
 
 def _is_gone(pid: int) -> bool:
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # It may end between the opening of the file and the reading.
         return True
 
 
@@ -88,6 +80,8 @@ def test_the_binlog_program_of_the_flavor_reads_the_binlog_files(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
+    # What other tests have written stays out of what the program prints.
+    server.sql("FLUSH BINARY LOGS")
     files = server.binlog_files()
     server.sql("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2); FLUSH BINARY LOGS", database=database)
 
@@ -208,10 +202,10 @@ def test_a_server_ends_when_its_owner_ends_however_it_ends(mariadb_server: Serve
         "print(server.pid, server.directory, server.sql('SELECT 1')[0][0], flush=True)\n"
         f"{ending}\n"
     )
-    words = owner.communicate(timeout=60)[0].split()
+    words = owner.communicate(timeout=WAIT_SECONDS_MAX)[0].split()
 
     assert words[2:] == ["1"]
-    assert _until(lambda: _is_gone(int(words[0])))
+    wait_until(lambda: _is_gone(int(words[0])))
     if "kill" in ending:
         shutil.rmtree(words[1])
     assert not Path(words[1]).exists()
@@ -221,7 +215,7 @@ def test_processes_that_start_at_once_share_one_new_template(tmp_path: Path, mar
     text = "from tools.servers import Server\nwith Server('mariadb') as server: print(server.sql('SELECT 1'))"
     owners = [_python(text, PENSTOCK_SERVERS=str(tmp_path)) for _ in range(3)]
 
-    assert [owner.communicate(timeout=120)[0] for owner in owners] == ["[(1,)]\n"] * 3
+    assert [owner.communicate(timeout=TEMPLATE_SECONDS_MAX)[0] for owner in owners] == ["[(1,)]\n"] * 3
     assert len(list((tmp_path / "templates").iterdir())) == 1
 
 
@@ -272,27 +266,29 @@ def test_the_command_starts_in_the_foreground_and_stops_by_directory(
     assert f"root@127.0.0.1:{port}" in running.stdout.readline() + running.stdout.readline()
 
     assert main(["stop", str(tmp_path / "kept")]) == 0
-    assert running.wait(END_SECONDS_MAX) == 0
+    assert running.wait(WAIT_SECONDS_MAX) == 0
     assert main(["stop", str(tmp_path / "kept")]) == 1
     assert "no server runs" in capsys.readouterr().err
 
 
 def test_the_command_ends_its_server_when_interrupted(mariadb_server: Server) -> None:
+    # A port of this process: once the command has ended, nobody else is given it.
+    port = free_port()
     running = subprocess.Popen(
-        [sys.executable, "-m", "tools.servers", "start", "mariadb"],
+        [sys.executable, "-m", "tools.servers", "start", "mariadb", "--port", str(port)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert running.stdout is not None
     pid = int(running.stdout.readline().split()[-1])
-    port = int(running.stdout.readline().rpartition(":")[2])
+    assert running.stdout.readline().rstrip().endswith(f":{port}")
     running.send_signal(signal.SIGINT)
 
-    assert running.wait(END_SECONDS_MAX) == 0
+    assert running.wait(WAIT_SECONDS_MAX) == 0
     assert _is_gone(pid)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), 5).close()
+        socket.create_connection(("127.0.0.1", port), WAIT_SECONDS_MAX).close()
 
 
 @pytest.mark.parametrize(("ci", "status", "word"), [("", 0, "skipped"), ("true", 1, "error")])

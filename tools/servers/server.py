@@ -34,7 +34,7 @@ from tools.servers.template import (
     template,
 )
 
-STOP_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 120
 CLIENT_SECONDS_MAX = 600
 PORT_ATTEMPTS_MAX = 5
 # sockaddr_un holds 108 bytes with the closing zero (unix(7)).

@@ -21,7 +21,8 @@ from tools.servers.packages import Installation, cache_directory, locked
 
 # Grows when what a template holds changes, so that older ones are not used.
 TEMPLATE_FORMAT = 1
-STARTUP_SECONDS_MAX = 120
+# It writes a whole data directory, on a machine that may stand still at every fsync.
+STARTUP_SECONDS_MAX = 300
 
 REPLICATION_USER = "repl"
 REPLICATION_PASSWORD = "replicate-on-loopback"
