@@ -4,12 +4,16 @@
 import hashlib
 import socket
 import struct
+import time
 from types import TracebackType
 from typing import Any, Self
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-TIMEOUT_SECONDS = 30.0
+from tests.patience import WAIT_SECONDS_MAX
+
+# A daemon that has looked for entries for so long answers that there is none, though it is not at the end.
+SEARCH_SECONDS = 1.0
 
 HANDSHAKE, CLIENTAUTHENTICATION, ACK, SUBSCRIPTION, UNSUBSCRIPTION, GET = 1, 2, 3, 4, 5, 6
 MESSAGES, CLIENTACK, DUMP, CLIENTROLLBACK = 7, 8, 10, 12
@@ -107,8 +111,8 @@ class CanalClient:
     ) -> None:
         self.destination = destination
         self.client_id = client_id
-        self.socket = over or socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS)
-        self.socket.settimeout(TIMEOUT_SECONDS)
+        self.socket = over or socket.create_connection(("127.0.0.1", port), WAIT_SECONDS_MAX)
+        self.socket.settimeout(WAIT_SECONDS_MAX)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self.socket.makefile("rb", buffering=1 << 20)
         packet = self.receive()
@@ -213,9 +217,18 @@ class CanalClient:
     def get(
         self, size: int = 1000, timeout: int | None = -1, unit: int | None = 2
     ) -> tuple[int, list[bytes]]:
-        """Return a batch: its id, -1 without entries, and its entries as bytes. Raises Refused."""
-        self.ask(size, timeout, unit)
-        return self.receive_batch()
+        """Return a batch: its id, -1 without entries, and its entries as bytes. Raises Refused.
+
+        Who does not wait is told -1 at the end of the log only: where a daemon may have stopped before, it is
+        asked again.
+        """
+        waits = timeout is None or timeout >= 0
+        while True:
+            begun = time.monotonic()
+            self.ask(size, timeout, unit)
+            batch_id, entries = self.receive_batch()
+            if batch_id != -1 or waits or time.monotonic() - begun < SEARCH_SECONDS:
+                return batch_id, entries
 
     def ack(self, batch_id: int) -> None:
         """Acknowledge a batch; nothing comes back."""

