@@ -25,7 +25,7 @@ class Companion(ABC):
     """A server on a free port of 127.0.0.1 that it keeps; as a context manager it runs inside the block."""
 
     NAME: ClassVar[str]
-    START_SECONDS_MAX: ClassVar[float] = 60.0
+    START_SECONDS_MAX: ClassVar[float] = 120.0
 
     def __init__(self) -> None:
         self._kept: tempfile.TemporaryDirectory[str] | None = None

@@ -16,6 +16,7 @@ VERSION = "3.9.3"
 
 # A session may be as short as two ticks.
 TICK_MILLISECONDS = 250
+SESSION_MILLISECONDS_MAX = 600_000
 
 _ARTIFACTS = (
     f"org.apache.zookeeper:zookeeper:{VERSION}",
@@ -43,8 +44,8 @@ class ZooKeeper(Companion):
         jars = install()
         (folder / "zoo.cfg").write_text(
             f"dataDir={folder / 'kept'}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
-            f"tickTime={TICK_MILLISECONDS}\nmaxSessionTimeout=60000\nmaxClientCnxns=0\n"
-            "admin.enableServer=false\n4lw.commands.whitelist=ruok,cons\n"
+            f"tickTime={TICK_MILLISECONDS}\nmaxSessionTimeout={SESSION_MILLISECONDS_MAX}\nmaxClientCnxns=0\n"
+            "admin.enableServer=false\n4lw.commands.whitelist=isro\n"
         )
         # What it writes outlives its process without a sync, and nothing here takes the power away.
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
@@ -52,9 +53,11 @@ class ZooKeeper(Companion):
         return [program("java"), *options, "-cp", f"{jars}{os.sep}*", main, str(folder / "zoo.cfg")]
 
     def answers(self) -> bool:
+        # It is "ok" while it reads its data, and until then closes whoever comes: or, before it has a database
+        # to take a connection out of, forgets to, and leaves a client to wait. Whether it serves, this tells.
         try:
             with socket.create_connection(("127.0.0.1", self.port), 1.0) as asked:
-                asked.sendall(b"ruok")
-                return asked.recv(4) == b"imok"
+                asked.sendall(b"isro")
+                return asked.recv(4) == b"rw"
         except OSError:
             return False

@@ -46,7 +46,7 @@ from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 try:
     from kazoo import exceptions as refusals
     from kazoo.client import KazooClient, KazooState
-    from kazoo.handlers.threading import KazooTimeoutError
+    from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
     from kazoo.retry import KazooRetry
     from kazoo.security import make_digest_acl
 except ImportError as problem:
@@ -57,6 +57,9 @@ except ImportError as problem:
 # The connection for records: its session carries watches alone, so it may be short. A dead one is then found
 # early.
 _CONNECTION_SECONDS = 6.0
+
+# No wait for the network takes a larger part of a session's time, so that the next finds the session alive.
+_WAIT_PART = 1 / 3
 
 _RECONNECT_SECONDS_FIRST = 0.05
 _RECONNECT_SECONDS_MAX = 1.0
@@ -81,6 +84,24 @@ _log = structlog.get_logger(__name__)
 
 # What it tells of reconnecting is for those who ask for it: what follows from that we log ourselves.
 logging.getLogger("kazoo").addHandler(logging.NullHandler())
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Kazoo's threads and sockets, whose waits are bounded.
+
+    An attempt to connect else lasts as long as the session, which is then lost to one server that accepts
+    and does not answer: one that stands still, or ZooKeeper alone in the first moments of its start.
+    """
+
+    def __init__(self, seconds_max: float) -> None:
+        super().__init__()
+        self._seconds_max = seconds_max
+
+    def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
+        return super().select(reading, writing, failing, min(timeout, self._seconds_max))
+
+    def create_connection(self, *, timeout: float, **options: Any) -> Any:
+        return super().create_connection(timeout=min(timeout, self._seconds_max), **options)
 
 
 @dataclass(frozen=True)
@@ -113,15 +134,16 @@ class _Address:
 
     def client(self, session_seconds: float) -> KazooClient:
         """Make a client; it is not connected yet."""
-        retry = KazooRetry(max_tries=-1, delay=_RECONNECT_SECONDS_FIRST, max_delay=_RECONNECT_SECONDS_MAX)
-        if self.account is None:
-            return KazooClient(self.hosts, timeout=session_seconds, connection_retry=retry)
+        account: dict[str, Any] = {}
+        if self.account is not None:
+            account["auth_data"] = [("digest", ":".join(self.account))]
+            account["default_acl"] = [make_digest_acl(*self.account, all=True)]
         return KazooClient(
             self.hosts,
             timeout=session_seconds,
-            connection_retry=retry,
-            auth_data=[("digest", ":".join(self.account))],
-            default_acl=[make_digest_acl(*self.account, all=True)],
+            handler=_Handler(session_seconds * _WAIT_PART),
+            connection_retry=KazooRetry(-1, _RECONNECT_SECONDS_FIRST, max_delay=_RECONNECT_SECONDS_MAX),
+            **account,
         )
 
 
@@ -244,9 +266,9 @@ class _Connection:
         """End the connection, and its session where the ensemble can be reached."""
         try:
             self.client.stop()
+            self.client.close()
         except refusals.WriterNotClosedException as problem:
             _log.warning("a connection does not end", store=self._address.url, error=str(problem))
-        self.client.close()
 
 
 def _sealed(value: bytes) -> tuple[bytes, bytes]:
@@ -411,10 +433,7 @@ class ZooKeeperStore:
         return time.monotonic() + self._seconds
 
     def _expected(self, path: str, found: tuple[bytes, Any] | None, version: int | None) -> int:
-        """Return the version that the node must have for a write, ABSENT to make it.
-
-        Raises VersionConflict.
-        """
+        """Return the version that a node must have for a write, ABSENT to make it. Raises VersionConflict."""
         record = None if found is None else _record(*found)
         present = ABSENT if record is None else record.version
         if version is not None and version != present:
