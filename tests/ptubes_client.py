@@ -6,21 +6,17 @@ None is published as a package, so this one follows the SDK's states: ask, conne
 
 import http.client
 import json
-import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
 from google.protobuf import json_format
 
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tests.ptubes_packet import RdsEnvelope, shards_of
 
 EARLIEST = {"checkpointMode": "EARLIEST", "versionTs": 1}
 LATEST = {"checkpointMode": "LATEST", "versionTs": 1}
-
-# As the SDK waits for an answer.
-ANSWER_SECONDS_MAX = 2.0
-WAIT_SECONDS_MAX = 30.0
 
 
 def normal(checkpoint: Any) -> dict[str, Any]:
@@ -64,7 +60,7 @@ class PtubesClient:
         self.events: dict[int, list[Any]] = {}
         self.latest: Any = None
         self._port = port
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS_MAX + 8)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS_MAX)
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +119,10 @@ class PtubesClient:
 
     def fetch_until(self, is_done: Callable[[Self], bool], batch: int = 1000) -> None:
         """Fetch until something holds."""
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while not is_done(self):
-            assert time.monotonic() < deadline, {shard: len(found) for shard, found in self.events.items()}
-            self.fetch(batch)
+
+        def comes_nearer() -> bool:
+            if not is_done(self):
+                self.fetch(batch)
+            return is_done(self)
+
+        wait_until(comes_nearer)
