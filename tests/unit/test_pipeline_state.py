@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a pipeline must not forget, and who may write it."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from penstock.errors import LeaseLost, OptionInvalid
 from penstock.model import TableName
+from penstock.pipeline import state as state_module
 from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
 from penstock.pipeline.state import PipelineState, TableLoad
 from penstock.source.bounds import Bounds
@@ -28,6 +31,12 @@ RECORD = BatchRecord(
     ("r",),
     ("d.t",),
 )
+
+
+@pytest.fixture(autouse=True)
+def _long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no lease run out, nor be renewed, while a test stands still."""
+    monkeypatch.setattr(state_module, "_LEASE_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -97,6 +106,26 @@ def test_a_runner_finds_out_that_another_took_over_before_it_writes(url: str) ->
     with pytest.raises(LeaseLost, match="reset"):
         third.confirm()
     third.store.close()
+    first.store.close()
+
+
+def test_a_runner_that_stood_still_goes_on_unless_another_came_meanwhile(url: str) -> None:
+    first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
+
+    def ask(statement: str) -> list[tuple[int]]:
+        with closing(sqlite3.connect(url.removeprefix("sqlite://"))) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    standing = first.take()
+    # For twice as long as its lease lasts it gives no sign of life.
+    ask("UPDATE sessions SET expires = expires - 2 * seconds")
+    standing = first.write(replace(standing, number=1))
+    first.confirm()
+    assert ask("SELECT count(*) FROM records WHERE session IS NOT NULL") == [(1,)], "it holds its lease"
+    assert other.take().number == 1
+    with pytest.raises(LeaseLost, match="taken"):
+        first.write(replace(standing, number=2))
+    other.close()
     first.store.close()
 
 

@@ -4,7 +4,7 @@
 Every change is a transaction that takes the write lock at once, and is on the disk when it returns. Each
 has a number that is never used again; the newest are listed by path, so a watcher that sees the file
 changed learns where. A session is a row that says when it expires, by the host's clock; its process moves
-that on, and who finds it past removes what was put under it. A clock set forward ends sessions early; one
+that on, and who else finds it past removes what was put under it. A clock set forward ends sessions early; one
 set back too, since an expiry that lies further ahead than a session is long is no true one. A file on a
 network mount is not shared safely.
 """
@@ -323,7 +323,9 @@ class SqliteStore:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 expired = self._connection.execute(_EXPIRED, {"now": time.time()}).fetchall()
-                _remove_sessions(self._connection, [number for (number,) in expired])
+                # Whoever stood still is here again: unless another has ended its sessions, they go on.
+                own = {session.number for session in self._sessions if session.alive}
+                _remove_sessions(self._connection, [number for (number,) in expired if number not in own])
                 yield self._connection
             except PenstockError:
                 # The sessions that were removed stay so, and nothing else was changed.
