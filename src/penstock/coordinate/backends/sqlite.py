@@ -4,8 +4,8 @@
 Every change is a transaction that takes the write lock at once, and is on the disk when it returns. Each
 has a number that is never used again; the newest are listed by path, so a watcher that sees the file
 changed learns where. A session is a row that says when it expires, by the host's clock; its process moves
-that on, and who else finds it past removes what was put under it. A clock set forward ends sessions early; one
-set back too, since an expiry that lies further ahead than a session is long is no true one. A file on a
+that on, and who else finds it past removes what was put under it. A clock set forward ends sessions early;
+one set back too, since an expiry that lies further ahead than a session is long is no true one. A file on a
 network mount is not shared safely.
 """
 
