@@ -3,37 +3,41 @@
 
 import itertools
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from kazoo.client import KazooClient
 
 from penstock.coordinate.backends.memory import MemorySession, MemoryStore
+from penstock.coordinate.backends.sqlite import SqliteSession, SqliteStore
 from penstock.coordinate.backends.zookeeper import ZooKeeperSession
 from penstock.coordinate.store import CoordinationStore, Session, open_store
 from penstock.errors import CoordinationLost
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy
 from tools.zookeeper import ZooKeeper
 
-# As short as the test ensemble allows, which is two of its ticks.
-SESSION_SECONDS = 1.0
+# For what must not run out while the machine stands still, and for what must run out: that is as short as the
+# test ensemble allows, which is two of its ticks.
+SESSION_SECONDS = 60.0
+SESSION_SECONDS_SHORT = 1.0
+# A session learns of its end with its next sign of life, of which it gives four in its time.
+SESSION_SECONDS_ENDED = 12.0
 # Tests that cut a store off do not wait for it longer.
-OPERATION_SECONDS = 4.0
-WAIT_SECONDS_MAX = 20.0
+OPERATION_SECONDS_SHORT = 4.0
 
 _numbers = itertools.count(1)
 
+_Answer = TypeVar("_Answer")
 
-def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS_MAX) -> float:
-    """Wait until a condition holds, and return how long that took."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + seconds, f"not so within {seconds:g} s"
-        time.sleep(0.01)
-    return time.monotonic() - begun
+
+def until_answered(ask: Callable[[], _Answer]) -> _Answer:
+    """Return what a store answers, asked again as long as it does not: its time may be a short one."""
+    answers: list[_Answer] = []
+    wait_until(lambda: not is_lost(lambda: answers.append(ask())))
+    return answers[0]
 
 
 def is_lost(ask: Callable[[], object]) -> bool:
@@ -54,8 +58,8 @@ class Backend(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def open(self) -> CoordinationStore:
-        """Open a store that can be cut off."""
+    def open(self, seconds: float = WAIT_SECONDS_MAX) -> CoordinationStore:
+        """Open a store that can be cut off; an operation is tried for so long."""
         ...
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
@@ -82,8 +86,8 @@ class MemoryBackend:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def open(self) -> CoordinationStore:
-        """Open a store."""
+    def open(self, seconds: float = WAIT_SECONDS_MAX) -> CoordinationStore:
+        """Open a store, which always answers at once."""
         return self._stack.enter_context(_closing(open_store(self.url)))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
@@ -97,8 +101,10 @@ class MemoryBackend:
         """Have a store unanswered; what expires after its time is done by hand."""
         assert isinstance(store, MemoryStore)
         store.away(True)
-        yield
-        store.away(False)
+        try:
+            yield
+        finally:
+            store.away(False)
 
 
 class SqliteBackend:
@@ -115,24 +121,40 @@ class SqliteBackend:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def open(self) -> CoordinationStore:
+    def open(self, seconds: float = WAIT_SECONDS_MAX) -> CoordinationStore:
         """Open a store."""
-        return self._stack.enter_context(_closing(open_store(self.url, OPERATION_SECONDS)))
+        return self._stack.enter_context(_closing(until_answered(lambda: open_store(self.url, seconds))))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """Put the session's end into the past, as a clock does that is set forward."""
-        with sqlite3.connect(self._path) as connection:
-            connection.execute("UPDATE sessions SET expires = 0")
+        """Put the session's end into the past, as a clock does that is set forward, until others notice."""
+        assert isinstance(session, SqliteSession)
+        connection = self._connect()
+        another = open_store(self.url, WAIT_SECONDS_MAX)
+        assert isinstance(another, SqliteStore)
+
+        def is_gone() -> bool:
+            # A sign of life that comes between the two moves the end on.
+            connection.execute("UPDATE sessions SET expires = 0 WHERE id = ?", (session.number,))
+            another.sweep()
+            return not connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session.number,)).fetchall()
+
+        wait_until(is_gone)
+        another.close()
         connection.close()
 
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:
         """Have every change unanswered, a sign of life as well."""
-        connection = sqlite3.connect(self._path, isolation_level=None, timeout=WAIT_SECONDS_MAX)
+        connection = self._connect()
         connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
-        connection.close()
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
+            connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, isolation_level=None, timeout=WAIT_SECONDS_MAX)
 
 
 class ZooKeeperBackend:
@@ -151,20 +173,27 @@ class ZooKeeperBackend:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def open(self) -> CoordinationStore:
+    def open(self, seconds: float = WAIT_SECONDS_MAX) -> CoordinationStore:
         """Open a store through a proxy of its own, the last of `proxies`."""
         proxy = self._stack.enter_context(Proxy(self._ensemble.port))
         self.proxies.append(proxy)
         url = f"zookeeper://127.0.0.1:{proxy.port}{self._root}"
-        return self._stack.enter_context(_closing(open_store(url, OPERATION_SECONDS)))
+        return self._stack.enter_context(_closing(until_answered(lambda: open_store(url, seconds))))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """Close the session from another connection that has its number."""
+        """Close the session from another connection that has its number, until that is noticed."""
         assert isinstance(session, ZooKeeperSession)
-        other = KazooClient(self._ensemble.hosts, client_id=session._connection.client.client_id)
-        other.start()
-        other.stop()
-        other.close()
+        number = session._connection.client.client_id
+
+        def is_gone() -> bool:
+            # The session's own connection, which ours puts out, may come back before we have closed.
+            other = KazooClient(self._ensemble.hosts, client_id=number, timeout=SESSION_SECONDS)
+            other.start(WAIT_SECONDS_MAX)
+            other.stop()
+            other.close()
+            return not session.alive
+
+        wait_until(is_gone)
 
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:
@@ -172,9 +201,11 @@ class ZooKeeperBackend:
         proxy = next(one for one in self.proxies if f":{one.port}/" in store.url)
         proxy.refuse()
         proxy.cut("silence")
-        yield
-        proxy.refuse(False)
-        proxy.resume()
+        try:
+            yield
+        finally:
+            proxy.refuse(False)
+            proxy.resume()
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from penstock.coordinate.lease import Lease
 from penstock.coordinate.membership import Member
 from penstock.coordinate.store import ABSENT, CoordinationStore, open_store
 from penstock.coordinate.subscription_record import Subscriptions
-from penstock.errors import LeaseLost, VersionConflict
+from penstock.errors import CoordinationLost, LeaseLost, VersionConflict
+from tests.patience import WAIT_SECONDS_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,20 +58,40 @@ def increment(store: CoordinationStore, path: str, count: int) -> None:
 def hold(store: CoordinationStore, path: str, holder: str, seconds: float) -> None:
     """Take a lease, print its token, and keep it until killed.
 
-    A process that was stopped and goes on prints whether it believes to hold the lease.
+    A process that was stopped and goes on prints whether it believes to hold the lease. Where it does not,
+    it takes it again under another session.
     """
-    session = store.session(seconds)
-    while (lease := Lease.acquire(store, session, path, holder)) is None:
-        time.sleep(0.01)
+    held: Lease | None = None
 
     def goes_on(number: int, frame: FrameType | None) -> None:
-        print(lease.held, flush=True)
+        nonlocal held
+        believes = held is not None and held.held
+        print(believes, flush=True)
+        if not believes:
+            held = None
 
     signal.signal(signal.SIGCONT, goes_on)
-    print(lease.token, flush=True)
     while True:
+        if held is None:
+            lease = _acquire(store, path, holder, seconds)
+            held = lease
+            print(lease.token, flush=True)
         # A signal may come to another thread, and is looked at in this one when it wakes.
         time.sleep(0.01)
+
+
+def _acquire(store: CoordinationStore, path: str, holder: str, seconds: float) -> Lease:
+    """Take a lease once it is free, under a session that lives: a short one may end before."""
+    while True:
+        try:
+            session = store.session(seconds)
+            while session.alive:
+                lease = Lease.acquire(store, session, path, holder)
+                if lease is not None:
+                    return lease
+                time.sleep(0.01)
+        except CoordinationLost:
+            continue
 
 
 def member(
@@ -113,7 +134,14 @@ def member(
         consumers.pop(held.token).join()
 
     with Member(
-        store, found, name, gained, lost, session_seconds=seconds, checkpoint_seconds=0.1, grace_seconds=2.0
+        store,
+        found,
+        name,
+        gained,
+        lost,
+        session_seconds=seconds,
+        checkpoint_seconds=0.1,
+        grace_seconds=WAIT_SECONDS_MAX,
     ) as one:
         print("joined", flush=True)
         while not stopped.wait(0.05):
@@ -124,7 +152,7 @@ def main(words: list[str]) -> None:
     """Run one verb; what it prints is for the test alone."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     verb, url, *rest = words
-    store = open_store(url)
+    store = open_store(url, WAIT_SECONDS_MAX)
     if verb == "increment":
         increment(store, rest[0], int(rest[1]))
     elif verb == "hold":

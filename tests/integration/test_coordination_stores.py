@@ -9,13 +9,15 @@ from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore, open_store
 from penstock.errors import AuthenticationFailed, DiskFailed, OptionInvalid
 from tests.coordination_backends import (
+    OPERATION_SECONDS_SHORT,
     SESSION_SECONDS,
-    WAIT_SECONDS_MAX,
+    SESSION_SECONDS_SHORT,
     SqliteBackend,
     ZooKeeperBackend,
     is_lost,
-    wait_until,
+    until_answered,
 )
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.zookeeper import ZooKeeper
 
 LEASE = "/shop/lease"
@@ -63,7 +65,7 @@ def test_a_file_that_is_no_coordination_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_taken_away_is_noticed(tmp_path: Path) -> None:
     with SqliteBackend(tmp_path) as backend:
         store = backend.open()
-        session = store.session(SESSION_SECONDS)
+        session = store.session(SESSION_SECONDS_SHORT)
         store.put("/shop/orders", b"1")
         (file,) = tmp_path.glob("*.db")
         file.rename(tmp_path / "moved")
@@ -101,7 +103,7 @@ def test_an_answer_that_is_lost_is_neither_a_failure_nor_a_double(zookeeper: Zoo
 def test_a_lease_whose_answer_is_lost_is_held(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
-        session = store.session(10.0)
+        session = store.session(SESSION_SECONDS)
         proxy = backend.proxies[-1]
         for number in range(4):
             proxy.cut_after(1, times=2)
@@ -118,24 +120,46 @@ def test_a_lease_whose_answer_is_lost_is_held(zookeeper: ZooKeeper) -> None:
 
 def test_a_connection_that_has_died_in_silence_is_replaced(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
-        store = backend.open()
-        store.put("/shop/orders", b"1")
+        store = backend.open(OPERATION_SECONDS_SHORT)
+        until_answered(lambda: store.put("/shop/orders", b"1"))
         backend.proxies[-1].cut("silence")
         wait_until(lambda: not is_lost(lambda: store.put("/shop/orders", b"2")))
+
+
+def test_a_server_that_takes_a_connection_and_says_nothing_costs_no_session(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.coordinate.backends.zookeeper._WAIT_PART", 1 / 60)
+    with ZooKeeperBackend(zookeeper) as backend:
+        store = backend.open()
+        lease = Lease.acquire(store, store.session(SESSION_SECONDS), LEASE, "one")
+        assert lease is not None
+        proxy = backend.proxies[-1]
+        proxy.refuse()
+        proxy.cut()
+        silent = proxy.cut_count + 4
+        # Of the store's two connections each tries again by itself.
+        proxy.cut_after(1, "silence", times=4)
+        proxy.refuse(False)
+        wait_until(lambda: proxy.cut_count == silent)
+        wait_until(lambda: lease.held or lease.expired)
+        assert lease.held
 
 
 def test_sessions_and_records_outlive_the_ensemble_s_death(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
-        session = store.session(20.0)
+        session = store.session(SESSION_SECONDS)
         lease = Lease.acquire(store, session, LEASE, "one")
         assert lease is not None
         store.put("/shop/orders", b"1")
         told = threading.Event()
         store.watch("/shop/orders", told.set)
         zookeeper.kill()
-        wait_until(lambda: not lease.held)
-        zookeeper.start()
+        try:
+            wait_until(lambda: not lease.held)
+        finally:
+            zookeeper.start()
         wait_until(lambda: lease.held)
         record = store.get("/shop/orders")
         assert record is not None
@@ -148,11 +172,11 @@ def test_sessions_and_records_outlive_the_ensemble_s_death(zookeeper: ZooKeeper)
 def test_an_ensemble_s_account_keeps_others_out_and_its_password_to_itself(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         url = backend.url.replace("zookeeper://", "zookeeper://penstock:s%40cret@")
-        store = open_store(url)
+        store = open_store(url, WAIT_SECONDS_MAX)
         store.put("/shop/orders", b"1")
         assert "cret" not in store.url + repr(store)
         for wrong in (backend.url, url.replace("cret", "cretly")):
-            other = open_store(wrong)
+            other = open_store(wrong, WAIT_SECONDS_MAX)
             with pytest.raises(AuthenticationFailed) as refused:
                 other.get("/shop/orders")
             assert "cret" not in str(refused.value)
