@@ -22,6 +22,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.fixture_types import FreshDatabase, MissingPart, StartServer  # noqa: E402
+from tests.spark_patience import write_configuration  # noqa: E402
 from tools.servers import FLAVORS, PartMissing, Server  # noqa: E402
 from tools.zookeeper import ZooKeeper  # noqa: E402
 
@@ -80,6 +81,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _flavors(config: pytest.Config) -> set[str]:
     return {flavor.strip() for flavor in config.getoption("--server-flavors").split(",") if flavor.strip()}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have every Spark of this process, and of those that it starts, wait as long as the tests do."""
+    folder = tmp_path_factory.mktemp("spark-conf")
+    write_configuration(folder)
+    os.environ["SPARK_CONF_DIR"] = str(folder)
 
 
 @pytest.fixture(scope="session")

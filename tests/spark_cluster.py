@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from pyspark.errors import StreamingQueryException
 
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import child
-from tools.servers.server import free_port, is_free
+from tools.servers.ports import free_port, is_free
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS_MAX = 90
 PROGRAM_SECONDS_MAX = 400
-
-# Spark gives a Python worker ten seconds to start, however busy the machine is; a run that it ends so is done
-# again, as an operator would, and goes on where it was.
-WORKER_LATE = "Python worker failed to connect back"
-RUNS_MAX = 4
+# What has not ended by then is killed, which is as well.
+END_SECONDS_MAX = 20
 
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -52,7 +48,7 @@ def spark_process(
     with log.open("wb") as output:
         process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=dict(env), cwd=ROOT)
     try:
-        deadline = time.monotonic() + START_SECONDS_MAX
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
         while not (is_up := _is_up(log, port, ready)):
             if process.poll() is not None or time.monotonic() > deadline:
                 break
@@ -63,7 +59,7 @@ def spark_process(
             )
         yield process
     finally:
-        child.end(process, 20)
+        child.end(process, END_SECONDS_MAX)
 
 
 def _is_up(log: Path, port: int | None, ready: str | None) -> bool:
@@ -114,44 +110,33 @@ def standalone_cluster(directory: Path, workers: int, python: str) -> Iterator[s
         yield f"spark://127.0.0.1:{port}"
 
 
-def run_query(start: Callable[[], Any], seconds_max: float = PROGRAM_SECONDS_MAX) -> None:
+def run_query(start: Callable[[], Any]) -> None:
     """Start a stream that ends by itself and wait for its end; raise what it raises."""
-    for left in range(RUNS_MAX, 0, -1):
-        query = start()
-        try:
-            if not query.awaitTermination(seconds_max):
-                raise SparkProcessFailed("availableNow does not end")
-            return
-        except StreamingQueryException as problem:
-            if left == 1 or WORKER_LATE not in str(problem):
-                raise
-        finally:
-            query.stop()
+    query = start()
+    try:
+        if not query.awaitTermination(PROGRAM_SECONDS_MAX):
+            raise SparkProcessFailed("availableNow does not end")
+    finally:
+        query.stop()
 
 
-def run_patiently(
-    words: Sequence[str], cwd: Path, env: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Run a program that can be run again, until Spark's workers start in time; return how it ended."""
-    for left in range(RUNS_MAX, 0, -1):
-        done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env=dict(env),
-            timeout=PROGRAM_SECONDS_MAX,
-            check=False,
-        )
-        if done.returncode == 0 or left == 1 or WORKER_LATE not in done.stdout + done.stderr:
-            return done
-    raise AssertionError("the last run returns")
+def run_to_end(words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a program; return how it ended and what it printed."""
+    return subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=dict(env),
+        timeout=PROGRAM_SECONDS_MAX,
+        check=False,
+    )
 
 
 def run_program(name: str, order: str, env: Mapping[str, str] | None = None) -> str:
     """Run a program of tests.spark_programs and return the last line it prints."""
     words = [sys.executable, "-m", f"tests.spark_programs.{name}", order]
-    done = run_patiently(words, ROOT, env or environment())
+    done = run_to_end(words, ROOT, env or environment())
     if done.returncode != 0:
         raise SparkProcessFailed(f"{name}:\n{done.stderr[-6000:]}")
     return done.stdout.splitlines()[-1]

@@ -12,7 +12,7 @@ import yaml
 
 from examples.auto_cdc import lake
 from tests.fixture_types import FreshDatabase, MissingPart
-from tests.spark_cluster import ROOT, SPARK_HOME, connect_server, environment, run_patiently, run_program
+from tests.spark_cluster import ROOT, SPARK_HOME, connect_server, environment, run_program, run_to_end
 from tests.spark_session import session_settings
 from tools.servers import Server
 
@@ -20,7 +20,7 @@ from tools.servers import Server
 def run_pipeline(folder: Path, address: str) -> None:
     """Run the pipeline once, against a Connect server."""
     words = [str(SPARK_HOME / "bin" / "spark-pipelines"), "run", "--spec", "spark-pipeline.yml"]
-    done = run_patiently([*words, "--remote", address], folder, environment())
+    done = run_to_end([*words, "--remote", address], folder, environment())
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 

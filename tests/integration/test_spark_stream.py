@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams through Spark, straight from a live server and from a folder of files."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,16 @@ from penstock.source.source import SourceOptions
 from penstock.spark import decode_table
 from penstock.spark.schema import newest_on_server
 from tests.fixture_types import FreshDatabase, StartServer
+from tests.spark_patience import WORKERS
 from tests.spark_session import Collected, head_of, run_to_head, spark, stream_of  # noqa: F401
 from tools.servers import Server
+
+
+def test_a_stream_s_worker_is_waited_for_as_long_as_the_tests_say(
+    spark: SparkSession,  # noqa: F811
+) -> None:
+    found = spark._jvm.java.lang.ClassLoader.getSystemResource(WORKERS).toString()
+    assert found == f"file:{os.environ['SPARK_CONF_DIR']}/{WORKERS}"
 
 
 def test_a_stream_goes_on_exactly_where_its_checkpoint_ends(
