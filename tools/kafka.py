@@ -9,18 +9,23 @@ import os
 import socket
 import subprocess
 from pathlib import Path
+from typing import ClassVar
 
 from tools.companion import Companion
 from tools.maven import artifacts, program
 from tools.servers.errors import ServerFailed
-from tools.servers.server import free_port
+from tools.servers.ports import free_port
 
 VERSION = "4.1.0"
 
+# A broker that is asked while it starts is asked again.
+ANSWER_SECONDS_MAX = 10.0
+
 _ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{VERSION}",)
 _CLUSTER = "cGVuc3RvY2stdGVzdHMtMQ"
-# A request for the versions that a broker speaks: its length, key 18, version 0, a number, no name.
-_VERSIONS_REQUEST = bytes.fromhex("0000000a00120000000000010000")
+# Kafka's protocol, DescribeCluster: its length, key 60, version 0, a number, no name, no operations. The
+# answer names the brokers that take part; one that has just begun to answer may not be among them yet.
+_CLUSTER_REQUEST = bytes.fromhex("0000000d003c000000000001ffff000000")
 _JVM = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=ERROR")
 
 
@@ -33,6 +38,8 @@ class Kafka(Companion):
     """The broker. Topics are made when they are first written to, with `partitions` partitions."""
 
     NAME = "Kafka"
+    # Two JVMs start one after the other, and each may take a quarter of a minute on a busy machine.
+    START_SECONDS_MAX: ClassVar[float] = 300.0
 
     def __init__(self, partitions: int = 3) -> None:
         super().__init__()
@@ -53,7 +60,11 @@ class Kafka(Companion):
             settings.write_text(self._properties(folder / "kept"))
             format_words = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
             formatted = subprocess.run(
-                [*java, *format_words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+                [*java, *format_words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=self.START_SECONDS_MAX,
             )
             if formatted.returncode != 0:
                 raise ServerFailed(f"Kafka's folder cannot be made:\n{formatted.stderr[-2000:]}")
@@ -85,8 +96,8 @@ class Kafka(Companion):
 
     def answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 1.0) as asked:
-                asked.sendall(_VERSIONS_REQUEST)
-                return len(asked.recv(8)) == 8
+            with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS_MAX) as asked:
+                asked.sendall(_CLUSTER_REQUEST)
+                return b"127.0.0.1" in asked.recv(4096)
         except OSError:
             return False

@@ -20,8 +20,9 @@ from penstock.sinks import kafka_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread, make_sink, settings_of
 from tests.changes_made import Made, changes_of, delete, insert, target_of, update
 from tests.fixture_types import FreshDatabase, MissingPart
-from tests.kafka_reading import SECONDS_MAX, records, rows_held
+from tests.kafka_reading import records, rows_held
 from tests.logged_changes import logged_changes, prepare_all, write_batch
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tests.pipeline_oracle import assert_same, source_rows
 from tests.pipeline_workload import Workload
 from tools.kafka import Kafka
@@ -133,7 +134,7 @@ def test_a_key_falls_where_another_producer_puts_it(broker: Kafka, table: str) -
             key,
             on_delivery=lambda _, message: placed.update({message.key(): message.partition()}),
         )
-    assert other.flush(SECONDS_MAX) == 0
+    assert other.flush(WAIT_SECONDS_MAX) == 0
     assert placed == ours
 
 
@@ -280,13 +281,16 @@ def test_a_broker_that_dies_costs_nothing_and_doubles_nothing(broker: Kafka, tab
     except TransientError:
         writer.abort()
     coming.join()
-    # Whether that was committed or not, the batch comes again.
-    for _ in range(10):
+
+    def is_written() -> bool:
         try:
             write(pickle.loads(pickle.dumps(sink)), mark(2, table), some(table))
-            break
         except TransientError:
-            time.sleep(1)
+            return False
+        return True
+
+    # Whether that was committed or not, the batch comes again.
+    wait_until(is_written)
     assert len(records(broker, table)) == 14
 
 
@@ -297,18 +301,24 @@ def test_a_transaction_from_before_a_reset_hides_no_number(
     write(sink, mark(1, table), some(table))
     position = f"penstock.positions.{table}"
     stale = confluent_kafka.Producer(
-        {"bootstrap.servers": broker.servers, "transactional.id": f"stale/{table}"}
+        {
+            "bootstrap.servers": broker.servers,
+            "transactional.id": f"stale/{table}",
+            # Brokers end it by themselves only when the test is long over.
+            "transaction.timeout.ms": 900_000,
+        }
     )
-    stale.init_transactions(SECONDS_MAX)
+    stale.init_transactions(WAIT_SECONDS_MAX)
     stale.begin_transaction()
     stale.produce(position, b'{"number": 9}', b"0/0", partition=0)
-    stale.flush(SECONDS_MAX)
+    stale.flush(WAIT_SECONDS_MAX)
     write(sink, mark(2, table), some(table))
     again: Sink = pickle.loads(pickle.dumps(sink))
-    monkeypatch.setattr(kafka_connection, "ANSWER_SECONDS_MAX", 2.0)
+    monkeypatch.setattr(kafka_connection, "OPEN_SECONDS_MAX", 1.0)
     with pytest.raises(ServerBusy, match="stays open"):
         again.open(mark(2, table), 0)
-    stale.abort_transaction(SECONDS_MAX)
+    stale.abort_transaction(WAIT_SECONDS_MAX)
+    monkeypatch.undo()
     write(again, mark(2, table), some(table))
     assert len(records(broker, table)) == 14
 

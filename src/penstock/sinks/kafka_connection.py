@@ -25,6 +25,8 @@ from penstock.settings_values import SecretText, Section, one_secret
 from penstock.sinks.sink import extra_missing
 
 ANSWER_SECONDS_MAX = 30.0
+# A transaction that another has left open is waited for so long.
+OPEN_SECONDS_MAX = 30.0
 # Records that are looked at from the end of a position topic before the whole of it is.
 _RECENT_RECORDS = 200
 
@@ -257,7 +259,7 @@ def number_kept(client: Mapping[str, Any], topic: str, partition: int, key: byte
         try:
             place = kafka.TopicPartition(topic, partition)
             low, high = _ends(consumer, place)
-            deadline = time.monotonic() + ANSWER_SECONDS_MAX
+            deadline = time.monotonic() + OPEN_SECONDS_MAX
             while high < _ends(everything, place)[1]:
                 if time.monotonic() > deadline:
                     raise ServerBusy(
