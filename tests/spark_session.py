@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import open_source
 from penstock.source.source import SourceOptions
@@ -83,6 +84,16 @@ def stream_of(session: SparkSession, server: Server, table: str, **options: obje
     """Return a stream of one table of a server."""
     given = {"source": server.url(), "tables": table} | options
     return session.readStream.format("penstock").options(**given).load()
+
+
+def process_all(query: StreamingQuery) -> None:
+    """Wait until a running stream has processed all that was committed before; raise what it fails with.
+
+    Spark waits for a trigger that finds nothing new. The first one to end may have asked for the end of the
+    log before the last commit; the one after it has not.
+    """
+    query.processAllAvailable()
+    query.processAllAvailable()
 
 
 def run_to_head(frame: DataFrame, into: Callable[[DataFrame, int], None], checkpoint: Path) -> None:

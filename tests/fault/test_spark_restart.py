@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.spark_cluster import ROOT, environment, standalone_cluster
 from tests.spark_session import (
     Collected,
     head_of,
+    process_all,
     run_to_head,
     session_settings,
     spark,  # noqa: F401
@@ -117,6 +118,13 @@ def descendants(pid: int, words: str) -> list[int]:
     return [one for one in matching if _is_below(one, pid, parents)]
 
 
+def kill(processes: list[int]) -> None:
+    """End processes as a crash does; some may end with others of them."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 def _is_below(process: int, ancestor: int, parents: dict[int, int]) -> bool:
     while process in parents:
         process = parents[process]
@@ -155,10 +163,9 @@ def test_a_python_worker_killed_within_a_transaction_is_replaced(
         with following(order, log) as process:
             proxy.wait_for(lambda one: one.cut_count == 1, FOLLOW_SECONDS_MAX)
             workers = descendants(process.pid, "pyspark.daemon")
-            for worker in workers:
-                # The first is the daemon itself, which Spark starts again as well.
-                os.kill(worker, signal.SIGKILL)
+            # The first is the daemon itself, which Spark starts again as well.
             assert len(workers) > 1
+            kill(workers)
             assert process.wait(FOLLOW_SECONDS_MAX) == 0, log.read_text()[-4000:]
     assert_equal(mysql_server, table, changes_in(tmp_path / "out"))
 
@@ -181,9 +188,8 @@ def test_an_executor_killed_within_a_transaction_is_replaced(
         with following(order, log) as process:
             proxy.wait_for(lambda one: one.cut_count == 1, FOLLOW_SECONDS_MAX)
             executors = descendants(os.getpid(), "CoarseGrainedExecutorBackend")
-            for executor in executors:
-                os.kill(executor, signal.SIGKILL)
             assert executors
+            kill(executors)
             assert process.wait(FOLLOW_SECONDS_MAX) == 0, log.read_text()[-4000:]
     assert_equal(mysql_server, table, changes_in(tmp_path / "out"))
 
@@ -229,7 +235,7 @@ def test_a_server_restarted_under_a_running_stream_is_waited_for(
             server.kill() if restart == 1 else server.stop()
             server.start()
             server.sql(f"INSERT INTO d.t VALUES ({20_000 + restart}, 7)")
-            query.processAllAvailable()
+            process_all(query)
     finally:
         query.stop()
     assert_equal(server, "d.t", collected.rows)

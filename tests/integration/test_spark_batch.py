@@ -64,7 +64,7 @@ def test_a_read_starts_and_ends_at_a_position_a_gtid_set_or_a_time(
     fresh_database: FreshDatabase,
 ) -> None:
     server = mysql_server
-    table = write_orders(server, fresh_database(server))
+    start, table = head_of(server), write_orders(server, fresh_database(server))
     middle, gtids = head_of(server), server.sql("SELECT @@global.gtid_executed")[0][0].replace("\n", "")
     time = server.sql("DO SLEEP(0.01); SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%f')")[0][0]
     server.sql(f"DO SLEEP(0.01); INSERT INTO {table} VALUES (3,'late',3)")
@@ -72,7 +72,9 @@ def test_a_read_starts_and_ends_at_a_position_a_gtid_set_or_a_time(
         reader = spark.read.format("penstock").options(source=server.url(), tables=table, **starts)
         assert rows_of(reader.load(), "id") == [(3,)], starts
     for ends in ({"endingOffsets": middle}, {"endingOffsets": gtids}, {"endingTimestamp": time}):
-        reader = spark.read.format("penstock").options(source=server.url(), tables=table, **ends)
+        reader = spark.read.format("penstock").options(
+            source=server.url(), tables=table, startingOffsets=start, **ends
+        )
         assert rows_of(reader.load(), "id", "_change_type")[-1] == (2, "delete"), ends
 
 

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.daemon_process import DaemonProcess
-from tests.spark_session import Collected, head_of, rows_of, run_to_head, spark  # noqa: F401
+from tests.spark_session import Collected, head_of, process_all, rows_of, run_to_head, spark  # noqa: F401
 from tools.servers import Server
 
 ROWS = 40
@@ -70,12 +70,9 @@ def captured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             yield found
 
 
-def frame_of(
-    session: SparkSession, source: str, table: str | None = "shop.orders", **options: object
-) -> DataFrame:
+def frame_of(session: SparkSession, source: str, **options: object) -> DataFrame:
     kind = {"source": source} if "://" in source else {"path": source}
-    given = kind | ({"tables": table} if table else {}) | options
-    return session.read.format("penstock").options(**given).load()
+    return session.read.format("penstock").options(**kind, tables="shop.orders", **options).load()
 
 
 def stream_of(session: SparkSession, source: str, table: str, **options: object) -> DataFrame:
@@ -103,7 +100,7 @@ def test_many_tasks_fetch_disjoint_ranges(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
 ) -> None:
-    frame = frame_of(spark, captured.url, None, minPartitions=8)
+    frame = frame_of(spark, captured.url, mode="envelope", minPartitions=8)
     assert frame.rdd.getNumPartitions() >= 2
     assert frame.select("_commit_version").distinct().count() == ROWS + 2
 
@@ -159,11 +156,11 @@ def test_a_running_stream_follows_a_daemon(
     frame = stream_of(spark, captured.url, "shop.live")
     query = frame.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path)).start()
     try:
-        query.processAllAvailable()
+        process_all(query)
         for number in (2, 3):
             server.sql(f"INSERT INTO shop.live VALUES ({number})")
             captured.catch_up()
-            query.processAllAvailable()
+            process_all(query)
     finally:
         query.stop()
     assert collected.rows == [(2,), (3,)], "without startingOffsets a stream of a daemon starts at its end"
