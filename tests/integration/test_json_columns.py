@@ -4,7 +4,7 @@
 import json
 import random
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -134,14 +134,24 @@ def random_path(chance: random.Random, value: Any) -> str:
     return path
 
 
+@contextmanager
+def metadata_of(server: Server, metadata: str) -> Iterator[None]:
+    """Have a shared server log so much of its tables inside the block."""
+    server.sql("SET GLOBAL binlog_row_metadata = %s", metadata)
+    try:
+        yield
+    finally:
+        server.sql("SET GLOBAL binlog_row_metadata = FULL")
+
+
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 def test_partial_updates_give_the_whole_document(
     mysql_server: Server, fresh_database: FreshDatabase, metadata: str
 ) -> None:
     chance = random.Random(39)
     wanted: list[str] = []
-    with closing(mysql_server.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("SET GLOBAL binlog_row_metadata = %s", [metadata])
+    with metadata_of(mysql_server, metadata), closing(mysql_server.connect()) as connection:
+        cursor = connection.cursor()
         table = new_table(mysql_server, fresh_database(mysql_server))
         cursor.execute("SET binlog_row_value_options = 'PARTIAL_JSON'")
         first = {"a": {"b": [1, 2, {"cc": "x" * 300}]}, "d e": [[], {}], "ä": "y" * 300}
@@ -169,7 +179,6 @@ def test_partial_updates_give_the_whole_document(
             if after != before:
                 wanted.append(after)
                 before = after
-        cursor.execute("SET GLOBAL binlog_row_metadata = FULL")
     schemas = {table: {"id": "int", "document": "json"}} if metadata == "MINIMAL" else None
     batches = penstock.read_binlog(last_file(mysql_server), table, schemas=schemas)
     assert documents_of(batches, "update_postimage") == wanted
