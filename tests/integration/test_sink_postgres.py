@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A PostgreSQL target has what the source has, whatever that does, and whatever fails on the way."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +15,7 @@ from penstock.sinks.sink import BatchMark, Evolution, Sink, make_sink, settings_
 from tests.changes_made import changes_of, delete, insert, target_of, update
 from tests.fixture_types import FreshDatabase, MissingPart
 from tests.logged_changes import logged_changes, prepare_all, write_batch, write_in_batches
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tests.pipeline_oracle import assert_same, postgres_rows, source_rows
 from tests.pipeline_workload import Workload
 from tools.postgres import Postgres
@@ -105,22 +105,38 @@ def test_a_deadlock_is_tried_again(hall: Postgres) -> None:
     sink = sink_into(hall)
     sink.prepare(SEATS, Evolution.EVOLVE)
     write_batch(sink, [changes_of(SEATS, *(insert(1, row, id=row, seat=row) for row in range(3)))], 1)
-    with psycopg.connect(hall.url) as other:
-        # Who waits longer finds the deadlock, and gives way.
-        other.execute("SET deadlock_timeout = '10s'")
+    with psycopg.connect(hall.url) as other, psycopg.connect(hall.url) as third:
+        # Who waits looks for a deadlock once, a while after it began to, and then gives way if there is one.
+        # This one never gets to it.
+        other.execute("SET deadlock_timeout = '1h'")
         other.execute("UPDATE hall.seats SET label = 'theirs' WHERE id = 2")
+        third.execute("SELECT FROM hall.seats WHERE id = 1 FOR UPDATE")
         changed = [
             update(2, {"id": row, "seat": row}, {"id": row, "seat": row, "label": "ours"}, row)
             for row in range(3)
         ]
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             written = pool.submit(write_batch, sink, [changes_of(SEATS, *changed)], 2)
-            while not sql(hall, "SELECT 1 FROM pg_locks WHERE NOT granted"):
-                time.sleep(0.02)
-            other.execute("UPDATE hall.seats SET label = 'theirs' WHERE id = 0")
+            wait_until(lambda: waiting_for(hall, third) or written.done())
+            theirs = pool.submit(other.execute, "UPDATE hall.seats SET label = 'theirs' WHERE id = 0")
+            wait_until(lambda: waiting_in(hall, other))
+            # Now the sink goes on to a row of the one that waits for it.
+            third.rollback()
+            theirs.result(WAIT_SECONDS_MAX)
             other.commit()
-            written.result(60)
+            written.result(WAIT_SECONDS_MAX)
     assert rows_in(hall) == [(row, row, "ours") for row in range(3)]
+
+
+def waiting_for(server: Postgres, session: Any) -> bool:
+    """Tell whether somebody waits for a session."""
+    asked = f"SELECT 1 FROM pg_stat_activity WHERE {session.info.backend_pid} = ANY (pg_blocking_pids(pid))"
+    return bool(sql(server, asked))
+
+
+def waiting_in(server: Postgres, session: Any) -> bool:
+    """Tell whether a session waits for another one."""
+    return sql(server, f"SELECT cardinality(pg_blocking_pids({session.info.backend_pid}))") != [(0,)]
 
 
 def test_a_lost_connection_is_made_again(hall: Postgres) -> None:
