@@ -13,9 +13,9 @@ from penstock.daemon import make_capture
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
 from penstock.settings import Settings
+from tests.patience import PAUSE_SECONDS, WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
-WAIT_SECONDS_MAX = 30.0
 BINLOG_CHECKPOINT = 161
 
 
@@ -29,14 +29,36 @@ def head_of(server: Server) -> Position:
 def rotate(server: Server) -> None:
     """Begin a new file, and wait for what MariaDB writes into it by itself a while later."""
     server.sql("FLUSH BINARY LOGS")
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while server.family == "mariadb":
-        file = server.sql("SHOW MASTER STATUS")[0][0]
-        events = server.sql(f"SHOW BINLOG EVENTS IN '{file}'")
-        if any(event[2] == "Binlog_checkpoint" and event[5] == file for event in events):
-            break
-        assert time.monotonic() < deadline, events
-        time.sleep(0.02)
+    if server.family == "mariadb":
+        # It writes so once its storage engine is synced, by itself or at once where that is asked for.
+        server.sql(
+            "SET @kept = @@GLOBAL.innodb_flush_log_at_trx_commit; SET GLOBAL"
+            " innodb_flush_log_at_trx_commit = 1; FLUSH LOCAL ENGINE LOGS;"
+            " SET GLOBAL innodb_flush_log_at_trx_commit = @kept"
+        )
+        wait_until(lambda: _is_checkpointed(server))
+
+
+def _is_checkpointed(server: Server) -> bool:
+    """Tell whether a MariaDB server has written into its last file that it needs no earlier one."""
+    file = server.sql("SHOW MASTER STATUS")[0][0]
+    events = server.sql(f"SHOW BINLOG EVENTS IN '{file}'")
+    return any(event[2] == "Binlog_checkpoint" and event[5] == file for event in events)
+
+
+def purge(server: Server) -> str:
+    """Purge every file but the last, and return the name of that one.
+
+    A server keeps what a dump reads whose client has gone unnoticed, and MariaDB what it would need after a
+    crash: both for a while only.
+    """
+
+    def is_alone() -> bool:
+        server.sql(f"PURGE BINARY LOGS TO '{head_of(server).file}'")
+        return len(server.sql("SHOW BINARY LOGS")) == 1
+
+    wait_until(is_alone)
+    return head_of(server).file
 
 
 def settings_of(folder: Path, source: str, log: dict[str, Any] | None = None, **instance: Any) -> Settings:
@@ -66,7 +88,7 @@ def wait_for(capture: Capture, condition: Callable[[CaptureStatus], bool]) -> Ca
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition(status := capture.snapshot()):
         assert time.monotonic() < deadline, status
-        time.sleep(0.01)
+        time.sleep(PAUSE_SECONDS)
     return status
 
 

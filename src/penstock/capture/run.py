@@ -248,6 +248,9 @@ class Capture:
         assert log is not None, "the log was opened before"
         position = beginning.position
         semi_sync = self._settings.semi_sync
+        if semi_sync:
+            # A server takes the place where a dump begins as acknowledged, and lets the commits before it go.
+            log.sync()
         stream = open_stream(address, DumpStart(position), name=self._replica, semi_sync=semi_sync)
         with stream:
             if stream.identity.key != identity.key:
@@ -346,19 +349,37 @@ class Capture:
             return Beginning(last.position, last.gtid_set)
         gtid_set = log.gtid_set(position)
         head = connection.head()
-        if gtid_set and not GtidSet.parse(head.gtid_set).contains(GtidSet.parse(gtid_set)):
+        problem = check_position(connection, position)
+        known = not gtid_set or GtidSet.parse(head.gtid_set).contains(GtidSet.parse(gtid_set))
+        if not known and (
+            problem is not None or not self._is_logged(connection, identity, position, gtid_set)
+        ):
             raise PositionInvalid(
                 f"{connection.address} no longer knows transactions that it sent before",
                 position=str(position),
                 hint="Was it reset or restored? Begin a new log: move the folder of this one away",
             )
-        if not isinstance(check_position(connection, position), PositionPurged):
+        if not isinstance(problem, PositionPurged):
             return Beginning(position, gtid_set)
         found = self._with_nothing_lost(connection, identity, position, gtid_set)
         if found is None and not self._settings.fail_on_data_loss:
             return self._over_the_gap(connection, identity, position)
         # Where transactions are missing the server's own refusal says it, and is told as it is.
         return found or Beginning(position, gtid_set)
+
+    def _is_logged(
+        self, connection: Connection, identity: ServerIdentity, position: Position, gtid_set: str
+    ) -> bool:
+        """Tell whether the server's own log has a set before a position, whatever it counts as executed.
+
+        MySQL sends a transaction before it counts it; with semi-synchronous replication it first waits for
+        the answer, which may have been lost with the connection.
+        """
+        places = self._parts.places_of(connection.address, position.epoch, identity.key)
+        try:
+            return GtidSet.parse(places.logged_gtid_set(position)).contains(GtidSet.parse(gtid_set))
+        finally:
+            places.close()
 
     def _with_nothing_lost(
         self, connection: Connection, identity: ServerIdentity, position: Position, gtid_set: str

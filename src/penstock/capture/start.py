@@ -38,6 +38,9 @@ class Places(Protocol):
     def gtid_set(self, position: Position) -> str:
         """Return the GTIDs of every transaction before a position, "" where there are none."""
 
+    def logged_gtid_set(self, position: Position) -> str:
+        """Return the same as the log itself tells, those included that the server has yet to commit."""
+
     def find_time(self, time_us: int) -> Position:
         """Return a position before which nothing was committed at or after a time."""
 

@@ -81,6 +81,10 @@ class ServerSource:
         head = self._ask(Connection.head)
         if (head.file, head.offset) == (position.file, position.offset):
             return head.gtid_set
+        return self.logged_gtid_set(position)
+
+    def logged_gtid_set(self, position: Position) -> str:
+        """Return the same as the log itself tells, those included that the server has yet to commit."""
         return gtid_set_before(self, position)
 
     def find_gtid_set(self, gtid_set: str) -> Position:
