@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -27,6 +29,9 @@ ROOT = Path(__file__).parents[1]
 MEASURE_EVERY_SECONDS = 0.25
 STALL_SECONDS_MAX = 180.0
 WRITER_END_SECONDS_MAX = 20.0
+
+
+_interrupted = threading.Event()
 
 
 class DemoFailed(RuntimeError):
@@ -49,7 +54,7 @@ def main(words: list[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     # A shell gives background commands an ignored SIGINT; and SIGTERM is to end the demo as cleanly.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _interrupt)
     try:
         if shutil.which("java") is None:
             raise PartMissing("no java is on PATH, and Spark needs Java 17 or newer")
@@ -135,7 +140,18 @@ def _await_first_batch(query: StreamingQuery) -> None:
         time.sleep(MEASURE_EVERY_SECONDS)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the demo, at its next look at the stream where the exception raised here does not.
+
+    Python drops an exception that comes up while an object is let go of, as py4j's are all the time.
+    """
+    _interrupted.set()
+    raise KeyboardInterrupt
+
+
 def _check(query: StreamingQuery) -> None:
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
     if query.exception() is not None:
         raise DemoFailed(f"the stream ended: {query.exception()}")
 

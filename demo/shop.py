@@ -60,6 +60,9 @@ SCHEMA = (
 ADD_COLUMN = f"ALTER TABLE {DATABASE}.orders ADD COLUMN coupon VARCHAR(20) AFTER status"
 
 TRANSACTIONS_PER_SECOND_MAX = 600
+# Before the column is added, and with it: so few that a slow machine does them in the time, enough for every
+# kind of change.
+TRANSACTIONS_MIN = 200
 TALLY_SECONDS = 0.5
 # Counted down from here, for MySQL goes on with AUTO_INCREMENT above the highest key it has seen.
 RENUMBERED_BELOW = 2_000_000_000
@@ -203,16 +206,20 @@ def log_end(connection: Any) -> tuple[str, int]:
 
 
 def main(port: int, seconds: float) -> None:
-    """Trade for so long, at a pace that leaves a small machine time to follow; add the column half way."""
+    """Trade for so long, at a pace that leaves a small machine time to follow; add the column half way.
+
+    A machine that stood still goes on for longer, until there are transactions enough of both halves.
+    """
     with pymysql.connect(host="127.0.0.1", port=port, user="root") as connection:
         shop = Shop(connection)
         began = told = time.monotonic()
-        transactions = 0
-        while (now := time.monotonic()) < began + seconds:
-            if not shop.has_coupons and now > began + seconds / 2:
+        transactions, with_coupons = 0, 0
+        while (now := time.monotonic()) < began + seconds or with_coupons < TRANSACTIONS_MIN:
+            if not shop.has_coupons and now > began + seconds / 2 and transactions >= TRANSACTIONS_MIN:
                 shop.add_column()
             shop.trade()
             transactions += 1
+            with_coupons += shop.has_coupons
             if now > told + TALLY_SECONDS:
                 told = now
                 _tell(shop.tally)

@@ -23,7 +23,7 @@ from penstock import Column, TableName
 from penstock.spark.decode import decode_batches
 from penstock.spark.schema import TableShape
 
-JVM_END_SECONDS_MAX = 30
+JVM_END_SECONDS_MAX = 120
 
 # Called after each batch with its number and the changes of each table in it.
 BatchDone = Callable[[int, Mapping[str, pyarrow.Table]], None]
