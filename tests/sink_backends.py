@@ -21,6 +21,7 @@ from penstock.changes import Target
 from penstock.sinks.elasticsearch_documents import Number, rows_of_sources
 from penstock.sinks.iceberg_table import catalog_of
 from penstock.sinks.sink import Sink, make_sink, settings_of
+from tests.patience import WAIT_SECONDS_MAX
 from tools.clickhouse import ClickHouse
 from tools.elasticsearch import Elasticsearch
 from tools.mongo import Mongo
@@ -131,7 +132,7 @@ class RedisBackend(_ServerBackend):
     HAS_COLUMNS = False
 
     def rows(self, sink: Sink, target: Target) -> list[Row]:
-        with redis.Redis.from_url(self.server.url) as client:
+        with redis.Redis.from_url(self.server.url, socket_timeout=WAIT_SECONDS_MAX) as client:
             keys = list(client.scan_iter(f"{target.name.database}:{target.name.table}:*", 1000))
             values = client.mget(keys) if keys else []
         sources = [json.loads(value, parse_float=Number) for value in values]

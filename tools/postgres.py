@@ -7,12 +7,16 @@ with Postgres() as server:
 
 import os
 import pwd
+import signal
 import subprocess
 from pathlib import Path
 
 from tools.companion import Companion
 from tools.servers.errors import PartMissing, ServerFailed
 from tools.servers.packages import program_on_host
+
+# Its folder is made in a second or two, on a machine that does nothing else.
+MAKE_SECONDS_MAX = 120.0
 
 # It does not run as root; one of these accounts is there.
 _ACCOUNTS = ("postgres", "nobody")
@@ -73,7 +77,7 @@ class Postgres(Companion):
                 capture_output=True,
                 text=True,
                 cwd="/",
-                timeout=60,
+                timeout=MAKE_SECONDS_MAX,
             )
             if made.returncode != 0:
                 raise ServerFailed(f"PostgreSQL's folder cannot be made:\n{made.stderr[-2000:]}")
@@ -84,7 +88,14 @@ class Postgres(Companion):
     def answers(self) -> bool:
         # It listens before it lets anybody in.
         words = [str(_programs() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        return subprocess.run(words, stdin=subprocess.DEVNULL, timeout=10).returncode == 0
+        return subprocess.run(words, stdin=subprocess.DEVNULL).returncode == 0
+
+    def close(self) -> None:
+        """Stop it, and remove what it kept."""
+        if self._process is not None:
+            # Without this it waits for its clients, and is then killed before its own children have ended.
+            self._process.send_signal(signal.SIGINT)
+        super().close()
 
 
 def _programs() -> Path:

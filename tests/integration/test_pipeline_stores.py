@@ -16,6 +16,7 @@ from clickhouse_connect.datatypes.format import clear_all_formats, set_read_form
 from pyspark.sql import SparkSession
 
 from tests.fixture_types import FreshDatabase, MissingPart
+from tests.patience import WAIT_SECONDS_MAX
 from tests.pipeline_oracle import (
     Row,
     Source,
@@ -73,12 +74,12 @@ def _mongodb(server: Any, database: str, table: str) -> list[Row]:
 
 
 def _elasticsearch(server: Any, database: str, table: str) -> list[Row]:
-    with elasticsearch.Elasticsearch(server.url) as client:
+    with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:
         return elasticsearch_rows(client, f"{database}.{table}")
 
 
 def _redis(server: Any, database: str, table: str) -> list[Row]:
-    with redis.Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url, socket_timeout=WAIT_SECONDS_MAX) as client:
         return redis_rows(client, f"{database}:{table}:*", kind="json")
 
 

@@ -16,6 +16,7 @@ from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
 from tests.changes_made import changes_of, delete, insert, target_of, update
 from tests.fixture_types import MissingPart
+from tests.patience import WAIT_SECONDS_MAX
 from tools.elasticsearch import Elasticsearch
 from tools.servers import PartMissing
 
@@ -48,7 +49,7 @@ def orders(request: pytest.FixtureRequest) -> Target:
 
 
 def documents(server: Elasticsearch, target: Target, **query: Any) -> dict[str, Any]:
-    with elasticsearch.Elasticsearch(server.url) as client:
+    with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:
         found = client.search(index=str(target.name).lower(), query=query or None, size=100)
         return {hit["_id"]: hit["_source"] for hit in found["hits"]["hits"]}
 
@@ -184,7 +185,7 @@ def test_what_cannot_be_is_told_by_name(server: Elasticsearch, sink: Sink, order
         sink.prepare(replace(orders, primary_key=()), Evolution.EVOLVE)
     with pytest.raises(OptionInvalid, match="has a column _id"):
         sink.prepare(target_of({"id": "int", "_id": "int"}), Evolution.EVOLVE)
-    with elasticsearch.Elasticsearch(server.url) as client:
+    with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:
         client.indices.create(index=str(orders.name), mappings={"properties": {"name": {"type": "long"}}})
     with pytest.raises(SchemaChanged, match="name"):
         sink.prepare(orders, Evolution.EVOLVE)

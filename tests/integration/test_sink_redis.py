@@ -25,6 +25,7 @@ from penstock.sinks import redis_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread, make_sink, settings_of
 from tests.changes_made import changes_of, delete, insert, target_of, update
 from tests.fixture_types import MissingPart
+from tests.patience import WAIT_SECONDS_MAX
 from tools.redis import Redis
 from tools.servers import PartMissing, certificate
 from tools.servers.server import free_port
@@ -48,7 +49,7 @@ def server(missing_part: MissingPart) -> Iterator[Redis]:
 @pytest.fixture
 def client(server: Redis) -> Iterator[Any]:
     """A client of an empty server."""
-    client = redis.Redis.from_url(server.url, decode_responses=True)
+    client = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=WAIT_SECONDS_MAX)
     client.flushall()
     yield client
     client.close()
@@ -232,10 +233,10 @@ def test_accounts_and_their_rights(server: Redis, client: Any) -> None:
         make_sink("redis", settings_of("redis")(url="http://127.0.0.1:1/0")).check()
 
 
-def test_a_server_that_dies_is_told(missing_part: MissingPart) -> None:
-    with Redis() as server:
-        pipeline = redis_connection.connect(settings_of("redis")(url=server.url), None)
-        server.kill()
+def test_a_server_that_dies_is_told(server: Redis) -> None:
+    with Redis() as another:
+        pipeline = redis_connection.connect(settings_of("redis")(url=another.url), None)
+        another.kill()
         pings = pyarrow.array(["*1\r\n$4\r\nPING\r\n"] * 50_000)
         with pytest.raises(ConnectionLost):
             pipeline.send(pings, pings)
@@ -250,19 +251,14 @@ def test_a_node_of_a_cluster_is_found_before_the_start(server: Redis, client: An
         assert "cluster" in finding.what
 
 
-def test_an_encrypted_connection_knows_its_authority(tmp_path: Path, missing_part: MissingPart) -> None:
+def test_an_encrypted_connection_knows_its_authority(server: Redis, tmp_path: Path) -> None:
     folder, port = tmp_path / "tls", free_port()
     certificate.make(folder)
     files = {"ca-cert": "authority.pem", "cert": "server.pem", "key": "server-key.pem"}
     words = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(folder / file))]
-    server = Redis("--tls-port", str(port), "--tls-auth-clients", "no", *words)
-    try:
-        server.start()
-    except PartMissing as error:
-        missing_part("redis-server", str(error))
     settings = settings_of("redis")
     url = f"rediss://127.0.0.1:{port}/0"
-    with server:
+    with Redis("--tls-port", str(port), "--tls-auth-clients", "no", *words):
         write(
             make_sink("redis", settings(url=url, ca=folder / "authority.pem")),
             changes_of(ORDERS, insert(5, id=1)),

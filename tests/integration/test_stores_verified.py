@@ -13,6 +13,7 @@ import pytest
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
 from tests.fixture_types import FreshDatabase, MissingPart
+from tests.patience import WAIT_SECONDS_MAX
 from tests.pipeline_by_hand import HandDriven
 from tests.pipeline_workload import Workload
 from tests.sink_backends import sink_backends
@@ -38,7 +39,7 @@ def _spoil_mongodb(url: str, database: str) -> None:
 
 
 def _spoil_elasticsearch(url: str, database: str) -> None:
-    with elasticsearch.Elasticsearch(url) as client:
+    with elasticsearch.Elasticsearch(url, request_timeout=WAIT_SECONDS_MAX) as client:
         index = f"{database}.accounts"
         client.delete(index=index, id="9001")
         found = client.get(index=index, id="9002")["_source"]
