@@ -27,6 +27,7 @@ from penstock.settings import LogSettings
 from tests.captured_log import capturing, head_of, settings_of, wait_for_position
 from tests.fixture_types import FreshDatabase
 from tests.logstore_source import SETTINGS, TIME_S, Captured, boundaries, check_log, server_files
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 MODES = ["memory", "file", "mixed"]
@@ -109,7 +110,7 @@ def test_a_reader_follows_a_log_that_grows_and_gets_every_byte_once(log: Log) ->
     end = Position(last.epoch, last.name, len(last.content))
     seen: Position | None = None
     while seen != end:
-        visible = log.wait_visible(seen, timeout=60)
+        visible = log.wait_visible(seen, timeout=WAIT_SECONDS_MAX)
         assert visible is not None
         assert seen is None or visible > seen
         for extent in log.extents():
@@ -121,7 +122,7 @@ def test_a_reader_follows_a_log_that_grows_and_gets_every_byte_once(log: Log) ->
             if done < stop:
                 got[file] = got.get(file, b"") + b"".join(log.read(*file, done, stop))
         seen = visible
-    writer.join(60)
+    writer.join(WAIT_SECONDS_MAX)
     for file in server_files():
         first = 4 + int.from_bytes(file.content[13:17], "little")
         assert got[file.epoch, file.name] == file.content[first:]
@@ -199,7 +200,7 @@ def test_closing_wakes_who_waits(log: Log) -> None:
     visible = log.visible
     waiting.start()
     log.close()
-    waiting.join(60)
+    waiting.join(WAIT_SECONDS_MAX)
     assert answers == [visible]
 
 
@@ -287,17 +288,15 @@ def test_the_writer_is_held_back_until_every_registered_reader_has_acknowledged(
             begun.set()
 
     writer = capture_in_a_thread(small, register)
-    assert begun.wait(60)
-    deadline = time.monotonic() + 60
-    while not held and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert held
+    assert begun.wait(WAIT_SECONDS_MAX)
+    wait_until(lambda: held)
     small.acknowledge("fast", small.head())
     stuck = small.head()
     time.sleep(0.05)
     assert small.head() == stuck, "the slow reader holds it back"
     assert small.full_because() is None or "slow" in (small.full_because() or "")
     got = b""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     last = server_files()[-1]
     end = Position(last.epoch, last.name, len(last.content))
     while small.head() != end or small.acknowledged()["slow"] != end:
@@ -311,7 +310,7 @@ def test_the_writer_is_held_back_until_every_registered_reader_has_acknowledged(
         small.acknowledge("slow", visible)
         small.acknowledge("fast", visible)
         assert time.monotonic() < deadline
-    writer.join(60)
+    writer.join(WAIT_SECONDS_MAX)
     expected = b"".join(
         file.content[4 + int.from_bytes(file.content[13:17], "little") :] for file in server_files()
     )
@@ -324,11 +323,9 @@ def test_a_reader_that_leaves_lets_the_writer_go_on(small: MemoryLog) -> None:
     writer = capture_in_a_thread(
         small, lambda _captured, count: small.register("reader", start) if count == 1 else None
     )
-    deadline = time.monotonic() + 60
-    while not held and time.monotonic() < deadline:
-        time.sleep(0.002)
+    wait_until(lambda: held)
     small.release("reader")
-    writer.join(60)
+    writer.join(WAIT_SECONDS_MAX)
     assert not writer.is_alive()
 
 
