@@ -6,7 +6,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 from tests.block_cutting import SMALL_LOGS, flavor_of, framed
 from tests.captured_log import (
-    WAIT_SECONDS_MAX,
     capturing,
     head_of,
     settings_of,
@@ -40,10 +39,12 @@ from tests.captured_log import (
 from tests.fixture_types import FreshDatabase
 from tests.logstore_disk import SimulatedDisk
 from tests.logstore_source import FOLDER, SETTINGS, Captured, check_log
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 from tools.servers.proxy import Proxy
-from tools.servers.server import free_port
 
+# Nobody listens there.
+NOBODY = "mysql://nobody@127.0.0.1:1"
 # A small log under the name that a server gives its first.
 NAME = "mysql-bin.000001"
 
@@ -166,7 +167,7 @@ def test_an_abandoned_log_is_free_and_goes_on_where_it_was() -> None:
 
 
 def test_a_log_that_another_process_still_writes_is_waited_for(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, f"mysql://nobody@127.0.0.1:{free_port()}")
+    settings = settings_of(tmp_path, NOBODY)
     with Log.open(tmp_path / "shop", settings.log_of("shop")) as other, capturing(settings) as capture:
         status = wait_for_state(capture, State.WAITING)
         assert status.error is not None
@@ -179,7 +180,7 @@ def test_the_error_that_stopped_a_capture_does_not_grow_with_its_readers(tmp_pat
     def open_log() -> Log:
         raise LogDamaged("the log is not what was written")
 
-    settings = settings_of(tmp_path, f"mysql://nobody@127.0.0.1:{free_port()}")
+    settings = settings_of(tmp_path, NOBODY)
     with capturing_into(open_log, settings) as capture:
         wait_for_state(capture, State.STOPPED)
         depths = []
@@ -204,8 +205,11 @@ def test_no_file_of_definitions_stays_open_behind_a_session(
         return kept[-1]
 
     def opened() -> list[str]:
-        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-        paths = [os.readlink(link) for link in links if os.path.lexists(link)]
+        paths = []
+        for name in os.listdir("/proc/self/fd"):
+            # Another thread may close what was just listed.
+            with suppress(FileNotFoundError):
+                paths.append(os.readlink(f"/proc/self/fd/{name}"))
         return [path for path in paths if path.startswith(str(tmp_path))]
 
     settings = settings_of(tmp_path, mariadb_server.url())
@@ -293,13 +297,11 @@ def receive(log: Log, file: Path, packets: bytes, schemas: Schemas | None, strea
         hold=lambda why: None,
         arrived=lambda: None,
     )
-    sender = threading.Thread(target=lambda: (theirs.sendall(packets), theirs.close()))
-    sender.start()
-    try:
-        with stream:
-            receiver.receive(stream, BlockCutter(epoch=0, file=NAME, offset=4, flavor=flavor, live=True))
-    finally:
-        sender.join()
+    # They are few, so the socket holds them all.
+    theirs.sendall(packets)
+    theirs.close()
+    with stream:
+        receiver.receive(stream, BlockCutter(epoch=0, file=NAME, offset=4, flavor=flavor, live=True))
 
 
 def test_bytes_are_not_stored_before_their_statements_are_applied(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from penstock.capture.schema_reader import read_table
 from penstock.capture.server_tables import ServerTables
 from penstock.errors import SchemaUnknown
 from penstock.model import Position, ServerAddress, TableName, TablePatterns
-from tests.captured_log import head_of, rotate
+from tests.captured_log import head_of, purge, rotate
 from tests.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
@@ -100,7 +100,7 @@ def test_a_question_needs_no_log_between_an_earlier_one_and_its_own_position(
     first = head_of(server).file
     rotate(server)
     position = head_of(server)
-    server.sql(f"PURGE BINARY LOGS TO '{position.file}'")
+    purge(server)
     assert first not in {path.name for path in server.binlog_files()}
     server.sql("ALTER TABLE d.t RENAME COLUMN b TO c")
     told = tables.read_at(TableName("d", "t"), position)
