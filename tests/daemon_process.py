@@ -97,6 +97,7 @@ class DaemonProcess:
                     self.port = self.ports["http"] = self.ports.pop("address")
                     return self
             time.sleep(0.02)
+        self.kill()
         raise AssertionError(f"the daemon does not start:\n{self.said()}")
 
     def _write_config(self) -> None:

@@ -21,8 +21,8 @@ BLOCK_BYTES = 400
 SETTINGS = LogSettings().model_copy(
     update={"segment_bytes": 1500, "block_bytes": BLOCK_BYTES, "fsync": "never", "memory_bytes": 0}
 )
-# 2026-11-21 11:00:00 UTC.
-TIME_S = 1795258800.0
+# 2023-11-21 11:00:00 UTC, which every clock has passed.
+TIME_S = 1700564400.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.captured_log import (
 )
 from tests.fixture_types import StartServer
 from tests.kept_log import KeptLog, insert, penstock, transactions
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
 PROGRAM = Path(sys.executable).with_name("penstock")
@@ -231,10 +231,7 @@ def test_a_set_position_holds_for_a_server_that_takes_over_before_it_was_begun(
     log = tmp_path / "shop"
     assert penstock("position", "set", log, "--gtid-set", fifth.gtid, "--yes").code == 0
     executed = primary.sql("SELECT @@gtid_binlog_pos")
-    deadline = time.monotonic() + 20
-    while follower.sql("SELECT @@gtid_binlog_pos") != executed:
-        assert time.monotonic() < deadline, "the replica does not follow"
-        time.sleep(0.02)
+    wait_until(lambda: follower.sql("SELECT @@gtid_binlog_pos") == executed)
     primary.kill()
     with capturing(settings_of(tmp_path, follower.url())) as capture:
         status = wait_for(capture, lambda one: one.epoch == 2 and one.position == f"2/{head_of(follower)}")
@@ -260,7 +257,11 @@ def at_terminal(typed: str, *words: object) -> int:
     try:
         os.write(ours, typed.encode())
         done = subprocess.run(
-            [PROGRAM, *map(str, words)], stdin=theirs, capture_output=True, text=True, timeout=60
+            [PROGRAM, *map(str, words)],
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS_MAX,
         )
     finally:
         os.close(ours)

@@ -18,6 +18,7 @@ from penstock.logstore.records import CLOSED, COLD
 from tests.conftest import ROOT
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
 from tests.logstore_source import Captured, check_log, open_log
+from tests.patience import WAIT_SECONDS_MAX
 
 LOGS = ROOT / "native/kernel/tests/logs"
 HEAD_BYTES = 150
@@ -82,9 +83,11 @@ def opened(cold: Path) -> Iterator[tuple[SeekableFile, CountingFile]]:
 def test_the_zstd_tool_gives_the_plain_segment_back(cold: Path, segment: bytes) -> None:
     tool = shutil.which("zstd")
     if tool is not None:
-        done = subprocess.run([tool, "-d", "-c", cold], capture_output=True, timeout=60, check=True)
+        done = subprocess.run(
+            [tool, "-d", "-c", cold], capture_output=True, timeout=WAIT_SECONDS_MAX, check=True
+        )
         assert done.stdout == segment
-        subprocess.run([tool, "-t", "-q", cold], timeout=60, check=True)
+        subprocess.run([tool, "-t", "-q", cold], timeout=WAIT_SECONDS_MAX, check=True)
     reader = zstandard.ZstdDecompressor().stream_reader(cold.read_bytes(), read_across_frames=True)
     assert reader.read(len(segment) + 1) == segment
 
@@ -158,7 +161,8 @@ def test_many_threads_read_one_file(opened: tuple[SeekableFile, CountingFile], s
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_SECONDS_MAX)
+        assert not thread.is_alive()
     assert wrong == []
 
 

@@ -21,6 +21,7 @@ from penstock.model import Position
 from tests.fixture_types import MissingPart
 from tests.logstore_disk import SimulatedDisk
 from tests.logstore_source import Captured, SourceFile, boundaries, open_log, server_files
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import PartMissing
 from tools.servers.packages import install
 
@@ -52,7 +53,9 @@ def tool(missing_part: MissingPart) -> Callable[[str, Path], str]:
         except PartMissing as error:
             missing_part(TOOLS[flavor], str(error))
         options = ["--no-defaults", "--verify-binlog-checksum", "--base64-output=decode-rows", "-vv"]
-        done = subprocess.run([*words, *options, path], capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*words, *options, path], capture_output=True, timeout=WAIT_SECONDS_MAX, check=False
+        )
         assert done.returncode == 0, done.stderr.decode()
         assert not [line for line in done.stderr.decode().splitlines() if "ERROR" in line]
         return done.stdout.decode(errors="replace")

@@ -22,6 +22,7 @@ from penstock.logstore.tier import Tier, TieredNote
 from penstock.model import Position
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
 from tests.logstore_source import SETTINGS, TIME_S, Captured, check_log, open_log
+from tests.patience import WAIT_SECONDS_MAX
 
 
 class Counted(MemoryFileSystem):
@@ -56,6 +57,8 @@ def empty_stores() -> Iterator[None]:
     """Forget what other tests put into the stores in memory."""
     Counted.away = False
     Counted.requests.clear()
+    for store in (Counted.store, MemoryFileSystem.store):
+        store.clear()
     yield
     for store in (Counted.store, MemoryFileSystem.store):
         store.clear()
@@ -140,7 +143,9 @@ def test_an_object_is_a_file_that_any_tool_has(tmp_path: Path) -> None:
     plain = log.disk.read(log.layout.segment(first.hour, first.version))
     move_all(log, Tier(f"file://{tmp_path}/store", log.disk, log.layout))
     path = tmp_path / "store" / str(first.hour) / f"{first.version:019d}.binlog.zst"
-    done = subprocess.run(["zstd", "-d", "-c", path], capture_output=True, check=True, timeout=60)
+    done = subprocess.run(
+        ["zstd", "-d", "-c", path], capture_output=True, check=True, timeout=WAIT_SECONDS_MAX
+    )
     assert done.stdout == plain
 
 
@@ -296,7 +301,9 @@ def test_without_fsspec_its_absence_is_named_with_the_command_that_installs_it()
         "try:\n    Tier('memory://bucket', LocalDisk(), Layout(Path('/')))\n"
         "except DependencyMissing as problem:\n    print(problem.hint)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_SECONDS_MAX
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "pip install 'penstock[tier]'"), done.stderr
 
 
