@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore, open_store
-from penstock.errors import AuthenticationFailed, DiskFailed, OptionInvalid
+from penstock.errors import AuthenticationFailed, CoordinationLost, DiskFailed, OptionInvalid
 from tests.coordination_backends import (
     OPERATION_SECONDS_SHORT,
     SESSION_SECONDS,
@@ -144,6 +145,19 @@ def test_a_server_that_takes_a_connection_and_says_nothing_costs_no_session(
         wait_until(lambda: proxy.cut_count == silent)
         wait_until(lambda: lease.held or lease.expired)
         assert lease.held
+
+
+def test_nobody_waits_for_a_session_that_has_ended(zookeeper: ZooKeeper) -> None:
+    with ZooKeeperBackend(zookeeper) as backend:
+        store = backend.open()
+        session = store.session(SESSION_SECONDS_SHORT)
+        with backend.cut_off(store):
+            begun = time.monotonic()
+            with pytest.raises(CoordinationLost):
+                session.put_ephemeral(LEASE, b"mine")
+            # The store's own time for an operation is twice that, and the session's is over soon.
+            assert time.monotonic() - begun < WAIT_SECONDS_MAX / 2
+            assert not session.alive
 
 
 def test_sessions_and_records_outlive_the_ensemble_s_death(zookeeper: ZooKeeper) -> None:

@@ -25,7 +25,7 @@ from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import LeaseLost, OptionInvalid
 from tests import coordination_process
-from tests.coordination_backends import wait_until
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.zookeeper import ZooKeeper
 
 SHARDS = 8
@@ -41,7 +41,13 @@ class Subscriber:
         self.lost: list[tuple[int, str]] = []
         # What a consumer does when its shard is given up.
         self.ending: Callable[[HeldShard], None] = lambda held: None
-        settings = {"session_seconds": 1.0, "grace_seconds": 5.0, "checkpoint_seconds": 0.1, **options}
+        # Neither a session nor a grace runs out, but where a test has it so.
+        settings = {
+            "session_seconds": WAIT_SECONDS_MAX,
+            "grace_seconds": WAIT_SECONDS_MAX,
+            "checkpoint_seconds": 0.1,
+            **options,
+        }
         self.member = Member(self.store, subscription, name, self.gained.append, self._lose, **settings)
 
     def _lose(self, held: HeldShard, why: str) -> None:
@@ -127,13 +133,13 @@ def test_a_shard_is_handed_over_when_its_consumer_has_ended(crowd: Crowd) -> Non
 
     def finish(held: HeldShard) -> None:
         asked.set()
-        assert may_end.wait(5)
+        assert may_end.wait(WAIT_SECONDS_MAX)
         assert held.held, "it is ours until the consumer has ended"
         held.note(at(160 + 16 * held.shard))
 
     one.ending = finish
     two = crowd.join("two")
-    assert asked.wait(5)
+    assert asked.wait(WAIT_SECONDS_MAX)
     time.sleep(0.3)
     assert not two.gained
     may_end.set()
@@ -152,7 +158,7 @@ def test_a_consumer_that_does_not_end_is_fenced(crowd: Crowd) -> None:
     late, seen = threading.Event(), []
 
     def linger(held: HeldShard) -> None:
-        assert late.wait(10)
+        assert late.wait(WAIT_SECONDS_MAX)
         try:
             held.note(at(999))
         except LeaseLost as error:
@@ -189,7 +195,7 @@ def test_a_checkpoint_set_by_hand_begins_the_shard_again_there(crowd: Crowd) -> 
     one = crowd.join("one")
     crowd.wait_spread()
     one.gained[3].note(at(320))
-    assert one.gained[3].flush(5)
+    assert one.gained[3].flush(WAIT_SECONDS_MAX)
     crowd.subscriptions.reset("shop", "cache", at(160), 3)
     wait_until(lambda: len(one.gained) == SHARDS + 1)
     again = one.gained[-1]
@@ -209,7 +215,7 @@ def test_the_number_of_shards_changes_under_running_members(crowd: Crowd) -> Non
         one.ending = lambda held: held.note(at(320 + 16 * held.shard))
         for held in one.gained:
             held.note(at(160))
-    resized = crowd.subscriptions.resize("shop", "cache", 3)
+    resized = crowd.subscriptions.resize("shop", "cache", 3, WAIT_SECONDS_MAX)
     assert (resized.shard_count, resized.resizing) == (3, None)
     crowd.wait_spread(3)
     assert {why for one in subscribers for _, why in one.lost} == {RESIZED}
@@ -274,6 +280,22 @@ def test_a_member_s_name_is_its_own_and_that_of_the_dead_is_free(crowd: Crowd) -
     assert one.shards == set(range(SHARDS))
 
 
+def test_a_name_is_not_given_up_while_everything_may_stand_still(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = crowd.subscription.members_path + "/one"
+    left_behind = crowd.store.session(1.0)
+    left_behind.put_ephemeral(path, b"{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemorySession, "certain", property(lambda _: False))
+        one = crowd.join("one", session_seconds=0.1)
+        time.sleep(1.2)
+        assert one.member.failure is None
+        left_behind.close()
+        wait_until(lambda: (record := crowd.store.get(path)) is not None and record.value != b"{}")
+    crowd.wait_spread()
+
+
 def test_a_leader_that_was_followed_changes_nothing(crowd: Crowd) -> None:
     session = crowd.store.session(1.0)
     session.put_ephemeral(crowd.subscription.members_path + "/one", b"{}")
@@ -317,7 +339,7 @@ class Processes:
         """Have one end, as a person or a crash ends it."""
         process = self.running.pop(self.chance.choice(sorted(self.running)))
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
         if number == signal.SIGKILL:
             self.killed += 1
         else:
@@ -342,14 +364,15 @@ def test_members_that_come_leave_and_die_never_consume_a_shard_at_once(
     url = f"sqlite://{tmp_path}/coordination.db"
     if ensemble is not None:
         url = f"zookeeper://{ensemble.hosts}/members-{next(_numbers)}"
-    store = open_store(url)
+    store = open_store(url, WAIT_SECONDS_MAX)
     subscription = Subscriptions(store).create(Subscription("shop", "cache", shard_count=SHARDS))
     processes = Processes(url, tmp_path / "deliveries", random.Random(7))
     try:
         for _ in range(5):
             processes.join()
         deadline = time.monotonic() + 7.0
-        while time.monotonic() < deadline:
+        # A slow machine comes to a kill later.
+        while time.monotonic() < deadline or not processes.killed:
             time.sleep(processes.chance.uniform(0.2, 0.8))
             leaving = len(processes.running) > 2 and processes.chance.random() < 0.5
             if leaving:
@@ -364,10 +387,9 @@ def test_members_that_come_leave_and_die_never_consume_a_shard_at_once(
         wait_until(lambda: is_spread(store, subscription, set(processes.running)))
         # At rest every shard is consumed.
         rested = tmp_path.joinpath("deliveries").stat().st_size
-        wait_until(lambda: shards_in(tmp_path / "deliveries", rested) == set(range(SHARDS)))
+        wait_until(lambda: set(range(SHARDS)) <= shards_in(tmp_path / "deliveries", rested))
         for _ in tuple(processes.running):
             processes.leave(signal.SIGTERM)
-        assert processes.killed
         checkpoints = subscription.checkpoints(store)
         for shard, numbers in delivered(tmp_path / "deliveries").items():
             checkpoint = checkpoints.read(shard)

@@ -168,6 +168,7 @@ class Member:
         """Begin a session; what was held under the last one is given up."""
         self._give_up_lost()
         self._leadership = None
+        self._refused_since = None
         session = self._store.session(self._session_seconds)
         session.on_lost(self._news.set)
         self._session = session
@@ -203,9 +204,11 @@ class Member:
             path = self._subscription.members_path + path_of(self.name)
             self._session.put_ephemeral(path, json.dumps(about).encode())
         except VersionConflict:
-            # It may be what a process before us left behind; then it goes when that one's session ends.
+            # It may be what a process before us left behind; then it goes when that one's session ends. Where
+            # everything stood still for so long that ours may have ended too, that one's time begins anew.
             now = time.monotonic()
-            self._refused_since = self._refused_since or now
+            if self._refused_since is None or not self._session.certain:
+                self._refused_since = now
             if now - self._refused_since > 2 * self._session.seconds:
                 self._failure = OptionInvalid(
                     f"subscription {self._subscription.name} has a member {self.name!r} already",

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import structlog
 
+from penstock.coordinate.ensemble_address import EnsembleAddress
 from penstock.coordinate.one_time_watches import OneTimeWatches, StandingWatch
 from penstock.coordinate.session_end import SessionEnd
 from penstock.coordinate.store import (
@@ -29,15 +29,12 @@ from penstock.coordinate.store import (
     Record,
     below_of,
     checked_path,
-    is_path,
-    without_password,
 )
 from penstock.errors import (
     AuthenticationFailed,
     CoordinationLost,
     DependencyMissing,
     LimitExceeded,
-    OptionInvalid,
     PenstockError,
     VersionConflict,
 )
@@ -104,47 +101,19 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return super().create_connection(timeout=min(timeout, self._seconds_max), **options)
 
 
-@dataclass(frozen=True)
-class _Address:
-    """Where the ensemble is, who we are there, and the node below which everything lies ("" for the top)."""
-
-    url: str
-    hosts: str
-    root: str
-    account: tuple[str, str] | None
-
-    @classmethod
-    def parse(cls, url: str) -> "_Address":
-        """Read `zookeeper://[user:password@]host[:port][,host[:port]...][/root]`. Raises OptionInvalid."""
-        shown = without_password(url)
-        authority, slash, root = url.partition("://")[2].partition("/")
-        account, _, hosts = authority.rpartition("@")
-        user, colon, password = account.partition(":")
-        wrong = not hosts or "?" in url or (bool(account) and not (user and colon and password))
-        for host in hosts.split(","):
-            name, _, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "")
-            wrong = wrong or not name or (bool(port) and not port.isdecimal())
-        root = f"{slash}{root}".rstrip("/")
-        if wrong or (root and not is_path(root)):
-            raise OptionInvalid(
-                f"coordination {shown!r} names no ensemble",
-                hint="Write zookeeper://host:2181,host:2181/root, or zookeeper://user:password@host/root",
-            )
-        return cls(shown, hosts, root, (unquote(user), unquote(password)) if account else None)
-
-    def client(self, session_seconds: float) -> KazooClient:
-        """Make a client; it is not connected yet."""
-        account: dict[str, Any] = {}
-        if self.account is not None:
-            account["auth_data"] = [("digest", ":".join(self.account))]
-            account["default_acl"] = [make_digest_acl(*self.account, all=True)]
-        return KazooClient(
-            self.hosts,
-            timeout=session_seconds,
-            handler=_Handler(session_seconds * _WAIT_PART),
-            connection_retry=KazooRetry(-1, _RECONNECT_SECONDS_FIRST, max_delay=_RECONNECT_SECONDS_MAX),
-            **account,
-        )
+def _client(address: EnsembleAddress, session_seconds: float) -> KazooClient:
+    """Make a client; it is not connected yet."""
+    account: dict[str, Any] = {}
+    if address.account is not None:
+        account["auth_data"] = [("digest", ":".join(address.account))]
+        account["default_acl"] = [make_digest_acl(*address.account, all=True)]
+    return KazooClient(
+        address.hosts,
+        timeout=session_seconds,
+        handler=_Handler(session_seconds * _WAIT_PART),
+        connection_retry=KazooRetry(-1, _RECONNECT_SECONDS_FIRST, max_delay=_RECONNECT_SECONDS_MAX),
+        **account,
+    )
 
 
 def open_url(url: str, seconds: float) -> "ZooKeeperStore":
@@ -152,7 +121,7 @@ def open_url(url: str, seconds: float) -> "ZooKeeperStore":
 
     Raises OptionInvalid, AuthenticationFailed, CoordinationLost.
     """
-    return ZooKeeperStore(_Address.parse(url), seconds)
+    return ZooKeeperStore(EnsembleAddress.parse(url), seconds)
 
 
 class _AnswerLost(Exception):
@@ -162,14 +131,15 @@ class _AnswerLost(Exception):
 class _Connection:
     """A client whose operations are bounded in time."""
 
-    def __init__(self, address: _Address, session_seconds: float, seconds: float) -> None:
+    def __init__(self, address: EnsembleAddress, session_seconds: float, seconds: float) -> None:
         self._address = address
         self._seconds = seconds
         self._process = OneProcess()
         self._state = threading.Condition()
+        self._closed = False
         # What was asked last and not answered in time.
         self._owed: Any = None
-        self.client = address.client(session_seconds)
+        self.client = _client(address, session_seconds)
         self.client.add_listener(self._told)
         self.client.start_async()
         try:
@@ -189,8 +159,11 @@ class _Connection:
         """
         self._process.check(self._address.url)
         with self._state:
-            if not self._state.wait_for(lambda: self.client.connected, deadline - time.monotonic()):
-                raise self._silent(path)
+            self._state.wait_for(lambda: self._closed or self.client.connected, deadline - time.monotonic())
+        if self._closed:
+            raise CoordinationLost(f"the connection to {self._address.url} has ended", position=path)
+        if not self.client.connected:
+            raise self._silent(path)
 
     def ask(self, path: str, begin: Callable[[str], Any], deadline: float) -> Any:
         """Return what one operation answers.
@@ -263,7 +236,10 @@ class _Connection:
         return self.client.create_async(node, b"")
 
     def close(self) -> None:
-        """End the connection, and its session where the ensemble can be reached."""
+        """End the connection, and its session where the ensemble can be reached; nobody waits for it then."""
+        with self._state:
+            self._closed = True
+            self._state.notify_all()
         try:
             self.client.stop()
             self.client.close()
@@ -300,7 +276,7 @@ class _Told:
 class ZooKeeperStore:
     """A store below one node of an ensemble."""
 
-    def __init__(self, address: _Address, seconds: float) -> None:
+    def __init__(self, address: EnsembleAddress, seconds: float) -> None:
         self._address = address
         self._seconds = seconds
         self._lock = threading.Lock()
@@ -482,7 +458,7 @@ class ZooKeeperStore:
 class ZooKeeperSession:
     """A session of the ensemble, on a connection of its own."""
 
-    def __init__(self, address: _Address, seconds: float, operation_seconds: float) -> None:
+    def __init__(self, address: EnsembleAddress, seconds: float, operation_seconds: float) -> None:
         self._address = address
         self._seconds = seconds
         self._operation_seconds = operation_seconds
