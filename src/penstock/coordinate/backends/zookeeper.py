@@ -83,7 +83,7 @@ _log = structlog.get_logger(__name__)
 logging.getLogger("kazoo").addHandler(logging.NullHandler())
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
     """Kazoo's threads and sockets, whose waits are bounded.
 
     An attempt to connect else lasts as long as the session, which is then lost to one server that accepts
@@ -110,7 +110,7 @@ def _client(address: EnsembleAddress, session_seconds: float) -> KazooClient:
     return KazooClient(
         address.hosts,
         timeout=session_seconds,
-        handler=_Handler(session_seconds * _WAIT_PART),
+        handler=_BoundedWaits(session_seconds * _WAIT_PART),
         connection_retry=KazooRetry(-1, _RECONNECT_SECONDS_FIRST, max_delay=_RECONNECT_SECONDS_MAX),
         **account,
     )
