@@ -4,9 +4,11 @@
 import collections
 import os
 import random
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,20 +28,26 @@ from penstock.pipeline.load.session import open_session
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, open_snapshot, take_watermark
 from tests.fixture_types import FreshDatabase, StartServer
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 ROWS = 200
 WRITERS = 3
+DEADLOCK, LOCK_WAITED = 1213, 1205
 LOADS = 60 if os.environ.get("PENSTOCK_LONG") else 3
 
 Row = dict[str, Any]
 
 
 @contextmanager
-def writers(server: Server, database: str, statements: list[str]) -> Iterator[None]:
-    """Run statements, chosen at random, in several sessions for the block; %d is a number up to ROWS."""
+def writers(server: Server, database: str, statements: list[str]) -> Iterator[Callable[[int], None]]:
+    """Run statements, chosen at random, in several sessions for the block; each %d is a number up to ROWS.
+
+    Yields what waits until the writers have changed so many rows more.
+    """
     stopping = threading.Event()
     failures: list[pymysql.err.Error] = []
+    changed = [0] * WRITERS
 
     def write(seed: int) -> None:
         chance = random.Random(seed)
@@ -47,15 +55,25 @@ def writers(server: Server, database: str, statements: list[str]) -> Iterator[No
             with server.connect(database=database) as connection, connection.cursor() as cursor:
                 while not stopping.is_set():
                     statement = chance.choice(statements)
-                    cursor.execute(statement.replace("%d", str(chance.randint(1, ROWS))))
+                    text = re.sub("%d", lambda _: str(chance.randint(1, ROWS)), statement)
+                    try:
+                        changed[seed] += cursor.execute(text)
+                    except pymysql.err.OperationalError as problem:
+                        # Writers that get into each other's way undo one of the statements.
+                        if problem.args[0] not in (DEADLOCK, LOCK_WAITED):
+                            raise
         except pymysql.err.Error as problem:
             failures.append(problem)
+
+    def wait_for_changes(rows: int) -> None:
+        wanted = sum(changed) + rows
+        wait_until(lambda: sum(changed) >= wanted or failures)
 
     threads = [threading.Thread(target=write, args=(seed,)) for seed in range(WRITERS)]
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield wait_for_changes
     finally:
         stopping.set()
         for thread in threads:
@@ -90,13 +108,14 @@ def test_rows_and_the_log_behind_their_watermark_make_the_table(
         "UPDATE IGNORE t SET id = %d WHERE id = %d",
     ]
     loads: list[tuple[Watermark, list[Row]]] = []
-    with writers(server, database, statements):
-        time.sleep(0.2)
+    with writers(server, database, statements) as wait_for_changes:
         for _ in range(LOADS):
             for chunk in chunks:
+                wait_for_changes(2 * WRITERS)
                 low = take_watermark(address)
                 read = read_chunk(address, target, chunk, instance="test", watermark=low)
                 loads.append((low, [row for one in read for row in one.rows.to_pylist()]))
+        wait_for_changes(2 * WRITERS)
     final = dict(server.sql(f"SELECT id, v FROM {database}.t"))
     changes = logged(server, f"{database}.t", loads[0][0].position)
     assert len(changes) > LOADS * len(chunks)
@@ -136,11 +155,12 @@ def test_an_exact_snapshot_of_rows_without_a_key_joins_the_log_without_a_gap_or_
         "UPDATE t SET v = %d WHERE v = %d",
     ]
     taken = []
-    with writers(server, database, statements):
-        time.sleep(0.3)
+    with writers(server, database, statements) as wait_for_changes:
         for _ in range(4):
+            wait_for_changes(20)
             with open_exact(address, [target.name]) as snapshot:
-                time.sleep(0.01)
+                # What is written from here on is not in the snapshot.
+                wait_for_changes(20)
                 chunk = Chunk(target.name)
                 read = read_rows(snapshot.session, target, chunk, snapshot.watermark, instance="test")
                 rows = [row["v"] for one in read for row in one.rows.to_pylist()]
@@ -169,7 +189,13 @@ def test_a_table_without_transactions_is_locked_while_it_is_read(
     with open_exact(address, [target.name]) as snapshot:
         writer = threading.Thread(target=server.sql, args=(f"INSERT INTO {database}.t VALUES (3)",))
         writer.start()
-        time.sleep(0.2)
+        wait_until(
+            lambda: server.sql(
+                "SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table%%'"
+                " AND INFO LIKE %s",
+                f"INSERT INTO {database}.t%",
+            )
+        )
         read = read_rows(snapshot.session, target, Chunk(target.name), snapshot.watermark, instance="test")
         assert [row["v"] for one in read for row in one.rows.to_pylist()] == [1, 2]
     writer.join()
@@ -211,12 +237,28 @@ def test_a_statement_that_holds_the_table_is_told(
 
 SEMI_SYNC = {
     "mysql": ["INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'"]
-    + [f"SET GLOBAL rpl_semi_sync_source_{one}" for one in ("timeout = 1000", "enabled = 1")],
+    + [f"SET GLOBAL rpl_semi_sync_source_{one}" for one in ("timeout = 600000", "enabled = 1")],
     "mariadb": [
         f"SET GLOBAL rpl_semi_sync_master_{one}"
-        for one in ("timeout = 1000", "wait_point = AFTER_SYNC", "enabled = 1")
+        for one in ("timeout = 600000", "wait_point = AFTER_SYNC", "enabled = 1")
     ],
 }
+
+
+@contextmanager
+def waiting_commits(server: Server, flavor: str) -> Iterator[Callable[[], object]]:
+    """Let commits wait for a replica that there is not, until the block ends or what is yielded is called."""
+    for statement in SEMI_SYNC[flavor]:
+        server.sql(statement)
+    name = "rpl_semi_sync_source" if flavor == "mysql" else "rpl_semi_sync_master"
+
+    def show() -> None:
+        server.sql(f"SET GLOBAL {name}_enabled = 0")
+
+    try:
+        yield show
+    finally:
+        show()
 
 
 @pytest.mark.parametrize("flavor", SEMI_SYNC)
@@ -225,27 +267,42 @@ def test_a_change_that_is_logged_and_not_to_be_seen_yet_lies_behind_the_watermar
 ) -> None:
     server = start_server(flavor)
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (v INT); INSERT INTO d.t VALUES (0)")
-    for statement in SEMI_SYNC[flavor]:
-        server.sql(statement)
     address = ServerAddress.parse(server.url())
-    with connect(address) as connection, server.connect() as reader, reader.cursor() as cursor:
+    asked: list[object] = []
+    owned = watermark_module._owned
+    with (
+        connect(address) as connection,
+        server.connect() as reader,
+        reader.cursor() as cursor,
+        ThreadPoolExecutor(2) as pool,
+        waiting_commits(server, flavor) as show,
+    ):
+
+        def seen() -> int:
+            cursor.execute("SELECT v FROM d.t")
+            ((value,),) = cursor.fetchall()
+            return int(value)
+
         before = connection.head()
         # The server waits for a replica that it does not have before it shows what it has logged.
-        writer = threading.Thread(target=server.sql, args=("UPDATE d.t SET v = 1",))
-        writer.start()
-        while connection.head().offset == before.offset:
-            time.sleep(0.001)
+        writer = pool.submit(server.sql, "UPDATE d.t SET v = 1")
+        wait_until(lambda: connection.head().offset != before.offset)
         if flavor == "mysql":
             monkeypatch.setattr(watermark_module, "_COMMIT_SECONDS_MAX", 0.05)
             with pytest.raises(ServerBusy, match="not committed"):
                 take_watermark(address)
-            monkeypatch.undo()
-        cursor.execute("SELECT v FROM d.t")
-        assert cursor.fetchall() == ((0,),)
-        mark = take_watermark(address)
-        cursor.execute("SELECT v FROM d.t")
-        assert cursor.fetchall() == ((1 if mark.position.offset > before.offset else 0,),)
-        writer.join()
+        monkeypatch.setattr(watermark_module, "_COMMIT_SECONDS_MAX", WAIT_SECONDS_MAX)
+        monkeypatch.setattr(watermark_module, "_owned", lambda session: asked.append(0) or owned(session))
+        taken = pool.submit(take_watermark, address)
+        wait_until(lambda: taken.done() or len(asked) > 3)
+        # MariaDB tells the place of what readers see; on MySQL they are waited for.
+        assert taken.done() == (flavor == "mariadb")
+        assert seen() == 0
+        show()
+        writer.result(WAIT_SECONDS_MAX)
+        mark = taken.result(WAIT_SECONDS_MAX)
+        assert (mark.position.offset > before.offset) == (flavor == "mysql")
+        assert seen() == 1
     assert Watermark.from_json(mark.to_json()) == mark
 
 
@@ -260,14 +317,19 @@ def test_a_server_without_gtids_is_given_time(
     assert (mark.gtid_set, mark.position.epoch, mark.exact) == ("", 3, False)
 
 
-def test_mariadb_tells_where_a_snapshot_stands(mariadb11_server: Server, mariadb_server: Server) -> None:
+def test_mariadb_tells_where_a_snapshot_stands(
+    mariadb11_server: Server, mariadb_server: Server, fresh_database: FreshDatabase
+) -> None:
     for server in (mariadb_server, mariadb11_server):
+        server.sql(f"CREATE TABLE {fresh_database(server)}.t (v INT)")
         with open_session(ServerAddress.parse(server.url())) as session:
-            mark = open_snapshot(session)
+            while True:
+                before = session.connection.head()
+                mark = open_snapshot(session)
+                session.query("ROLLBACK")
+                # A while after a file's beginning the server writes a checkpoint into it by itself.
+                if session.connection.head() == before:
+                    break
             assert mark.exact
-            head = session.connection.head()
-            assert (mark.position.file, mark.position.offset, mark.gtid_set) == (
-                head.file,
-                head.offset,
-                head.gtid_set,
-            )
+            found = (mark.position.file, mark.position.offset, mark.gtid_set)
+            assert found == (before.file, before.offset, before.gtid_set)
