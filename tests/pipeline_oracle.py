@@ -6,7 +6,6 @@ types, and compared as multisets of rows.
 
     wanted = source_rows(server, "shop", "orders")
     assert_same(wanted, delta_rows(path), key=("id",))
-    eventually(lambda: assert_same(source_rows(...), postgres_rows(...)), seconds=30)
 
 The rows on both sides are dicts, one for each row. What a target does not have of its own (Parquet, Delta
 and Iceberg's extra columns) is left out by comparing the source's columns alone.
@@ -18,10 +17,9 @@ import glob
 import itertools
 import json
 import struct
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow
@@ -207,25 +205,6 @@ def differences(wanted: Source, found: Sequence[Row], *, key: Sequence[str] = ()
     # Two rows of one key in the target are told each.
     left = Counter(besides) - Counter(row for row in besides if row not in by_key.values())
     return lines + [f"not in the source: {_told(names, row)}" for row in left.elements()]
-
-
-def eventually(check: Callable[[], None], seconds: float = 30.0, pause_seconds: float = 0.25) -> None:
-    """Repeat a check until it holds. Raises its last AssertionError, once the time is over."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            check()
-            return
-        except AssertionError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(pause_seconds)
-
-
-def chunked(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Yield rows in runs of a size."""
-    for first in range(0, len(rows), size):
-        yield rows[first : first + size]
 
 
 def _told(names: Sequence[str], row: Sequence[Any]) -> str:

@@ -2,18 +2,23 @@
 """Running pipelines in tests: to the end of what there is, or in a thread while a writer is busy."""
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
+from penstock.pipeline import state as state_module
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.pipeline.state import PipelineState, Standing
 from penstock.spark.pipeline.run import PipelineRun
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
-RUN_SECONDS_MAX = 120
+# A batch may be tried several times on a machine that is busy, as Spark gives a worker ten seconds to start.
+BATCH_SECONDS_MAX = 2 * WAIT_SECONDS_MAX
 
 
 def pipeline_of(
@@ -28,13 +33,18 @@ def pipeline_of(
 def run_to_end(session: SparkSession, settings: PipelineSettings) -> list[dict[str, Any]]:
     """Run until all there is now is in the target; return what was shown of each batch."""
     shown: list[dict[str, Any]] = []
-    PipelineRun(settings, session, until_caught_up=True, told=lambda one: shown.append(dict(one))).run()
+    run = PipelineRun(settings, session, until_caught_up=True, told=lambda one: shown.append(dict(one)))
+    with patient_leases():
+        run.run()
     return shown
 
 
 @contextmanager
 def running(session: SparkSession, settings: PipelineSettings) -> Iterator[PipelineRun]:
-    """Run a pipeline in a thread while the block runs; raise what ended it."""
+    """Run a pipeline in a thread while the block runs, which it does from when the pipeline has its lease.
+
+    What ended the pipeline is raised.
+    """
     run = PipelineRun(settings, session)
     failed: list[BaseException] = []
 
@@ -45,13 +55,52 @@ def running(session: SparkSession, settings: PipelineSettings) -> Iterator[Pipel
         except BaseException as problem:  # noqa: BLE001
             failed.append(problem)
 
-    thread = threading.Thread(target=go, name="pipeline")
-    thread.start()
-    try:
-        yield run
-    finally:
-        run.stop()
-        thread.join(RUN_SECONDS_MAX)
+    thread = threading.Thread(target=go, name="pipeline", daemon=True)
+    with patient_leases():
+        thread.start()
+        try:
+            with opened(settings) as state:
+                wait_until(lambda: state.runner() is not None or failed)
+            yield run
+        finally:
+            run.stop()
+            thread.join(BATCH_SECONDS_MAX)
+            if failed:
+                raise failed[0]
     assert not thread.is_alive(), "a stopped pipeline ends after its batch"
-    if failed:
-        raise failed[0]
+
+
+@contextmanager
+def patient_leases() -> Iterator[None]:
+    """Let runners of this process keep their pipelines over any pause of the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_module, "_LEASE_SECONDS", WAIT_SECONDS_MAX)
+        yield
+
+
+def wait_until_loaded(settings: PipelineSettings) -> int:
+    """Wait until a pipeline that runs has loaded its tables; return how many batches are done."""
+    return _wait(settings, lambda standing: not standing.loading)
+
+
+def wait_for_batches(settings: PipelineSettings, number: int) -> int:
+    """Wait until a pipeline that runs has done so many batches in all; return how many are done."""
+    return _wait(settings, lambda standing: standing.number >= number)
+
+
+def _wait(settings: PipelineSettings, reached: Callable[[Standing], bool]) -> int:
+    with opened(settings) as state:
+
+        def standing() -> Standing:
+            return state.standing() or Standing.new()
+
+        wait_until(lambda: reached(standing()) or state.runner() is None, BATCH_SECONDS_MAX)
+        assert state.runner() is not None, "the pipeline runs"
+        return standing().number
+
+
+@contextmanager
+def opened(settings: PipelineSettings) -> Iterator[PipelineState]:
+    """Open what a pipeline must not forget."""
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        yield state

@@ -23,6 +23,7 @@ from typing import Any
 
 import pymysql
 
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 # Another connection won, or the server went away: the action is over, and whatever it did is whole.
@@ -225,14 +226,17 @@ class Workload:
 
     def _connect(self) -> Any:
         # A server that is being started again answers in a while.
-        for _ in range(100):
-            with contextlib.suppress(pymysql.err.OperationalError):
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while True:
+            try:
                 connection = self.server.connect(database=self.database)
                 with connection.cursor() as cursor:
                     cursor.execute("SET SESSION innodb_lock_wait_timeout = 5, sql_mode = ''")
                 return connection
+            except pymysql.err.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
             time.sleep(0.2)
-        return self.server.connect(database=self.database)
 
     @contextlib.contextmanager
     def _transaction(self, end: str = "COMMIT") -> Iterator[None]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that are altered, or dropped, while a pipeline loads them, and tables that it goes on without."""
 
-import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -10,7 +9,7 @@ from penstock.model import TableName
 from penstock.pipeline.state import PipelineState
 from tests.fixture_types import FreshDatabase
 from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end, running
+from tests.pipeline_running import pipeline_of, run_to_end, running, wait_for_batches
 from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
 
@@ -30,17 +29,18 @@ def test_a_table_may_be_altered_while_it_is_loaded(
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 80})
     with running(spark, settings):
+        done = 0
         for statement in (
             "ADD COLUMN c INT NOT NULL DEFAULT 7",
             "RENAME COLUMN a TO d",
             "DROP COLUMN b",
             "ADD COLUMN e VARCHAR(20) DEFAULT 'e' FIRST",
         ):
-            time.sleep(1.0)
+            done = wait_for_batches(settings, done + 1)
             mysql_server.sql(f"ALTER TABLE altered {statement}", database=database)
             mysql_server.sql("UPDATE altered SET c = c + 1 WHERE id % 100 = 0", database=database)
         mysql_server.sql("DROP TABLE dropped", database=database)
-        time.sleep(1.0)
+        wait_for_batches(settings, done + 1)
     run_to_end(spark, settings)
     wanted = source_rows(mysql_server, database, "altered")
     assert list(wanted.types) == ["e", "id", "d", "c"]

@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import ConnectionLost, LeaseLost, PositionInvalid
+from penstock.errors import LeaseLost, PositionInvalid, PrivilegeMissing
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
@@ -132,7 +132,7 @@ def test_a_load_that_is_begun_anew_doubles_no_rows_of_other_tables(
         "CREATE TABLE a (n INT); CREATE TABLE b (n INT); INSERT INTO a VALUES (1)", database=database
     )
     sink = {"mysql": {"url": mariadb_server.url("root")}}
-    settings = pipeline_of(mysql_server, database, sink, tmp_path, load="consistent", errors={"retry_for": 0})
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, load="consistent")
     run_to_end(spark, settings)
     mysql_server.sql("INSERT INTO b VALUES (2)", database=database)
     state = PipelineState.open(settings.state, settings.name)
@@ -140,11 +140,11 @@ def test_a_load_that_is_begun_anew_doubles_no_rows_of_other_tables(
     state.close()
 
     def lose(*_: object) -> None:
-        raise ConnectionLost("the target went away")
+        raise PrivilegeMissing("the account was taken away")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MysqlSink, "commit", lose)
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(PrivilegeMissing):
             run_to_end(spark, settings)
     run_to_end(spark, settings)
     assert mariadb_server.sql(f"SELECT n FROM {database}.a") == [(1,)]

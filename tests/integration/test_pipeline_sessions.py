@@ -15,7 +15,7 @@ from tests.spark_cluster import ROOT, SPARK_HOME, connect_server, environment, s
 from tests.spark_session import session_settings
 from tools.servers import Server
 
-RUN_SECONDS_MAX = 300
+RUN_SECONDS_MAX = 400
 PROGRAM = "import sys\nfrom penstock.admin.cli.app import main\nmain()\n"
 
 
@@ -49,6 +49,7 @@ def run_to_end(file: Path, *words: str, start: tuple[str, ...] = ()) -> list[dic
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_pipeline_runs_on_every_kind_of_session(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:

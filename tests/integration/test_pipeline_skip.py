@@ -35,12 +35,12 @@ def test_a_prepared_transaction_that_was_rolled_back_is_passed_over(
     run_to_end(spark, settings)
     mysql_server.sql("UPDATE orders SET n = 20 WHERE id = 2", database=database)
     mysql_server.sql(
-        "XA START 'x'; UPDATE orders SET n = 30 WHERE id = 3; INSERT INTO orders VALUES (4, 4);"
-        " XA END 'x'; XA PREPARE 'x'",
+        f"XA START '{database}'; UPDATE orders SET n = 30 WHERE id = 3; INSERT INTO orders VALUES (4, 4);"
+        f" XA END '{database}'; XA PREPARE '{database}'",
         database=database,
     )
     mysql_server.sql("UPDATE orders SET n = 10 WHERE id = 1", database=database)
-    mysql_server.sql("XA ROLLBACK 'x'", database=database)
+    mysql_server.sql(f"XA ROLLBACK '{database}'", database=database)
     with pytest.raises(TransactionRolledBack) as stopped:
         run_to_end(spark, settings)
     assert stopped.value.position is not None

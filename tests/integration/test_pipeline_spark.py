@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelines on Spark: full loads and increments under a busy writer, into targets of several kinds."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,13 @@ from pyspark.sql import SparkSession
 
 from tests.fixture_types import FreshDatabase
 from tests.pipeline_oracle import Row, assert_same, delta_rows, mysql_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end, running
+from tests.pipeline_running import (
+    pipeline_of,
+    run_to_end,
+    running,
+    wait_for_batches,
+    wait_until_loaded,
+)
 from tests.pipeline_workload import Workload
 from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
@@ -42,12 +47,13 @@ def test_a_busy_source_and_its_target_are_equal_in_the_end(
     workload.create()
     sink, rows = into(mariadb_server, tmp_path)
     settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 40})
-    with workload.busy(0.002):
+    with workload.busy(0.01):
         with running(spark, settings):
-            time.sleep(5)
+            done = wait_until_loaded(settings)
+            done = wait_for_batches(settings, done + 1)
         # A second run goes on where the first was stopped.
         with running(spark, settings):
-            time.sleep(3)
+            wait_for_batches(settings, done + 2)
     shown = run_to_end(spark, settings)
     for table in workload.tables:
         wanted = source_rows(mysql_server, database, table)

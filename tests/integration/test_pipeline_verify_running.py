@@ -2,39 +2,35 @@
 """A pipeline that runs under a busy writer is compared, and mended, as it goes on."""
 
 import json
-import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from penstock.model import TableName
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
-from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
 from penstock.spark.pipeline.run import PipelineRun
 from penstock.spark.pipeline.verifying import SparkSpreading
 from tests.fixture_types import FreshDatabase
 from tests.kept_log import penstock
+from tests.patience import wait_until
 from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end, running
+from tests.pipeline_running import BATCH_SECONDS_MAX, opened, pipeline_of, run_to_end, running
 from tests.pipeline_workload import Workload
 from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
 
-REQUEST_SECONDS_MAX = 120
-
 
 def wait_for_requests(settings: PipelineSettings, numbers: list[str]) -> None:
     """Wait until resnapshots are done."""
-    state = PipelineState.open(settings.state, settings.name)
-    try:
-        deadline = time.monotonic() + REQUEST_SECONDS_MAX
-        while not all(one.state == "done" for one in state.requests() if one.number in numbers):
-            assert time.monotonic() < deadline, state.requests()
-            time.sleep(0.2)
-    finally:
-        state.close()
+    with opened(settings) as state:
+
+        def states() -> set[str]:
+            return {one.state for one in state.requests() if one.number in numbers}
+
+        wait_until(lambda: not states() & {"asked", "running"}, BATCH_SECONDS_MAX)
+        assert states() == {"done"}, state.requests()
 
 
 def spoil(target: Server, database: str) -> None:
@@ -115,9 +111,8 @@ def test_many_shares_are_compared_by_tasks(
         (1, "extra"),
         (9999, "extra"),
     }
-    state = PipelineState.open(settings.state, settings.name)
-    number = state.request_resnapshot("shop", TableName(database, "wide"))
-    state.close()
+    with opened(settings) as state:
+        number = state.request_resnapshot("shop", TableName(database, "wide"))
     run_to_end(spark, settings)
     wait_for_requests(settings, [number])
     assert_same(
@@ -198,14 +193,11 @@ def test_rows_that_were_read_again_are_ahead_of_a_stream_that_stopped(
     run_to_end(spark, settings)
     for number in range(60):
         mysql_server.sql(f"UPDATE t SET note = REPEAT('{number % 10}', 900)", database=database)
-    state = PipelineState.open(settings.state, settings.name)
-    try:
+    with opened(settings) as state:
         number = state.request_resnapshot("shop", TableName(database, "t"))
         run = PipelineRun(settings, spark, told=lambda shown: run.stop() if "chunks" in shown else None)
         standing = run.run()
         asked = state.request(number)
-    finally:
-        state.close()
     assert asked is not None
     assert asked.state == "done"
     assert standing.loads[f"shop/{database}.t"].read_to > 0
