@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.fuzz.logs import write_logs
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import FLAVORS, Server
 
 SECONDS_SHORT, SECONDS_LONG = 8.0, 900.0
@@ -26,7 +27,7 @@ SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "1"))
 SEEDS_APART = 1_000_000_000
 
 
-@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.timeout(SECONDS + 3 * WAIT_SECONDS_MAX)
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_damaged_logs_stop_by_name_and_in_bounds(
     flavor: str, server_of: Callable[[str], Server], tmp_path: Path
@@ -37,7 +38,7 @@ def test_damaged_logs_stop_by_name_and_in_bounds(
     seed = SEED + FLAVORS.index(flavor) * SEEDS_APART
     command = [sys.executable, "-m", "tests.fuzz.attack", str(folder), str(seed), str(SECONDS)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 120, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 2 * WAIT_SECONDS_MAX, check=False
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     assert "EventMalformed" in done.stdout, done.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import WAIT_SECONDS_MAX
 from tests.tidy.tree import ROOT, files, name_of
 
 VERBS = {"setup", "build", "check", "test", "fault", "fuzz", "bench", "docs", "demo", "package", "clean"}
@@ -15,7 +16,7 @@ VERBS = {"setup", "build", "check", "test", "fault", "fuzz", "bench", "docs", "d
 
 def test_make_lists_every_verb_with_what_it_is_for() -> None:
     done = subprocess.run(
-        ["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, timeout=60
+        ["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, timeout=WAIT_SECONDS_MAX
     )
     listed = dict(re.findall(r"^  make (\w+) +(\S.*)$", done.stdout, re.MULTILINE))
     assert done.returncode == 0, done.stderr
@@ -31,5 +32,5 @@ def test_a_shell_script_is_executable_and_parses(path: Path) -> None:
     assert path.stat().st_mode & 0o111
     bash = shutil.which("bash")
     assert bash is not None
-    done = subprocess.run([bash, "-n", path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([bash, "-n", path], capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 import subprocess
 import sys
 
+from tests.patience import WAIT_SECONDS_MAX
+
 
 def test_without_pyspark_its_absence_is_named_with_the_command_that_installs_it() -> None:
     code = (
@@ -11,6 +13,10 @@ def test_without_pyspark_its_absence_is_named_with_the_command_that_installs_it(
         "except DependencyMissing as problem:\n    print(problem.hint)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "pip install 'penstock[spark]'"), done.stderr

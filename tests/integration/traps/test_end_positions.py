@@ -1,19 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """MariaDB 11.8 writes 0 as the end position inside transactions, and large commits as files of their own."""
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.binlog_bytes import TABLE_MAP, WRITE_ROWS_V1, events
 from tests.decoding import decode, decode_file, run_logged, select
 from tests.fixture_types import FreshDatabase
 from tools.servers import Server
 
+COMMIT_BYTES_MIN = 10_485_760
+
+
+@pytest.fixture
+def server(mariadb11_server: Server) -> Iterator[Server]:
+    """A server on which a commit of ten megabytes is a large one, until the test ends."""
+    ((before,),) = mariadb11_server.sql("SELECT @@global.binlog_large_commit_threshold")
+    mariadb11_server.sql(f"SET GLOBAL binlog_large_commit_threshold = {COMMIT_BYTES_MIN}")
+    yield mariadb11_server
+    mariadb11_server.sql(f"SET GLOBAL binlog_large_commit_threshold = {before}")
+
 
 def test_positions_are_right_where_events_do_not_tell_them(
-    mariadb11_server: Server, fresh_database: FreshDatabase
+    server: Server, fresh_database: FreshDatabase
 ) -> None:
-    database = fresh_database(mariadb11_server)
-    mariadb11_server.sql("SET GLOBAL binlog_large_commit_threshold = 10485760")
+    database = fresh_database(server)
     path = run_logged(
-        mariadb11_server,
+        server,
         "CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(100))",
         "BEGIN",
         *(f"INSERT INTO t VALUES ({number}, 'v{number}')" for number in range(1, 20)),
@@ -33,9 +47,8 @@ def test_positions_are_right_where_events_do_not_tell_them(
 
 
 def test_a_commit_that_became_a_file_of_its_own_is_read_like_any_other(
-    mariadb11_server: Server, fresh_database: FreshDatabase
+    server: Server, fresh_database: FreshDatabase
 ) -> None:
-    server = mariadb11_server
     database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, text LONGTEXT)")
     before = len(server.binlog_files())
