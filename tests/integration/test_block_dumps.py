@@ -15,8 +15,10 @@ from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open
 from penstock.model import Position, ServerAddress
 from tests.binlog_bytes import FORMAT_DESCRIPTION, PREVIOUS_GTIDS, ROTATE, events, first_event_end
 from tests.block_cutting import Cutting, Part
+from tests.captured_log import rotate
 from tests.decoding import decode, decode_file
 from tests.fixture_types import FreshDatabase, StartServer
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 TOOLS = {"mysql": "mysqlbinlog", "mariadb": "mariadb-binlog"}
@@ -237,7 +239,9 @@ def gtid_set_before(content: bytes, offset: int) -> str:
 def tool(server: Server, path: Path, start: int | None = None) -> str:
     words = [*server.program(TOOLS[server.family]), "--no-defaults", "--verify-binlog-checksum"]
     words += [f"--start-position={start}"] if start is not None else []
-    done = subprocess.run([*words, str(path)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [*words, str(path)], capture_output=True, text=True, check=False, timeout=WAIT_SECONDS_MAX
+    )
     assert done.returncode == 0, done.stderr
     assert "ERROR" not in done.stderr, done.stderr
     return done.stdout
@@ -294,7 +298,7 @@ def test_logs_of_every_checksum_and_gtid_setting_pass(start_server: StartServer)
         server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT PRIMARY KEY, b TEXT)")
         for number in range(20):
             server.sql(f"INSERT INTO d.t VALUES ({number}, REPEAT('c', 500))")
-        server.sql("FLUSH BINARY LOGS")
+        rotate(server)
         server.sql("UPDATE d.t SET b = 'd'")
         cutting = dump(server, start)
         paths = [server.data_directory / part.file for part in cutting.parts]
@@ -312,6 +316,7 @@ def test_the_marks_of_semi_synchronous_replication_are_taken_off(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase
 ) -> None:
     server = server_of("mariadb")
+    rotate(server)
     server.sql("SET GLOBAL rpl_semi_sync_master_enabled = ON, GLOBAL rpl_semi_sync_master_timeout = 1")
     try:
         check_marks(server, fresh_database(server))

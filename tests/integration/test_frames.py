@@ -4,6 +4,7 @@ import polars
 import pyarrow
 
 import penstock
+from tests.decoding import run_logged
 from tests.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -12,13 +13,13 @@ def test_polars_duckdb_and_pandas_take_a_batch_as_it_is(
     mariadb_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mariadb_server)
-    mariadb_server.sql(
-        f"CREATE TABLE {database}.orders (id INT PRIMARY KEY, total DECIMAL(10,2), at DATETIME(6))"
+    file = run_logged(
+        mariadb_server,
+        "CREATE TABLE orders (id INT PRIMARY KEY, total DECIMAL(10,2), at DATETIME(6))",
+        "INSERT INTO orders VALUES (1, 9.50, '2026-11-21 08:00:00.5'), (2, NULL, NULL)",
+        database=database,
     )
-    mariadb_server.sql(
-        f"INSERT INTO {database}.orders VALUES (1, 9.50, '2026-11-21 08:00:00.5'), (2, NULL, NULL)"
-    )
-    (batch,) = penstock.read_binlog(mariadb_server.binlog_files(), tables=f"{database}.orders")
+    (batch,) = penstock.read_binlog(file, tables=f"{database}.orders")
     expected = batch.to_arrow().select(["id", "total"]).to_pylist()
 
     assert polars.DataFrame(batch).select("id", "total").to_dicts() == expected

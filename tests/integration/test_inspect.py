@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from penstock.admin.cli.app import make_app
 from tests.fixture_types import StartServer
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import REPLICATION_PASSWORD, Server
 
 PROGRAM = Path(sys.executable).with_name("penstock")
@@ -52,7 +53,7 @@ def process(*words: object, **variables: str) -> Ran:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=WAIT_SECONDS_MAX,
         env={**os.environ, "COLUMNS": "80", **variables},
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -19,6 +19,7 @@ from penstock.errors import OptionInvalid, PositionInvalid, PositionPurged
 from penstock.model import Position, TableSchema
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
+from tests.captured_log import rotate
 from tests.fixture_types import FreshDatabase, StartServer
 from tools.servers import Proxy, Server
 
@@ -33,7 +34,7 @@ class Written:
     def __init__(self, server: Server, database: str) -> None:
         self.server = server
         self.database = database
-        server.sql("FLUSH BINARY LOGS")
+        rotate(server)
         self.start = end_of_log(server)
         server.sql(ORDERS.format(database))
         server.sql(f"CREATE TABLE {database}.items (id INT PRIMARY KEY, name TEXT)")
@@ -46,10 +47,10 @@ class Written:
             )
         self.middle = end_of_log(server)
         server.sql(f"INSERT INTO {database}.items VALUES (1, 'one'), (2, 'two')")
-        server.sql("FLUSH BINARY LOGS")
+        rotate(server)
         server.sql(f"UPDATE {database}.orders SET price = price + 1 WHERE id < 20")
         server.sql(f"ALTER TABLE {database}.orders ADD COLUMN note TEXT AFTER customer")
-        server.sql("FLUSH BINARY LOGS")
+        rotate(server)
         server.sql(f"UPDATE {database}.orders SET note = 'hello' WHERE id = 3")
         server.sql(f"DELETE FROM {database}.orders WHERE id >= 30")
         self.end = end_of_log(server)

@@ -40,6 +40,7 @@ from penstock.spark.kept_stream_log import KeptStreamLog
 from penstock.spark.offsets import Offset
 from penstock.spark.options import ReadSettings
 from tests.log_folders import binlogs, keep, open_log
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 SEED = 20261121
@@ -540,7 +541,7 @@ def test_definitions_are_those_in_force(kept: Kept) -> None:
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from penstock.admin.cli.app import main; main()", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
 
 
 def test_inspect_takes_a_log_folder(kept: Kept) -> None:
