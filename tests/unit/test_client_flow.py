@@ -3,7 +3,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.client.flow import (
@@ -112,7 +112,7 @@ def test_an_ack_of_a_batch_that_was_rolled_back_is_refused() -> None:
     assert flow.ack(again.number, again.round)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.integers(1, 60))
 def test_however_acks_and_rollbacks_mix_nothing_is_lost_and_only_the_unacked_tail_comes_again(
     seed: int, steps: int
