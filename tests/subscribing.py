@@ -2,7 +2,6 @@
 """A table whose changes subscribers consume, and subscribers that run beside the test."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from penstock.client import ChangeBatch, Subscriber
 from tests.captured_log import head_of
 from tests.daemon_process import DaemonProcess
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
-WAIT_SECONDS_MAX = 20.0
-
-# A member that ended without saying so is gone after so long.
-SESSION_SECONDS = 1.0
+# No member ends without saying so, and none is to lose its shards while the machine stands still.
+SESSION_SECONDS = WAIT_SECONDS_MAX
 
 
 class Orders:
@@ -114,17 +112,10 @@ class Running:
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition, or for the end of the subscriber, which is then none to wait for."""
-        wait_until(
-            lambda: self.failure is not None or condition(),
-            lambda: f"{len(self.rows)} rows, {self.subscriber.status()}",
-        )
+        try:
+            wait_until(lambda: self.failure is not None or condition())
+        except AssertionError as problem:
+            problem.add_note(f"{len(self.rows)} rows, {self.subscriber.status()}")
+            raise
         if self.failure is not None:
             raise self.failure
-
-
-def wait_until(condition: Callable[[], bool], told: Callable[[], str] = lambda: "") -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.01)
