@@ -159,10 +159,7 @@ def pieces_of(log: Log, memory: PieceMemory | None = None) -> Pieces:
 
 
 def run(question: Awaitable[_Found]) -> _Found:
-    async def asked() -> _Found:
-        return await asyncio.wait_for(question, WAIT_SECONDS_MAX)
-
-    return asyncio.run(asked())
+    return asyncio.run(asyncio.wait_for(question, WAIT_SECONDS_MAX))
 
 
 async def until_it_fails(
