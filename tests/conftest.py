@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -29,6 +30,18 @@ from tools.zookeeper import ZooKeeper  # noqa: E402
 _MISSING = pytest.StashKey[dict[str, str]]()
 _LEFT_OUT = "left out by --server-flavors"
 _database_numbers = itertools.count(1)
+
+# No example fails for the time it took: a machine may stand still for seconds. Every day has the same examples,
+# and the long runs look for new ones.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=not os.environ.get("PENSTOCK_LONG"),
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -29,6 +29,9 @@ from tests.spark_session import (
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
+# A test starts up to four drivers, one after the other.
+pytestmark = pytest.mark.timeout(1800)
+
 FOLLOW_SECONDS_MAX = 300
 
 

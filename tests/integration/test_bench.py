@@ -23,6 +23,9 @@ from bench.result import CaseResult, Line, Options, Target, show, write
 from tests.fixture_types import MissingPart
 from tools.servers import PartMissing, Server, install
 
+# Some start three JVMs, one after the other.
+pytestmark = pytest.mark.timeout(1800)
+
 SIZE = "tiny"
 SECONDS_MAX = 2.0
 OFFERED = [(name, verb) for name in names() for verb in VERBS if hasattr(peer(name), verb)]
