@@ -21,7 +21,7 @@ from penstock.source.source import SourceOptions
 #: Between two looks at a log: small beside any capture that is measured.
 LOOK_SECONDS = 0.002
 _WAIT_SECONDS_MAX = 600.0
-_END_SECONDS_MAX = 60.0
+_END_SECONDS_MAX = 120.0
 
 _Found = TypeVar("_Found")
 

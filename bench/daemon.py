@@ -21,7 +21,7 @@ from bench.corpora.corpus import Corpus
 INSTANCE = "bench"
 
 _PENSTOCK = (sys.executable, "-c", "from penstock.admin.cli.app import main; main()")
-_START_SECONDS_MAX = 60.0
+_START_SECONDS_MAX = 120.0
 _CAPTURE_SECONDS_MAX = 600.0
 _LISTENERS = re.compile(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)")
 
@@ -105,8 +105,9 @@ def serving_corpus(folder: Path, port: int, made: Corpus) -> Iterator[Daemon]:
 def _ports(process: "subprocess.Popen[bytes]", output: Path) -> dict[str, int]:
     deadline = time.monotonic() + _START_SECONDS_MAX
     while process.poll() is None and time.monotonic() < deadline:
-        for line in output.read_text(errors="replace").splitlines():
-            if " serving " in line:
+        for line in output.read_text(errors="replace").splitlines(keepends=True):
+            # A line that is still being written has not all of them.
+            if " serving " in line and line.endswith("\n"):
                 found = {name: int(port) for name, port in _LISTENERS.findall(line)}
                 return {"http": found.pop("address"), **found}
         time.sleep(0.02)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pymysql
 
 WRITERS = 2
+_END_SECONDS_MAX = 120.0
 _ROOT = Path(__file__).parents[1]
 
 
@@ -28,7 +29,7 @@ def writing(port: int, table: str, per_second: float, tables: int = 1) -> Iterat
         yield
     finally:
         # They end when nobody holds the other end any longer.
-        process.communicate(timeout=60)
+        process.communicate(timeout=_END_SECONDS_MAX)
         assert process.returncode == 0, "the writers failed"
 
 

@@ -12,7 +12,7 @@ from bench.corpora.bulk import TRANSACTION_ROWS, WORKLOAD
 from bench.corpora.corpus import SERVER_OPTIONS, SIZES, cache_directory, seed
 from bench.corpora.workload import DATABASE
 from bench.daemon import INSTANCE, Daemon, serving
-from bench.followers import following, sending_seconds
+from bench.followers import are_alike, following, sending_seconds
 from bench.result import CaseResult, Line, Options, Target
 from tools.servers import Server
 
@@ -93,7 +93,7 @@ def _cost(server: Server, daemon: Daemon, calls: int, count: int) -> _Cost:
         used = _load(server, daemon, calls)
     sizes = told["bytes"]
     assert len(sizes) == count
-    assert max(sizes) - min(sizes) < 0.05 * max(sizes) + 4096, f"not all were sent the same: {sizes}"
+    assert are_alike(sizes), f"not all were sent the same: {sizes}"
     return _Cost(used, int(statistics.median(sizes)))
 
 

@@ -20,6 +20,7 @@ TITLE = "The log to one Python subscriber, Arrow batches (by the clock)"
 _WORKLOADS = ("bulk", "narrow", "wide")
 #: Rows per second, of a bulk load.
 _TARGET = 1_000_000.0
+_SESSION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def _drain(daemon: Daemon, made: Corpus, folder: Path, number: int) -> _Drained:
         tables=[f"{DATABASE}.*"],
         begin="earliest",
         coordination=f"sqlite://{folder / 'drain.db'}",
+        # Whoever lost a shard would be given some of its rows again.
+        session_seconds=_SESSION_SECONDS,
     )
     begun = time.perf_counter(), time.process_time(), daemon.cpu_seconds()
     subscriber.run(count)
