@@ -150,7 +150,8 @@ def test_a_time_of_day_is_the_last_one_that_was() -> None:
 def test_locate_takes_one_place_and_says_where_the_log_begins(kept: KeptLog) -> None:
     assert penstock("log", "locate", kept.folder).code == 2
     assert penstock("log", "locate", kept.folder, "--time", "25:00").code == 2
-    before = penstock("log", "locate", kept.folder, "--position", f"{kept.start.file[:-1]}0:4")
+    stem, _, digits = kept.start.file.rpartition(".")
+    before = penstock("log", "locate", kept.folder, "--position", f"{stem}.{'0' * len(digits)}:4")
     assert before.code == 2
     assert "PositionPurged" in before.err
 
