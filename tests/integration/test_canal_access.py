@@ -235,8 +235,11 @@ def test_plain_passwords_and_tls_where_the_settings_say_so(
             for _ in range(5):
                 write(server, daemon)
             assert client.get(1, int(WAIT_SECONDS_MAX) - 10, 3)[0] == 1
+        raw = socket.create_connection(("127.0.0.1", secured.ports["canal"]), WAIT_SECONDS_MAX)
+        # One that says nothing is let be for a while.
+        raw.sendall(b"plain")
         with pytest.raises((EOFError, ConnectionError)):
-            CanalClient(secured.ports["canal"])
+            CanalClient(0, over=raw)
         raw = socket.create_connection(("127.0.0.1", secured.ports["canal"]), WAIT_SECONDS_MAX)
         with CanalClient(0, over=context.wrap_socket(raw)) as client:
             # What is no TLS, behind a handshake that was.
