@@ -31,8 +31,8 @@ _MISSING = pytest.StashKey[dict[str, str]]()
 _LEFT_OUT = "left out by --server-flavors"
 _database_numbers = itertools.count(1)
 
-# No example fails for the time it took: a machine may stand still for seconds. Every day has the same examples,
-# and the long runs look for new ones.
+# No example fails for the time it took: a machine may stand still for seconds. Every day has the same
+# examples, and the long runs look for new ones.
 settings.register_profile(
     "tests",
     deadline=None,
