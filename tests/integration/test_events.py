@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from penstock._native import Decoder
-from penstock.errors import (
-    ChecksumMismatch,
-    EventMalformed,
-    FileTruncated,
-    IncidentLogged,
-    TableMapMissing,
-    TransactionRolledBack,
-    ValueMalformed,
-)
+from penstock.errors import FileTruncated, IncidentLogged, StreamError, TransactionRolledBack
 from tests.binlog_bytes import (
     ANONYMOUS_GTID,
     DELETE_ROWS,
@@ -105,13 +97,15 @@ def test_a_long_payload_is_followed_piece_by_piece_and_verified_before_its_commi
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
-    value = f"CONCAT({', '.join(['HEX(RANDOM_BYTES(500))'] * 20)})"
+    # The same in every run, and nothing that compresses well.
+    chance = random.Random(1)
+    values = [", ".join(f"('{chance.randbytes(10_000).hex()}')" for _ in range(3)) for _ in range(20)]
     path = run_logged(
         mysql_server,
         "SET SESSION binlog_transaction_compression = ON",
         "CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, text LONGTEXT)",
         "BEGIN",
-        *(f"INSERT INTO t (text) VALUES ({value}), ({value}), ({value})" for _ in range(20)),
+        *(f"INSERT INTO t (text) VALUES {three}" for three in values),
         "COMMIT",
         "INSERT INTO t (text) VALUES ('after')",
         database=database,
@@ -121,7 +115,6 @@ def test_a_long_payload_is_followed_piece_by_piece_and_verified_before_its_commi
     assert payload.code == TRANSACTION_PAYLOAD
     assert payload.size > 500_000
     wanted = [("insert", *row) for row in select(mysql_server, table)]
-    chance = random.Random(1)
     for buffer_bytes in (1000, 9973, 65_536, 1 << 19, 1 << 21):
         decoded = decode_in_pieces(data, path.name, buffer_bytes)
         assert decoded.values(table) == wanted
@@ -131,7 +124,8 @@ def test_a_long_payload_is_followed_piece_by_piece_and_verified_before_its_commi
         damaged[chance.randrange(payload.offset + 100, payload.offset + payload.size)] ^= (
             1 << chance.randrange(8)
         )
-        with pytest.raises((ChecksumMismatch, EventMalformed, ValueMalformed, TableMapMissing)) as raised:
+        # What is wrong shows by its checksum at the end, if not before by what a bit has made of it.
+        with pytest.raises(StreamError) as raised:
             decode_in_pieces(bytes(damaged), path.name, 65_536)
         assert raised.value.position == f"{path.name}:{payload.offset}"
     for end in range(payload.offset + 60, payload.offset + payload.size, 50_021):
