@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock subscriptions` over a real store, a real daemon, and members that take part."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,9 +17,8 @@ from penstock.errors import LeaseLost
 from tests.captured_log import head_of
 from tests.daemon_process import DaemonProcess
 from tests.kept_log import BLOCK_BYTES, KeptLog, Ran, insert, penstock
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
-
-SECONDS_MAX = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -73,31 +71,31 @@ class Kept:
     @contextmanager
     def member(self, name: str) -> Iterator[Member]:
         """A subscriber that takes part inside the block; what it is given stands in `gained`."""
-        store = open_store(self.store)
-        news = threading.Condition()
-
-        def gained(held: HeldShard) -> None:
-            with news:
-                self.gained.append(held)
-                news.notify_all()
-
+        store = open_store(self.store, WAIT_SECONDS_MAX)
+        member = Member(
+            store,
+            self.subscription,
+            name,
+            self.gained.append,
+            lambda held, why: None,
+            session_seconds=WAIT_SECONDS_MAX,
+            grace_seconds=WAIT_SECONDS_MAX,
+        )
         try:
-            with Member(store, self.subscription, name, gained, lambda held, why: None) as member:
-                self.news = news
+            with member:
                 yield member
         finally:
             store.close()
 
     def wait_gained(self, count: int) -> list[HeldShard]:
-        with self.news:
-            assert self.news.wait_for(lambda: len(self.gained) >= count, SECONDS_MAX), self.gained
+        wait_until(lambda: len(self.gained) >= count)
         return self.gained
 
 
 @pytest.fixture
 def orders(tmp_path: Path, daemon: DaemonProcess) -> Iterator[Kept]:
     url = f"sqlite://{tmp_path}/own.db"
-    store = open_store(url)
+    store = open_store(url, WAIT_SECONDS_MAX)
     found = Kept(url, daemon.config, Subscriptions(store))
     found.subscriptions.create(Subscription("shop", "orders", ("cli_subscriptions.t",), shard_count=2))
     yield found
@@ -258,8 +256,7 @@ def test_a_shard_is_moved_to_a_member_and_stays_there(orders: Kept) -> None:
         assert "host-1, host-2" in refused.err
         for shard in ("0", "1"):
             assert orders.run("move", "orders", shard, "host-2").code == 0
-        with orders.news:
-            assert orders.news.wait_for(lambda: set(second.shards) == {0, 1}, SECONDS_MAX)
+        wait_until(lambda: set(second.shards) == {0, 1})
         assert {one["owner"] for one in orders.run("show", "orders", "--json").objects} == {"host-2"}
 
 

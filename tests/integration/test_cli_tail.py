@@ -17,9 +17,8 @@ from penstock.admin.cli.app import make_app
 from tests.captured_log import head_of
 from tests.daemon_process import PENSTOCK, ROOT, DaemonProcess
 from tests.fixture_types import FreshDatabase
+from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
-
-WAIT_SECONDS_MAX = 30.0
 
 
 @pytest.fixture(scope="module")
