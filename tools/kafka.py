@@ -21,6 +21,12 @@ VERSION = "4.1.0"
 # A broker that is asked while it starts is asked again.
 ANSWER_SECONDS_MAX = 10.0
 
+# A broker that its controller has not heard of for so long leads nothing until it has, and no topic can be
+# made meanwhile: a machine that stood still is no reason. One that was killed is let in again only when its
+# session before has ended, so its second one is short.
+SESSION_SECONDS = 600
+SESSION_SECONDS_OF_RESTART = 5
+
 _ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{VERSION}",)
 _CLUSTER = "cGVuc3RvY2stdGVzdHMtMQ"
 # Kafka's protocol, DescribeCluster: its length, key 60, version 0, a number, no name, no operations. The
@@ -53,11 +59,13 @@ class Kafka(Companion):
 
     def argv(self, folder: Path) -> list[str]:
         jars = install()
-        settings = folder / "server.properties"
+        settings, kept = folder / "server.properties", folder / "kept"
         java = [program("java"), *_JVM, "-cp", f"{jars}{os.sep}*"]
-        if not settings.exists():
+        if settings.exists():
+            settings.write_text(self._properties(kept, SESSION_SECONDS_OF_RESTART))
+        else:
             self._controller_port = free_port()
-            settings.write_text(self._properties(folder / "kept"))
+            settings.write_text(self._properties(kept, SESSION_SECONDS))
             format_words = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
             formatted = subprocess.run(
                 [*java, *format_words],
@@ -70,7 +78,7 @@ class Kafka(Companion):
                 raise ServerFailed(f"Kafka's folder cannot be made:\n{formatted.stderr[-2000:]}")
         return [*java, "kafka.Kafka", str(settings)]
 
-    def _properties(self, kept: Path) -> str:
+    def _properties(self, kept: Path, session_seconds: int) -> str:
         listeners = f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{self._controller_port}"
         values = {
             "process.roles": "broker,controller",
@@ -79,6 +87,7 @@ class Kafka(Companion):
             "listeners": listeners,
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "broker.session.timeout.ms": session_seconds * 1000,
             "log.dirs": kept,
             "num.partitions": self._partitions,
             # One broker holds the only copy of everything, its own topics included.

@@ -268,32 +268,6 @@ def test_at_least_once_needs_no_transaction(broker: Kafka, table: str) -> None:
     assert len(records(broker, table)) == 14
 
 
-def test_a_broker_that_dies_costs_nothing_and_doubles_nothing(broker: Kafka, table: str) -> None:
-    sink = sink_of(broker)
-    write(sink, mark(1, table), some(table))
-    writer = sink.open(mark(2, table), 0)
-    writer.write(some(table))
-    broker.kill()
-    coming = Thread(target=broker.start)
-    coming.start()
-    try:
-        writer.finish()
-    except TransientError:
-        writer.abort()
-    coming.join()
-
-    def is_written() -> bool:
-        try:
-            write(pickle.loads(pickle.dumps(sink)), mark(2, table), some(table))
-        except TransientError:
-            return False
-        return True
-
-    # Whether that was committed or not, the batch comes again.
-    wait_until(is_written)
-    assert len(records(broker, table)) == 14
-
-
 def test_a_transaction_from_before_a_reset_hides_no_number(
     broker: Kafka, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,3 +376,32 @@ def test_topics_hold_what_the_source_holds_under_their_keys(
         binary = [one.name for one in target.columns if "binary" in one.type_text]
         wanted = source_rows(mysql_server, database, target.name.table)
         assert_same(wanted, rows_held(broker, name, binary), key=target.primary_key)
+
+
+# --- When the broker dies ---------------------------------------------------------------------
+
+
+def test_a_broker_that_dies_costs_nothing_and_doubles_nothing(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker)
+    write(sink, mark(1, table), some(table))
+    writer = sink.open(mark(2, table), 0)
+    writer.write(some(table))
+    broker.kill()
+    coming = Thread(target=broker.start)
+    coming.start()
+    try:
+        writer.finish()
+    except TransientError:
+        writer.abort()
+    coming.join()
+
+    def is_written() -> bool:
+        try:
+            write(pickle.loads(pickle.dumps(sink)), mark(2, table), some(table))
+        except TransientError:
+            return False
+        return True
+
+    # Whether that was committed or not, the batch comes again.
+    wait_until(is_written)
+    assert len(records(broker, table)) == 14
