@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 
 from tools.servers.child import end, spawn
 from tools.servers.errors import ServerFailed
-from tools.servers.server import free_port
+from tools.servers.ports import free_port
 
 STOP_SECONDS_MAX = 10.0
 

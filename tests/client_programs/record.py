@@ -3,7 +3,8 @@
 
     python -m tests.client_programs.record RECORD URL COORDINATION TABLE SHARDS
 
-A line is: nanoseconds of the monotonic clock, shard, token, commit version, key, step.
+A line is: nanoseconds of the monotonic clock, shard, token, commit version, key, step, and a full stop, by
+which a line is known to be whole.
 """
 
 import os
@@ -16,6 +17,9 @@ import structlog
 
 from penstock.client import ChangeBatch, Subscriber
 from penstock.errors import TransientError
+
+# Says on the standard error that SIGTERM ends it in order from now on.
+STARTED = "started"
 
 SESSION_SECONDS = 2.0
 CHECKPOINT_SECONDS = 0.3
@@ -44,11 +48,15 @@ def main() -> None:
         began = time.monotonic_ns()
         rows = batch.to_arrow()
         kept = zip(*(rows.column(name).to_pylist() for name in ("_commit_version", "k", "step")), strict=True)
-        lines = [f"{began} {batch.shard} {batch.token} {version} {key} {step}" for version, key, step in kept]
-        # One call, so that a kill leaves all of the batch or nothing.
-        os.write(file, ("\n".join(lines) + "\n").encode())
+        of_batch = f"{began} {batch.shard} {batch.token}"
+        lines = [f"{of_batch} {version} {key} {step} .\n" for version, key, step in kept]
+        os.write(file, "".join(lines).encode())
 
+    if os.fstat(file).st_size:
+        # Whoever was killed while it wrote has left a line without its end.
+        os.write(file, b"\n")
     signal.signal(signal.SIGTERM, end)
+    print(STARTED, file=sys.stderr, flush=True)
     while not ending:
         subscriber = Subscriber(
             url,
@@ -63,6 +71,9 @@ def main() -> None:
             checkpoint_seconds=CHECKPOINT_SECONDS,
         )
         running[:] = [subscriber]
+        if ending:
+            # The signal came before there was one to stop.
+            break
         try:
             subscriber.run(keep)
         except TransientError as problem:

@@ -24,13 +24,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pymysql
 import pytest
 
-from tests.client_programs.record import CHECKPOINT_SECONDS, SESSION_SECONDS
+from tests.client_programs.record import CHECKPOINT_SECONDS, SESSION_SECONDS, STARTED
 from tests.daemon_process import ROOT, DaemonProcess
 from tests.fixture_types import MissingPart, StartServer
+from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import PartMissing, Server
 from tools.servers.proxy import Proxy
 from tools.zookeeper import ZooKeeper
@@ -41,10 +43,11 @@ SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 14)
 SUBSCRIBERS = 3
 SHARDS = 6
 KEYS = 60
-SETTLE_SECONDS_MAX = 60.0
 
-# A checkpoint is on its way for so long, on a machine that does all this at once.
-WRITING_SECONDS_MAX = 2.0
+# A checkpoint is on its way for so long, on a machine that does all this at once. Where the machine stands
+# still for longer than the second, nothing is on its way.
+WRITING_SECONDS_MAX = 4.0
+STANDSTILL_SECONDS = 0.5
 
 
 class Counting:
@@ -66,7 +69,8 @@ class Counting:
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(WAIT_SECONDS_MAX)
+            assert not thread.is_alive(), "it counts on"
 
     def counters(self) -> dict[int, int]:
         """Return each key's counter."""
@@ -96,10 +100,12 @@ class RecordingProcess:
         self.proxy = Proxy(zookeeper.port)
         self._words = [url, f"zookeeper://127.0.0.1:{self.proxy.port}/penstock", "d.counters", str(SHARDS)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._begins = 0
 
     def start(self) -> None:
         """Start it."""
         with self.output.open("ab") as output:
+            self._begins = output.tell()
             program = [sys.executable, "-m", "tests.client_programs.record", str(self.record), *self._words]
             self._process = subprocess.Popen(
                 program, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -112,10 +118,11 @@ class RecordingProcess:
         self._process.wait()
 
     def terminate(self) -> int:
-        """End it in order, and return its exit status."""
+        """End it in order, once it can be, and return its exit status."""
         assert self._process is not None
+        wait_until(lambda: STARTED.encode() in self.output.read_bytes()[self._begins :])
         self._process.terminate()
-        return self._process.wait(30)
+        return self._process.wait(WAIT_SECONDS_MAX)
 
 
 @dataclass(frozen=True, order=True)
@@ -131,12 +138,14 @@ class Delivered:
 
 
 def deliveries(folder: Path) -> list[Delivered]:
-    """Return every row that any process was given, by the clock; rows of one batch in their order."""
+    """Return every row that any process was given, by the clock; rows of one batch in their order.
+
+    A line without its end is being written, or was when its process was killed.
+    """
     found = []
     for record in sorted(folder.glob("record-*")):
-        text = record.read_text()
-        assert text.endswith("\n") or not text, "a batch is recorded whole"
-        found += [Delivered(*map(int, line.split())) for line in text.splitlines()]
+        lines = (line.removesuffix(" .") for line in record.read_text().splitlines() if line.endswith(" ."))
+        found += [Delivered(*map(int, line.split())) for line in lines]
     return sorted(found, key=lambda one: one.at)
 
 
@@ -145,9 +154,30 @@ def deliveries(folder: Path) -> list[Delivered]:
 
 @dataclass
 class Trouble:
-    """When the store could not be reached by somebody, in nanoseconds of the monotonic clock."""
+    """When the store could not be reached by somebody, in nanoseconds of the monotonic clock.
+
+    As a context manager it notes the moments inside the block in which the machine stood still as well.
+    """
 
     spans: list[tuple[int, int]] = field(default_factory=list)
+    _ending: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        last = time.monotonic_ns()
+        while not self._ending.wait(STANDSTILL_SECONDS / 10):
+            now = time.monotonic_ns()
+            if now - last > STANDSTILL_SECONDS * 1e9:
+                self.spans.append((last, now))
+            last = now
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -227,6 +257,7 @@ def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(
     trouble = Trouble()
     settings = {"instances": {"shop": {"source": server.url(), "start": "earliest"}}}
     with ExitStack() as stack:
+        stack.enter_context(trouble)
         zookeeper = ZooKeeper()
         try:
             stack.enter_context(zookeeper)
@@ -245,7 +276,7 @@ def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(
         for process in processes:
             process.start()
             stack.callback(process.kill)
-        wait_until(lambda: len({one.shard for one in deliveries(tmp_path)}) == SHARDS, tmp_path)
+        wait_for(lambda: len({one.shard for one in deliveries(tmp_path)}) == SHARDS, tmp_path)
         troubles = _troubles(dice, trouble, processes, daemons, ways, zookeeper)
         deadline = time.monotonic() + SECONDS
         count = 0
@@ -258,7 +289,7 @@ def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(
             time.sleep(dice.uniform(0.1, 1.2))
         counting.__exit__()
         counters = counting.counters()
-        wait_until(lambda: _reached(deliveries(tmp_path)) == counters, tmp_path)
+        wait_for(lambda: _reached(deliveries(tmp_path)) == counters, tmp_path)
         assert [process.terminate() for process in processes] == [0] * SUBSCRIBERS
     found = deliveries(tmp_path)
     assert_one_owner_at_a_time(found)
@@ -328,10 +359,17 @@ def _reached(found: list[Delivered]) -> dict[int, int]:
     return reached
 
 
-def wait_until(condition: Callable[[], bool], folder: Path) -> None:
-    """Wait for a condition, for what it takes everybody to come back."""
-    deadline = time.monotonic() + SETTLE_SECONDS_MAX
-    while not condition():
-        said = "\n".join(output.read_text()[-2000:] for output in sorted(folder.glob("output-*")))
-        assert time.monotonic() < deadline, f"{len(deliveries(folder))} rows came\n{said}"
+def wait_for(condition: Callable[[], bool], folder: Path) -> None:
+    """Wait for a condition, and tell what the processes said where it does not come."""
+
+    def holds() -> bool:
+        # To read every row takes from the machine that everybody shares.
         time.sleep(0.1)
+        return condition()
+
+    try:
+        wait_until(holds)
+    except AssertionError as problem:
+        said = "\n".join(output.read_text()[-2000:] for output in sorted(folder.glob("output-*")))
+        problem.add_note(f"{len(deliveries(folder))} rows came\n{said}")
+        raise
