@@ -329,6 +329,27 @@ def test_a_reader_that_leaves_lets_the_writer_go_on(small: MemoryLog) -> None:
     assert not writer.is_alive()
 
 
+def test_what_is_acknowledged_while_room_is_looked_for_makes_room_for_the_next_try(
+    small: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = patient(small)
+    make_room = small._make_room
+
+    def acknowledged_late(all_that_can: bool = False) -> Position | None:
+        """Have the reader acknowledge everything just behind the moment at which that was asked for."""
+        found = make_room(all_that_can)
+        if "reader" in small.acknowledged():
+            small.acknowledge("reader", small.head())
+        return found
+
+    monkeypatch.setattr(small, "_make_room", acknowledged_late)
+    start = Position(0, server_files()[0].name, 127)
+    Captured(small, each=lambda _, count: small.register("reader", start) if count == 1 else None).run()
+    assert held
+    last = server_files()[-1]
+    assert small.head() == Position(last.epoch, last.name, len(last.content))
+
+
 def test_a_late_reader_of_memory_is_told_where_it_begins(small: MemoryLog) -> None:
     Captured(small).run()
     with pytest.raises(PositionPurged) as purged:

@@ -109,11 +109,11 @@ class MemoryLog(Log):
     def full_because(self) -> str | None:
         """Return why nothing more should be received now: registered readers are too far behind."""
         self._make_room()
-        why = super().full_because()
-        if why is None or self._consumed() == self._visible:
+        why, visible = super().full_because(), self._visible
+        behind = min(self.acknowledged().items(), key=lambda one: one[1], default=None)
+        if why is None or visible is None or behind is None or behind[1] >= visible:
             # What is left is one open segment: it grows, or a transaction in it is too large.
             return None
-        behind = min(self.acknowledged().items(), key=lambda one: one[1])
         return f"memory is full, and {behind[0]} has acknowledged up to {behind[1]}"
 
     def append(
@@ -140,13 +140,14 @@ class MemoryLog(Log):
                 )
                 return
             except LogFull:
-                self._make_room(all_that_can=True)
+                consumed = self._make_room(all_that_can=True)
             try:
                 super().append(
                     data, start, end, boundary, records, time_max_us=time_max_us, gtid_set=gtid_set
                 )
             except LogFull as problem:
-                if self._consumed() != self._visible:
+                # What was acknowledged only since makes room for the next try.
+                if consumed != self._visible:
                     raise
                 raise LimitExceeded(
                     f"a transaction does not fit into a log in memory of {self._disk_room} bytes",
@@ -165,19 +166,23 @@ class MemoryLog(Log):
             places = [*self._acknowledged.values()]
         return min([*places, self._visible]) if self._visible is not None else None
 
-    def _make_room(self, all_that_can: bool = False) -> None:
-        """Let the oldest segments go that everybody has acknowledged, as far as room is needed."""
+    def _make_room(self, all_that_can: bool = False) -> Position | None:
+        """Let the oldest segments go that everybody has acknowledged, as far as room is needed.
+
+        Returns up to where everybody had.
+        """
         with self._writing:
             consumed = self._consumed()
             if consumed is None:
-                return
+                return None
             place = (consumed.epoch, consumed.file_number, consumed.offset)
             for segment in list(self.segments):
                 short = self.disk.free_bytes(self.folder) < 2 * self.settings.free_bytes_min
                 ends = (segment.epoch, segment.file_number, segment.source_end)
                 if segment.state == OPEN or ends > place or not (short or all_that_can):
-                    return
+                    break
                 self._remove(segment)
+            return consumed
 
     def _remove(self, segment: SegmentRecord) -> None:
         path = self.layout.segment(segment.hour, segment.version)
