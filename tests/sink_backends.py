@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
+import pytest
 import redis
 
 from penstock.changes import Target
+from penstock.sinks import postgres_connection
 from penstock.sinks.elasticsearch_documents import Number, rows_of_sources
 from penstock.sinks.iceberg_table import catalog_of
 from penstock.sinks.sink import Sink, make_sink, settings_of
@@ -173,10 +175,18 @@ class MariadbBackend(MysqlBackend):
 
 
 class PostgresBackend(_ServerBackend):
-    """A real PostgreSQL server."""
+    """A real PostgreSQL server, connected to however long the machine stands still."""
 
     NAME = "postgres"
     SERVER = Postgres
+
+    def start(self) -> None:
+        self._patience = patient_connections()
+        super().start()
+
+    def close(self) -> None:
+        self._patience.undo()
+        super().close()
 
     def sink(self) -> Sink:
         positions = f"penstock.positions_{next(_places)}"
@@ -221,6 +231,13 @@ class IcebergBackend(DeltaBackend):
     def spoil(self, sink: Any, target: Target) -> bool:
         catalog_of(sink._catalog()).drop_table(sink.place(target))
         return True
+
+
+def patient_connections() -> pytest.MonkeyPatch:
+    """Let sinks wait for PostgreSQL's greeting as long as tests wait for anything, until it is undone."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(postgres_connection, "CONNECT_SECONDS_MAX", int(WAIT_SECONDS_MAX))
+    return patch
 
 
 def sink_backends() -> dict[str, type[SinkBackend]]:

@@ -18,6 +18,7 @@ from tests.logged_changes import logged_changes, prepare_all, write_batch, write
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tests.pipeline_oracle import assert_same, postgres_rows, source_rows
 from tests.pipeline_workload import Workload
+from tests.sink_backends import patient_connections
 from tools.postgres import Postgres
 from tools.servers import PartMissing, Server
 
@@ -31,7 +32,9 @@ def postgres(missing_part: MissingPart) -> Iterator[Postgres]:
         server.start()
     except PartMissing as error:
         missing_part("PostgreSQL", str(error))
+    patience = patient_connections()
     yield server
+    patience.undo()
     server.close()
 
 
