@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.client import AsyncSubscriber, ChangeBatch
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import open_store
+from penstock.coordinate.subscription_record import Subscriptions, subscription_path
 from penstock.errors import LeaseLost, OptionInvalid, PositionPurged
 from penstock.model import Position
 from tests.captured_log import assert_only_checkpoints, head_of
@@ -347,6 +350,18 @@ def test_a_start_that_the_log_does_not_have_is_refused(orders: Orders) -> None:
     subscriber = orders.subscriber(start="mysql-bin.000001:4")
     with pytest.raises(PositionPurged):
         subscriber.run(lambda batch: None)
+
+
+def test_a_subscriber_that_is_stopped_while_it_starts_ends_without_an_error(orders: Orders) -> None:
+    store = open_store(orders.coordination)
+    starting = f"{subscription_path('shop', 'cache')}/start"
+    assert Lease.acquire(store, store.session(), starting, "another") is not None
+    running = Running(orders.subscriber())
+    with running:
+        # It has joined, and waits for the other that starts.
+        wait_until(lambda: Subscriptions(store).get("shop", "cache") is not None)
+    assert not running.subscriber.status().shards
+    store.close()
 
 
 @pytest.mark.parametrize(

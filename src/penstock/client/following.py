@@ -81,7 +81,7 @@ class Following:
         )
 
     def start(self, taker: Taker) -> None:
-        """Join the subscription, and read.
+        """Join the subscription, and read; return as well once `stop` is called meanwhile.
 
         Raises OptionInvalid where the subscription is another one by that name, CoordinationLost and
         ConnectionLost where store or daemons do not answer, PositionPurged where the start lies nowhere.
@@ -93,9 +93,13 @@ class Following:
         self._daemons = Daemons(options.address)
         try:
             self._join(self._store, self._daemons)
-        except BaseException:
+        except BaseException as problem:
+            # A start that `stop` closes everything under has not failed.
+            asked = self._stopping.is_set() and isinstance(problem, TransientError)
             self.stop()
-            raise
+            if not asked:
+                raise
+            _log.info("stopped while it started", member=self._options.member, why=str(problem))
 
     def stop(self) -> None:
         """Give every shard up, write checkpoints, and end."""
