@@ -313,6 +313,12 @@ def test_a_message_that_is_too_large_is_told(broker: Kafka, table: str) -> None:
         writer.abort()
 
 
+def test_too_few_brokers_for_the_replicas_may_be_back_later(broker: Kafka, table: str) -> None:
+    with pytest.raises(ServerBusy) as refused:
+        write(sink_of(broker, replicas=2), mark(1, table), some(table))
+    assert "replicas" in (refused.value.hint or "")
+
+
 def test_no_broker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_connection, "ANSWER_SECONDS_MAX", 2.0)
     sink = make_sink("kafka", settings_of("kafka")(**{"servers": "127.0.0.1:1"}))

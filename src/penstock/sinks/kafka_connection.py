@@ -143,11 +143,16 @@ _BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
             "_UNKNOWN_PARTITION",
             "INVALID_CONFIG",
             "INVALID_TRANSACTION_TIMEOUT",
-            "INVALID_REPLICATION_FACTOR",
             "POLICY_VIOLATION",
         ),
         OptionInvalid,
         "Check the settings of the kafka sink",
+    ),
+    (
+        # Brokers that start, or are thought dead, count for nobody's replicas until they are back.
+        ("INVALID_REPLICATION_FACTOR",),
+        ServerBusy,
+        "Check that all brokers take part, and that replicas of the kafka sink is not more than there are",
     ),
     (
         ("_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", "_TIMED_OUT", "_MSG_TIMED_OUT"),
