@@ -54,6 +54,8 @@ _DEFAULT_OPTIONS: dict[str, OptionValue] = {
     "innodb-doublewrite": False,
     "innodb-buffer-pool-size": "128M",
     "secure-file-priv": "",
+    # A client that stands still in its handshake is not to be sent away.
+    "connect-timeout": 120,
 }
 _FAMILY_OPTIONS: dict[Family, dict[str, OptionValue]] = {
     "mysql": {
