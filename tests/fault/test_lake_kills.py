@@ -17,6 +17,7 @@ from penstock.sinks.sink import Sink, make_sink, settings_of
 from penstock.sinks.targets.iceberg import IcebergSink
 from tests.client_programs.write_lake import batch, write
 from tests.conftest import ROOT
+from tests.patience import WAIT_SECONDS_MAX
 
 STEPS_MAX = 40
 TABLES = ("orders", "visits")
@@ -40,7 +41,7 @@ class Lake:
         )
 
     def close(self) -> None:
-        self._writer.communicate(timeout=30)
+        self._writer.communicate(timeout=WAIT_SECONDS_MAX)
 
     def is_killed(self, number: int, step: int) -> bool:
         """Write a batch up to a step, and tell whether there was one."""
