@@ -53,8 +53,8 @@ class ZooKeeper(Companion):
         return [program("java"), *options, "-cp", f"{jars}{os.sep}*", main, str(folder / "zoo.cfg")]
 
     def answers(self) -> bool:
-        # It is "ok" while it reads its data, and until then closes whoever comes: or, before it has a database
-        # to take a connection out of, forgets to, and leaves a client to wait. Whether it serves, this tells.
+        # A server that is still reading its data answers "ok" too, and closes every client or, before it has
+        # a database, leaves it waiting. This answer says whether the server serves clients.
         try:
             with socket.create_connection(("127.0.0.1", self.port), 1.0) as asked:
                 asked.sendall(b"isro")

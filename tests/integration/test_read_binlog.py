@@ -505,12 +505,19 @@ def test_a_connection_lost_anywhere_costs_no_row_and_doubles_none(
             assert read_live(proxy.through(server.url()), database, start, **small) == expected
             proxy.disarm()
         cuts = proxy.cut_count
-        # Again and again inside one transaction: each time some more of it is dropped.
-        proxy.cut_after(150_000, how)
-        proxy.cut_after(300_000, how, in_packet=True)
-        proxy.cut_after(500_000, how)
-        assert read_live(proxy.through(server.url()), database, start, **small) == expected
-        assert proxy.cut_count >= cuts + 1 >= 3
+        # Several losses inside one transaction: advancing, at the same place, and falling back.
+        sequences = (
+            (150_000, 300_000, 500_000),
+            (500_000, 500_000, 500_000),
+            (700_000, 300_000),
+            (800_000, 400_000, 100_000, 600_000),
+        )
+        for number, sequence in enumerate(sequences):
+            for bytes_down in sequence:
+                proxy.cut_after(bytes_down, how, in_packet=bytes_down == 300_000)
+            assert read_live(proxy.through(server.url()), database, start, **small) == expected, sequence
+            assert proxy.cut_count > cuts + number
+            proxy.disarm()
 
 
 def test_a_start_that_was_purged_is_named(start_server: StartServer) -> None:

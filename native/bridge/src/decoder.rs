@@ -3,7 +3,7 @@
 use penstock_kernel::emit::dialect::{ddl, DialectOptions};
 use penstock_kernel::emit::typed::ChangeFilter;
 use penstock_kernel::gtid::GtidSet;
-use penstock_kernel::stream::{self, Answer, Emit, Options, State};
+use penstock_kernel::stream::{self, Answer, Emit, Options, Resume, State};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -65,7 +65,7 @@ impl Decoder {
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
         stop=None, gtid_after=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
         statements=None, changes=None, batch_rows_max=65_536, batch_bytes_max=8_388_608, held_bytes_max=67_108_864,
-        verify_checksum=true, resume_rows=0, dialect=None, message_per_row=false, server_zone_seconds=0, executed=None,
+        verify_checksum=true, resume_rows=0, resume_start=None, dialect=None, message_per_row=false, server_zone_seconds=0, executed=None,
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -92,6 +92,7 @@ impl Decoder {
         held_bytes_max: usize,
         verify_checksum: bool,
         resume_rows: u32,
+        resume_start: Option<(u32, u64)>,
         dialect: Option<&str>,
         message_per_row: bool,
         server_zone_seconds: i32,
@@ -128,7 +129,7 @@ impl Decoder {
             batch_bytes_max,
             held_bytes_max,
             verify_checksum,
-            resume_rows,
+            resume: (resume_rows > 0).then_some(Resume { start: resume_start, rows: resume_rows }),
             ..Options::of_file(instance, file, number)
         };
         let head = head.as_ref().map(slice_of).transpose()?;
@@ -248,9 +249,15 @@ impl Decoder {
         self.inner.next_offset()
     }
 
-    /// The start of the open transaction and how many of its changes were handed out, or None.
-    fn open_transaction(&self) -> Option<(u64, u32)> {
+    /// Where the open transaction starts, or None.
+    fn open_transaction(&self) -> Option<u64> {
         self.inner.open_transaction()
+    }
+
+    /// How many changes were handed out of the transaction after `position`, and its start (file number and offset):
+    /// `resume_rows` and `resume_start` of the decoder that continues there.
+    fn handed_out(&self) -> (u32, Option<(u32, u64)>) {
+        self.inner.handed_out().map_or((0, None), |resume| (resume.rows, resume.start))
     }
 
     /// All transactions seen, those of earlier files included where the log tells, as text.

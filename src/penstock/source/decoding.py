@@ -35,7 +35,7 @@ class RangeDecoding:
         self._options = options
         self._carried = bytearray()
         self._kept: deque[Any] = deque()
-        self.decoder = self._make_decoder(byte_range.position, byte_range.aligned, resume_rows=0)
+        self.decoder = self._make_decoder(byte_range.position, byte_range.aligned)
 
     def states(self, *, drop_open: bool = False) -> Iterator[str]:
         """Yield "batch", "table" and "statement" as they come, until the range is decoded.
@@ -115,7 +115,7 @@ class RangeDecoding:
         """Make ready for bytes that begin again after a lost connection; return where they are to begin."""
         before = self.decoder
         self._carried.clear()
-        opened = before.open_transaction()
+        handed_out = before.handed_out()
         before.finish(drop_open=True)
         while before.state == "batch":
             self._kept.append(before.take_batch())
@@ -124,10 +124,16 @@ class RangeDecoding:
         if (executed := self._options.get("executed")) is not None:
             known = [one for one in (executed, before.gtid_set) if one]
             self._options["executed"] = ",".join(known)
-        self.decoder = self._make_decoder(position, True, resume_rows=opened[1] if opened else 0)
+        self.decoder = self._make_decoder(position, True, *handed_out)
         return position
 
-    def _make_decoder(self, position: Position, aligned: bool, resume_rows: int) -> Decoder:
+    def _make_decoder(
+        self,
+        position: Position,
+        aligned: bool,
+        resume_rows: int = 0,
+        resume_start: tuple[int, int] | None = None,
+    ) -> Decoder:
         stop, live = self.byte_range.stop, self._source.live
         first = file_number(self.byte_range.file)
         return Decoder(
@@ -142,6 +148,7 @@ class RangeDecoding:
             start=(file_number(position.file), position.offset),
             stop=(first + 1, 0) if stop is None else (first, stop),
             resume_rows=resume_rows,
+            resume_start=resume_start,
             **self._options,
         )
 

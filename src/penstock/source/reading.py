@@ -356,7 +356,7 @@ class _RangeReader:
             found = schemas.schema(name.database, name.table, place)
         # A server is asked as of the transaction's start: its log cannot be opened in the middle of one.
         opened = self._decoding.decoder.open_transaction()
-        return found or schemas.reread(name, replace(place, offset=opened[0]) if opened else place)
+        return found or schemas.reread(name, place if opened is None else replace(place, offset=opened))
 
     def _told_schema(self, name: TableName, logged: TableSchema, request: Any) -> TableSchema | None:
         """Return the definition that tells what the log does not, None where none is needed or known.

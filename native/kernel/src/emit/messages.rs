@@ -73,7 +73,7 @@ pub struct Messages {
     spares: Spares<u8>,
     /// Messages of whole transactions.
     committed: usize,
-    /// Changes told in the open transaction.
+    /// Changes told in the open transaction, those handed out before a reconnect included.
     changes: u32,
 }
 
@@ -433,14 +433,19 @@ impl MessagesBatch {
             return Ok(images.changes());
         }
         if rows.row_first < rows.resume_rows {
-            // Its begin was handed out with these rows before a reconnect.
+            // The begin and the statement's text were handed out with these rows before a reconnect.
             self.begun = true;
+            self.rows_query = None;
         }
         self.begin(transaction, rows.row_first)?;
         self.out.set_table(&table.view.name);
         let start = self.out.value.len();
         let at = self.texts.at(transaction, rows.event, rows.row_first);
         table.writer.rows(&at, &mut images, &mut self.out)?;
+        if table.writer.tells_changes() {
+            let passed = rows.resume_rows.saturating_sub(rows.row_first).min(images.changes());
+            self.out.changes = self.out.changes.saturating_add(passed);
+        }
         self.out.check(start)?;
         Ok(images.changes())
     }

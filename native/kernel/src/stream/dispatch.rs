@@ -259,7 +259,8 @@ impl Decoder {
     /// Writes the message of a statement, in messages.
     fn tell(&mut self, database: &str, text: &str, kind: StatementKind) -> Result<()> {
         let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) else { return Ok(()) };
-        if open.skipped {
+        // A statement before rows that were handed out before a reconnect was handed out with them.
+        if open.skipped || open.rows < open.resume_rows {
             return Ok(());
         }
         let statement = StatementView { database, text, kind, alone: !open.begun };

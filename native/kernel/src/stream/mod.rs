@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 pub use frame::file_number;
-pub use options::{Emit, Options};
+pub use options::{Emit, Options, Resume};
 pub use statement::Statement;
 pub use tables::{Answer, DeclaredColumn, TableRequest};
 
@@ -101,7 +101,8 @@ pub struct Decoder {
     in_doubt: bool,
     open: Option<Open>,
     prepared: Prepared,
-    first_transaction: bool,
+    /// What was handed out of the first transaction in range, until it begins.
+    resume: Option<Resume>,
     tally: Tally,
     tables: Tables,
     payload: Option<Box<Payload>>,
@@ -156,7 +157,7 @@ impl Decoder {
             in_doubt: false,
             open: None,
             prepared: Prepared::default(),
-            first_transaction: true,
+            resume: options.resume,
             tally: Tally::default(),
             tables: Tables::default(),
             payload: None,
@@ -334,9 +335,9 @@ impl Decoder {
         self.offset
     }
 
-    /// Changes of the open transaction that were handed out already, with the offset of its start; to resume there.
-    pub fn open_transaction(&self) -> Option<(u64, u32)> {
-        self.open.as_ref().map(|open| (open.view.start, open.handed_out))
+    /// Where the open transaction starts.
+    pub fn open_transaction(&self) -> Option<u64> {
+        self.open.as_ref().map(|open| open.view.start)
     }
 
     /// All transactions seen, those of earlier files included where the log tells.

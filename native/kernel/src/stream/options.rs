@@ -66,8 +66,17 @@ pub struct Options {
     pub held_bytes_max: usize,
     /// Whether checksums are verified where the log has them.
     pub verify_checksum: bool,
-    /// Changes of the first transaction that were handed out before a reconnect and are dropped.
-    pub resume_rows: u32,
+    /// What was handed out of the first transaction in range before a reconnect, and is dropped.
+    pub resume: Option<Resume>,
+}
+
+/// The part of a transaction that was handed out before a connection was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resume {
+    /// File number and offset of the transaction; None takes the first in range, unproved.
+    pub start: Option<(u32, u64)>,
+    /// Changes from its start, of tables read or not.
+    pub rows: u32,
 }
 
 impl Options {
@@ -95,7 +104,7 @@ impl Options {
             batch_bytes_max: 8 << 20,
             held_bytes_max: 64 << 20,
             verify_checksum: true,
-            resume_rows: 0,
+            resume: None,
         }
     }
 }

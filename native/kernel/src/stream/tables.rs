@@ -316,9 +316,8 @@ impl Decoder {
         };
         let plain = if kind.has_compressed_rows() { Some(decompress(head.images)?) } else { None };
         let images = plain.as_deref().unwrap_or(head.images);
-        let resume_rows = if open.first { self.options.resume_rows } else { 0 };
         let event = self.event;
-        let view = RowsView { kind, head, images, event, row_first: open.rows, resume_rows };
+        let view = RowsView { kind, head, images, event, row_first: open.rows, resume_rows: open.resume_rows };
         let filter = self.options.changes;
         let changes = match (&mut self.emitter, &table.usage) {
             (Emitter::Typed(batches), Usage::Typed(index)) => {
@@ -374,7 +373,7 @@ impl Decoder {
             _ => 0,
         };
         if let Some(open) = &mut self.open {
-            open.handed_out = open.rows.saturating_sub(held_back);
+            open.handed_out = open.handed_out.max(open.rows.saturating_sub(held_back));
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::gtid::TransactionHead;
 use crate::event::Header;
 use crate::stream::frame::Span;
+use crate::stream::options::Resume;
 use crate::stream::prepared::Known;
 
 /// A transaction of which the end has not come.
@@ -18,8 +19,8 @@ pub(super) struct Open {
     pub begun: bool,
     /// It is out of range: its rows are passed over.
     pub skipped: bool,
-    /// It is the first of the range.
-    pub first: bool,
+    /// Changes that were handed out before a reconnect, and are not handed out again.
+    pub resume_rows: u32,
     /// Changes so far, of tables read or not.
     pub rows: u32,
     /// Changes so far that went into batches.
@@ -37,6 +38,7 @@ impl Decoder {
             let message = format!("a transaction begins inside the one of {}", open.view.start);
             return Err(malformed(message));
         }
+        self.prove_resume(span)?;
         if self.is_past_stop(span.start) {
             return Ok(Flow::Done);
         }
@@ -50,10 +52,7 @@ impl Decoder {
         };
         self.orphan = false;
         self.seen.add(&head.gtid);
-        let first = self.first_transaction && !skipped;
-        if !skipped {
-            self.first_transaction = false;
-        }
+        let resume_rows = if skipped { 0 } else { self.resume.take().map_or(0, |resume| resume.rows) };
         self.tally = Tally { server_id: header.server_id, ..Tally::default() };
         self.open = Some(Open {
             view: TransactionView {
@@ -67,10 +66,10 @@ impl Decoder {
             },
             begun: false,
             skipped,
-            first,
+            resume_rows,
             rows: 0,
             selected: 0,
-            handed_out: 0,
+            handed_out: resume_rows,
             xa_id: None,
         });
         if let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) {
@@ -80,6 +79,28 @@ impl Decoder {
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// Fails where a transaction begins behind the one that was handed out in part, which is gone: a server that
+    /// crashed in the middle of it has cut it from its log, and its rows never were.
+    fn prove_resume(&self, span: Span) -> Result<()> {
+        let Some(Resume { start: Some(start), rows }) = self.resume else { return Ok(()) };
+        if (self.file_number, span.start) <= start {
+            return Ok(());
+        }
+        let message = format!("{rows} changes were handed out of a transaction that is no longer in the log");
+        Err(Error::new(ErrorKind::TransactionRolledBack, message)
+            .at(&self.file, span.start)
+            .hint("the server lost it in a crash; compare the tables it changed with the source"))
+    }
+
+    /// The transaction after `position` of which changes were handed out already, by this decoder or before it.
+    pub fn handed_out(&self) -> Option<Resume> {
+        match &self.open {
+            Some(open) if !open.skipped => (open.handed_out > 0)
+                .then_some(Resume { start: Some((self.file_number, open.view.start)), rows: open.handed_out }),
+            _ => self.resume,
+        }
     }
 
     /// Whether a transaction is passed over; None where the range ends before it.

@@ -109,6 +109,11 @@ pub trait Dialect: Send + Sync {
 pub trait TableWriter: Send + Sync {
     /// Writes the messages of one rows event. All of `rows` has to be walked, also what is not written.
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()>;
+
+    /// Whether the rows are changes; a dialect's heartbeats are not.
+    fn tells_changes(&self) -> bool {
+        true
+    }
 }
 
 /// How the text of a JSON document looks.

@@ -200,6 +200,10 @@ impl TableWriter for PtubesTable {
         }
         Ok(())
     }
+
+    fn tells_changes(&self) -> bool {
+        !self.heartbeat
+    }
 }
 
 /// `java.sql.Types` as Ptubes has them, by the type's name.

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A range whose connection is lost any number of times gives the rows of one that never is."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock.errors import TransactionRolledBack
+from penstock.model import Position
+from penstock.source.files import FileSource
+from penstock.source.reading import read_range
+from penstock.source.source import ByteRange, SourceOptions
+from tests.binlog_bytes import (
+    FORMAT_DESCRIPTION,
+    GTID,
+    MARIADB_GTID,
+    QUERY,
+    TAGGED_GTID,
+    XID,
+    Event,
+    assemble,
+    events,
+    first_event_end,
+)
+
+LOGS = Path(__file__).parents[2] / "native/kernel/tests/logs"
+SAMPLES = ("mysql-9.7-2", "mysql-9.7-4", "mariadb-10.11-2", "mariadb-10.11-4")
+DIALECTS = ("canal", "canal_flat", "debezium", "debezium_schema", "maxwell", "ptubes")
+SHAPES: dict[str, dict[str, Any]] = {
+    "typed": {"emit": "typed"},
+    "envelope": {"emit": "envelope"},
+    "transactions": {"emit": "transactions"},
+    **{dialect: {"emit": "messages", "dialect": dialect} for dialect in DIALECTS},
+}
+# Every rows event leaves as a batch of its own, so each cut finds part of a transaction handed out.
+EAGER = {"batch_rows_max": 3, "batch_bytes_max": 64, "held_bytes_max": 1}
+REPEATS = 6
+BOUNDARIES = (FORMAT_DESCRIPTION, GTID, TAGGED_GTID, MARIADB_GTID, QUERY, XID)
+
+
+class CutSource(FileSource):
+    """A file whose connection is lost at each of these offsets, or 10 bytes after it was opened again."""
+
+    def __init__(self, path: Path, cuts: Sequence[int], buffer_bytes: int = 97) -> None:
+        super().__init__(SourceOptions.parse(str(path)))
+        self._data = path.read_bytes()
+        self._cuts = cuts
+        self._buffer_bytes = buffer_bytes
+        self.losses = 0
+
+    def open(
+        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
+    ) -> Iterator[memoryview]:
+        assert resume_at is not None
+        start = byte_range.start
+        for cut in self._cuts:
+            yield from self._buffers(start, min(max(cut, start + 10), len(self._data)))
+            start = resume_at().offset
+            self.losses += 1
+        yield from self._buffers(start, len(self._data))
+
+    def _buffers(self, start: int, stop: int) -> Iterator[memoryview]:
+        for first in range(start, stop, self._buffer_bytes):
+            yield memoryview(self._data)[first : min(first + self._buffer_bytes, stop)]
+
+
+@pytest.fixture(params=SAMPLES)
+def large(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A server's log in which the row changes of each transaction are logged six times."""
+    logged: list[Event] = []
+    rows: list[Event] = []
+    for event in events((LOGS / f"{request.param}.binlog").read_bytes()):
+        if event.code in BOUNDARIES:
+            logged += rows * REPEATS
+            rows = []
+            logged.append(event)
+        else:
+            rows.append(event)
+    path = tmp_path / "mysql-bin.000001"
+    path.write_bytes(assemble(logged + rows))
+    return path
+
+
+def rows_of(source: FileSource, path: Path, **options: Any) -> list[Any]:
+    """Return all rows or messages of a file, in the order in which they are handed out."""
+    start = first_event_end(path.read_bytes())
+    whole = ByteRange(0, path.name, start, None, True)
+    return [
+        row
+        for batch in read_range(source, whole, **EAGER, **options)
+        for row in pyarrow.record_batch(batch).to_pylist()
+    ]
+
+
+def cut_sequences(length: int) -> Iterator[list[int]]:
+    """Yield cuts that fall back, that repeat, that advance, and that are drawn."""
+    yield [length * 3 // 4, length // 2, length // 4, 0, length * 2 // 3]
+    yield [length // 2] * 4
+    yield [length // 4, length // 2, length * 3 // 4]
+    for seed in range(12):
+        chance = random.Random(seed)
+        yield [chance.randrange(1, length) for _ in range(chance.randrange(2, 9))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_repeated_losses_cost_no_row_and_double_none(large: Path, shape: str) -> None:
+    expected = rows_of(CutSource(large, ()), large, **SHAPES[shape])
+    assert len(expected) > 5
+    for cuts in cut_sequences(large.stat().st_size):
+        source = CutSource(large, cuts)
+        assert rows_of(source, large, **SHAPES[shape]) == expected, cuts
+        assert source.losses == len(cuts)
+
+
+class RewrittenSource(CutSource):
+    """A server that loses a transaction in a crash: `rest` is in its log from there on."""
+
+    def __init__(self, path: Path, cut: int, rest: Sequence[Event]) -> None:
+        super().__init__(path, (cut,))
+        self._rest = rest
+
+    def open(
+        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
+    ) -> Iterator[memoryview]:
+        assert resume_at is not None
+        yield from self._buffers(byte_range.start, self._cuts[0])
+        yield memoryview(assemble(self._rest, offset=resume_at().offset))
+
+
+@pytest.mark.parametrize("large", ["mysql-9.7-2", "mariadb-10.11-2"], indirect=True)
+def test_a_partly_read_transaction_that_its_server_lost_is_reported(large: Path) -> None:
+    transactions = rows_of(CutSource(large, ()), large, emit="transactions")
+    number, lost = next((at, one) for at, one in enumerate(transactions) if one["rows"] > 10)
+    later = transactions[number + 1 :]
+    ignorable = Event(0, 28, 1, 0, 0x80, b"padding")
+    rest = [ignorable, *(one for one in events(large.read_bytes()) if one.offset >= later[0]["offset"])]
+    with pytest.raises(TransactionRolledBack, match="no longer in the log") as caught:
+        rows_of(RewrittenSource(large, lost["end_offset"] - 40, rest), large)
+    assert caught.value.position == f"{large.name}:{lost['offset'] + ignorable.size}"
+    # What ends before any of it was handed out is no loss.
+    rows = rows_of(RewrittenSource(large, lost["offset"], rest), large, emit="transactions")
+    assert [one["gtid"] for one in rows] == [one["gtid"] for one in (*transactions[:number], *later)]
