@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help prerequisites setup build check test fault fuzz bench docs demo package clean
+.PHONY: help prerequisites setup build check test test-all test-long test-stress mutants bench docs demo package clean
 
 VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
@@ -12,14 +12,13 @@ STAMPS := $(VENV)/stamps
 EXTRAS := spark spark-connect delta iceberg postgres clickhouse redis mongodb elasticsearch kafka steps tier \
   zookeeper test check bench
 RUST_SOURCES := $(shell find native -type f -not -name '*.md') Cargo.toml Cargo.lock
-PYTEST := $(PYTHON) -m pytest
 export VIRTUAL_ENV := $(VENV)
 export PATH := $(VENV)/bin:$(HOME)/.cargo/bin:$(PATH)
 export PYSPARK_PYTHON := $(PYTHON)
 export PYSPARK_DRIVER_PYTHON := $(PYTHON)
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMPS)/extension ## make .venv with every dependency and the built extension
 	@echo "ready: . .venv/bin/activate"
@@ -33,16 +32,20 @@ check: setup ## formatting, lint and types of Python and Rust
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-test: setup ## every everyday test: Rust, tidy, unit, conformance, integration, short fault, fuzz and bench
-	cargo test --package penstock-kernel --locked --quiet
-	$(PYTHON) -m tools.servers install
-	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=15
+test: setup ## the everyday tests, which decide whether a change lands (AREA=canal: of one area)
+	@$(PYTHON) -m tools.suite.run --tier everyday $(if $(AREA),--area $(AREA))
 
-fault: setup ## the long fault sweeps: every kill point, every cut
-	PENSTOCK_LONG=1 $(PYTEST) tests/fault
+test-all: setup ## the everyday and the deep tests (AREA=canal: of one area)
+	@$(PYTHON) -m tools.suite.run --tier all $(if $(AREA),--area $(AREA))
 
-fuzz: setup ## the long fuzzing of the kernel with mutated binlogs
-	PENSTOCK_LONG=1 $(PYTEST) tests/fuzz
+test-long: setup ## the long sweeps, resumed (SEEDS=1-5 MINUTES=60); results in build/long.json
+	@$(PYTHON) -m tools.suite.long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MINUTES),--minutes $(MINUTES))
+
+test-stress: setup ## repeat TESTS (default: those that depend on time) under load and pauses (TIMES=50)
+	@$(PYTHON) -m tools.suite.stress $(if $(TIMES),--times $(TIMES)) $(TESTS)
+
+mutants: setup ## mutation testing, resumed (KERNEL=30 PYTHON_FILES=30 SEED=1); survivors are listed
+	@$(PYTHON) -m tools.mutants $(if $(KERNEL),--kernel $(KERNEL)) $(if $(SEED),--seed $(SEED))
 
 bench: setup ## measure against the peers on 1 GB files; the figures go to bench/results (SIZE=tiny: a rehearsal)
 	$(PYTHON) -m bench --size $(or $(SIZE),1GB)

@@ -10,6 +10,7 @@ which parts were missing and how to get them. Under `CI=true` a missing part is 
 import itertools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ if str(ROOT) not in sys.path:
     # Tests import `tools` and `bench`, which are no part of the installed package.
     sys.path.insert(0, str(ROOT))
 
+from tests import tiers  # noqa: E402
 from tests.fixture_types import FreshDatabase, MissingPart, StartServer  # noqa: E402
 from tests.spark_patience import write_configuration  # noqa: E402
 from tools.servers import FLAVORS, PartMissing, Server  # noqa: E402
@@ -50,14 +52,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("PENSTOCK_FLAVORS", ",".join(FLAVORS)),
         help=f"the database servers that tests may start, divided by commas (default: {','.join(FLAVORS)})",
     )
+    parser.addoption(
+        "--tier",
+        choices=tuple(tiers.SELECTIONS),
+        help="the tests to run (default: everyday, or all tests of the paths that are named)",
+    )
+    parser.addoption(
+        "--area", help="run only test files with one of these words, divided by commas, in their path"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MISSING] = {}
-    config.addinivalue_line("markers", "slow: takes more than ten seconds")
-    config.addinivalue_line(
-        "markers", "long: a sweep for PENSTOCK_LONG=1 (make fault, make fuzz), not for every day"
-    )
+    markers = {
+        "slow": "takes more than ten seconds",
+        "deep(guard, keep)": "a test for `make test-all`: tests/tiers.py has the rules",
+        "deep_flavors(flavor)": "cases on these flavors are deep; the MySQL cases guard them",
+        "long": "a sweep for `make test-long`",
+        "timing": "the result depends on time or on processes; `make test-stress` repeats it",
+    }
+    for marker, meaning in markers.items():
+        config.addinivalue_line("markers", f"{marker}: {meaning}")
+    tiers.note_selection(config)
+    tiers.note_late_starts(Path(tempfile.gettempdir()))
     unknown = _flavors(config) - set(FLAVORS)
     if unknown:
         raise pytest.UsageError(
@@ -66,20 +83,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no process ends with one of them while others rest.
+    """Select the tests of this run, and begin with the files that have slow ones.
 
-    The long sweeps are left to their own verbs: pytest counts them as deselected, none is skipped.
+    A worker that begins a slow file last keeps the run waiting while the others have nothing left.
     """
+    tiers.select(config, items)
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)
-    if os.environ.get("PENSTOCK_LONG"):
-        return
-    long = [item for item in items if item.get_closest_marker("long") is not None]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
+    for item in items:
+        item.user_properties.append(("tier", tiers.tier_of(item)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reports = [
+        report
+        for outcome in ("passed", "failed", "error", "skipped", "")
+        for report in terminalreporter.stats.get(outcome, [])
+        if isinstance(report, pytest.TestReport)
+    ]
+    if reports:
+        terminalreporter.section("time of each step, tier and folder")
+        for line in tiers.step_times():
+            terminalreporter.line(line)
+        for line in tiers.times(reports):
+            terminalreporter.line(line)
+    if late := tiers.late_starts():
+        terminalreporter.section("flaky: started a second time", yellow=True, bold=True)
+        for line in late:
+            terminalreporter.line(line)
     skipped = terminalreporter.stats.get("skipped", [])
     missing = config.stash[_MISSING]
     if not skipped and not missing:

@@ -19,7 +19,9 @@ from typing import Any, Self
 import yaml
 
 from tests.patience import WAIT_SECONDS_MAX
+from tools.servers.errors import ServerFailed
 from tools.servers.ports import free_port
+from tools.servers.starting import StartTimedOut, start_with_one_retry
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -76,8 +78,11 @@ class DaemonProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        """Start the daemon and return once it answers on its port."""
+        """Start the daemon and return once it answers on its port; one that is late is started once more."""
         self._write_config()
+        return start_with_one_retry("the daemon", self._start)
+
+    def _start(self) -> Self:
         with self.output.open("ab") as output:
             begins = output.tell()
             self._process = subprocess.Popen(
@@ -97,8 +102,9 @@ class DaemonProcess:
                     self.port = self.ports["http"] = self.ports.pop("address")
                     return self
             time.sleep(0.02)
+        failure = StartTimedOut if self._process.poll() is None else ServerFailed
         self.kill()
-        raise AssertionError(f"the daemon does not start:\n{self.said()}")
+        raise failure(f"the daemon does not start:\n{self.said()}")
 
     def _write_config(self) -> None:
         settings = {"log": {"folder": str(self.folder / "log")}, **self.settings}

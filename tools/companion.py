@@ -17,6 +17,7 @@ from typing import ClassVar, Self
 from tools.servers.child import end, spawn
 from tools.servers.errors import ServerFailed
 from tools.servers.ports import free_port
+from tools.servers.starting import StartTimedOut, start_with_one_retry
 
 STOP_SECONDS_MAX = 10.0
 
@@ -63,7 +64,10 @@ class Companion(ABC):
         return self._process.pid
 
     def start(self) -> Self:
-        """Start it, again with what it kept, and return once it answers. Raises PartMissing, ServerFailed."""
+        """Start it, again with what it kept, and return once it answers.
+
+        A start that does not answer in time is tried once more. Raises PartMissing, ServerFailed.
+        """
         if self._kept is None:
             self._kept = tempfile.TemporaryDirectory(prefix=f"penstock-{self.NAME.lower()}-")
             self.port = free_port()
@@ -73,13 +77,17 @@ class Companion(ABC):
         except BaseException:
             self.close()
             raise
+        return start_with_one_retry(self.NAME, lambda: self._start(argv, folder))
+
+    def _start(self, argv: list[str], folder: Path) -> Self:
         self._process = spawn(argv, folder / "output")
         deadline = time.monotonic() + self.START_SECONDS_MAX
         while not self.answers():
             if time.monotonic() > deadline or not self.running:
                 output = (folder / "output").read_text(errors="replace")
+                failure = StartTimedOut if self.running else ServerFailed
                 self.kill()
-                raise ServerFailed(f"{self.NAME} does not start:\n{output[-4000:]}")
+                raise failure(f"{self.NAME} does not start:\n{output[-4000:]}")
             time.sleep(0.02)
         return self
 

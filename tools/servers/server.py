@@ -24,6 +24,7 @@ from tools.servers import certificate, child
 from tools.servers.errors import ServerFailed
 from tools.servers.packages import Family, install
 from tools.servers.ports import free_port, is_free
+from tools.servers.starting import StartTimedOut, start_with_one_retry
 from tools.servers.template import (
     REPLICATION_PASSWORD,
     REPLICATION_USER,
@@ -158,10 +159,16 @@ class Server:
         return self.installation.version
 
     def start(self) -> Self:
-        """Start the server and return once this process's own child answers on the port."""
+        """Start the server and return once this process's own child answers on the port.
+
+        A start that does not answer in time is tried once more.
+        """
         if self.running:
             raise ServerFailed(f"{self!r} is running already")
         self._prepare()
+        return start_with_one_retry(f"the {self.flavor} server", self._start)
+
+    def _start(self) -> Self:
         for _ in range(PORT_ATTEMPTS_MAX):
             if not self._port_settled:
                 self._port = free_port()
@@ -171,8 +178,9 @@ class Server:
             # A free port can be taken by another process before the server binds it.
             if self._port_settled or is_free(self._port):
                 break
+        failure = StartTimedOut if self.running else ServerFailed
         self.kill()
-        raise ServerFailed(
+        raise failure(
             f"the {self.flavor} server does not start in {self.directory}:\n{log_tail(self.directory)}"
         )
 

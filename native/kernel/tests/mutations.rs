@@ -1,7 +1,7 @@
 //! Damaged logs never make the kernel panic, hang, or take what it has not been given.
 //!
 //! The logs in `logs/` were written by `tests/fuzz/logs.py` on real servers; their names tell which. The damage is
-//! the same in every run. `make fuzz` runs other damage, for long.
+//! the same in every run. `make test-long` runs other damage, for long.
 
 use std::fs;
 use std::path::Path;

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every deep test names an everyday test that guards the same capability."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Deep:
+    """One use of the deep marker: on a test, or on a whole module where `test` is None."""
+
+    file: str
+    test: str | None
+    guard: str | None
+    keep: tuple[str, ...]
+
+
+def deep_markers() -> Iterator[Deep]:
+    """Yield every use of `pytest.mark.deep` in the tests."""
+    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                calls = [call for decorator in node.decorator_list for call in ast.walk(decorator)]
+                name: str | None = node.name
+            elif isinstance(node, ast.Assign):
+                calls, name = list(ast.walk(node.value)), None
+            else:
+                continue
+            for call in calls:
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.deep":
+                    arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+                    yield Deep(file, name, arguments.get("guard"), tuple(arguments.get("keep", ())))
+
+
+DEEP = list(deep_markers())
+
+
+def test_the_scan_sees_the_deep_tests() -> None:
+    assert len(DEEP) > 30
+
+
+@pytest.mark.parametrize("deep", DEEP, ids=lambda deep: f"{Path(deep.file).stem}-{deep.test}")
+def test_a_deep_test_is_guarded_by_an_everyday_test(deep: Deep) -> None:
+    assert deep.guard or deep.keep, "name the everyday test of the same capability: guard=, or cases to keep="
+    if deep.guard is None:
+        return
+    file, _, test = deep.guard.partition("::")
+    path = ROOT / file
+    assert path.is_file(), f"{deep.guard}: no such file"
+    tree = ast.parse(path.read_text())
+    assert any(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test.partition("[")[0]
+        for node in tree.body
+    ), f"{deep.guard}: no such test"
+    guards = [other for other in DEEP if other.file == file and other.test in (None, test.partition("[")[0])]
+    assert all(guard.keep for guard in guards), f"{deep.guard} is deep itself"

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the long sweeps, one after the other, and keep each result in `build/long.json`.
+
+    python -m tools.suite.long [--seeds A-B] [--minutes M] [--only PATTERN] [--fresh]
+
+A sweep is one test function with all of its parameters, run with PENSTOCK_LONG=1: every test marked `long`,
+the tests below `tests/fault` and `tests/fuzz`, the test files that read PENSTOCK_LONG, and the tests of
+hypothesis, which then generate new examples. A sweep that draws random numbers runs once for each seed of the
+range, which it gets as PENSTOCK_SEED and `--hypothesis-seed`; any other sweep runs once.
+
+A sweep that has a result is not run again, so a run that was interrupted goes on where it was. A sweep that
+the time limit cuts off is begun again by the next run, after those that were never begun. The exit status is
+1 if any selected sweep has failed, in this run or in an earlier one, and 0 if only the time ran out.
+"""
+
+import argparse
+import fnmatch
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tools.suite.listing import ROOT, files_with, list_tests
+from tools.suite.pytest_run import FAILED, Run, run_pytest
+from tools.suite.results import (
+    GOOD_OUTCOMES,
+    UNFINISHED,
+    ResultsFile,
+    ResultsInUse,
+    SweepResult,
+    commit,
+    machine,
+    only_writer,
+)
+
+RESULTS = ROOT / "build" / "long.json"
+SWEEP_FOLDERS = ("tests/fault/", "tests/fuzz/")
+SWEEP_MINUTES_DEFAULT = 120.0
+LEFT_LINES_MAX = 20
+_LONG_FILE = r'environ\.get\("PENSTOCK_LONG"\)'
+_SWEEP_FILE = rf"{_LONG_FILE}|mark\.long\b|^from hypothesis import|^from tests\.sweep_seed import"
+_SEEDED_FILE = r"from tests\.sweep_seed import"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A test function to run in its long form; `seeded` if its random numbers follow the seed."""
+
+    name: str
+    seeded: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """A sweep with one seed; None for a sweep that is not seeded."""
+
+    sweep: Sweep
+    seed: int | None
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """The key of its result."""
+        return self.sweep.name, self.seed
+
+    def __str__(self) -> str:
+        return self.sweep.name if self.seed is None else f"{self.sweep.name} seed {self.seed}"
+
+
+def list_sweeps(pattern: str | None = None) -> list[Sweep]:
+    """Return the sweeps in the order of their files; `pattern` is a part of a test id, or a glob."""
+    long_files, seeded_files = (set(files_with(text)) for text in (_LONG_FILE, _SEEDED_FILE))
+    files = {file for file in files_with(".") if file.startswith(SWEEP_FOLDERS)}
+    files |= set(files_with(f"(?m){_SWEEP_FILE}"))
+    sweeps: dict[str, Sweep] = {}
+    for test in list_tests(sorted(files), {"PENSTOCK_LONG": "1"}):
+        file = test.id.partition("::")[0]
+        is_sweep = (
+            "long" in test.markers
+            or file.startswith(SWEEP_FOLDERS)
+            or file in long_files
+            or test.is_hypothesis
+        )
+        if is_sweep and (pattern is None or fnmatch.fnmatch(test.function, f"*{pattern}*")):
+            seeded = test.is_hypothesis or file in seeded_files
+            sweeps.setdefault(test.function, Sweep(test.function, seeded))
+    return list(sweeps.values())
+
+
+def plan(sweeps: Sequence[Sweep], seeds: Sequence[int]) -> list[Task]:
+    """Return what to run, seed by seed; sweeps without a seed are part of the first round."""
+    tasks = []
+    for seed in seeds:
+        for sweep in sweeps:
+            if sweep.seeded or seed == seeds[0]:
+                tasks.append(Task(sweep, seed if sweep.seeded else None))
+    return tasks
+
+
+def pending(tasks: Sequence[Task], results: ResultsFile) -> list[Task]:
+    """Return the tasks without a result; those that a time limit cut off last, the shortest of them first."""
+
+    def seconds_unfinished(task: Task) -> float:
+        result = results.get(*task.key)
+        return result.seconds if result is not None else 0.0
+
+    return sorted((task for task in tasks if not results.has(*task.key)), key=seconds_unfinished)
+
+
+class LongRun:
+    """One run over the pending tasks until they are done or the time is over."""
+
+    def __init__(
+        self, results: ResultsFile, begun: float, minutes: float | None, sweep_minutes: float
+    ) -> None:
+        """`begun` is the moment, of the monotonic clock, from which the minutes count."""
+        self._results = results
+        self._sweep_seconds = 60 * sweep_minutes
+        self._begun = begun
+        self._end = None if minutes is None else begun + 60 * minutes
+        self._commit, self._machine = commit(), machine()
+
+    def run(self, tasks: Sequence[Task], done: int) -> None:
+        """Run tasks in order, of which `done` others have a result, and print the progress."""
+        for number, task in enumerate(tasks, done + 1):
+            if self._seconds_left() <= 0:
+                return
+            result = self._run(task)
+            self._results.append(result)
+            left = "" if self._end is None else f", {format_seconds(self._seconds_left())} left"
+            print(
+                f"[{number} of {done + len(tasks)}] {task}: {result.outcome}"
+                f" in {format_seconds(result.seconds)}"
+                f" (elapsed {format_seconds(time.monotonic() - self._begun)}{left})",
+                flush=True,
+            )
+            for failure in result.failures:
+                print(f"    {failure['test']}: {''.join(failure['lines'][-1:])}", flush=True)
+
+    def _seconds_left(self) -> float:
+        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def _run(self, task: Task) -> SweepResult:
+        environment = {"PENSTOCK_LONG": "1"}
+        arguments = [task.sweep.name]
+        if task.seed is not None:
+            environment["PENSTOCK_SEED"] = str(task.seed)
+            arguments.append(f"--hypothesis-seed={task.seed}")
+        limit = min(self._sweep_seconds, self._seconds_left())
+        run = run_pytest(arguments, environment=environment, seconds_max=limit)
+        cut_off = run.timed_out and limit < self._sweep_seconds
+        return SweepResult(
+            sweep=task.sweep.name,
+            seed=task.seed,
+            outcome=UNFINISHED if cut_off else run.outcome,
+            seconds=round(run.seconds, 1),
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            commit=self._commit,
+            machine=self._machine,
+            counts=dict(Counter(test.outcome for test in run.tests.values())),
+            failures=[] if cut_off else failures_of(run, task),
+        )
+
+
+def failures_of(run: Run, task: Task) -> list[dict[str, Any]]:
+    """Return the failed tests with their last lines; the sweep with pytest's own where it left no report."""
+    failed: list[dict[str, Any]] = [
+        {"test": name, "lines": list(test.lines)}
+        for name, test in run.tests.items()
+        if test.outcome == FAILED
+    ]
+    if not failed and run.outcome not in GOOD_OUTCOMES:
+        failed.append({"test": task.sweep.name, "lines": list(run.output)})
+    return failed
+
+
+def summarize(tasks: Sequence[Task], results: ResultsFile) -> int:
+    """Print what all tasks have come to; return the exit status."""
+    ended = [results.get(*task.key) for task in tasks if results.has(*task.key)]
+    counts = Counter(result.outcome for result in ended if result is not None)
+    left = [task for task in tasks if not results.has(*task.key)]
+    print(
+        f"{len(ended)} of {len(tasks)} have a result: "
+        f"{', '.join(f'{count} {outcome}' for outcome, count in counts.most_common()) or 'none'}"
+    )
+    for task in left[:LEFT_LINES_MAX]:
+        began = "cut off by the time limit" if results.get(*task.key) is not None else "not begun"
+        print(f"left: {task} ({began})")
+    if len(left) > LEFT_LINES_MAX:
+        print(f"left: {len(left) - LEFT_LINES_MAX} more")
+    bad = [result for result in ended if result is not None and result.outcome not in GOOD_OUTCOMES]
+    for result in bad:
+        seed = "" if result.seed is None else f" seed {result.seed}"
+        print(f"{result.outcome}: {result.sweep}{seed}, at {result.commit}, {result.when}")
+    print(f"results: {results.path}")
+    return 1 if bad else 0
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as people write it."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def parse_seeds(text: str) -> range:
+    """Return the seeds of `A-B` or `A`, both ends included. Raises ArgumentTypeError."""
+    first, _, last = text.partition("-")
+    try:
+        seeds = range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of seeds such as 1-20") from None
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} holds no seed")
+    return seeds
+
+
+def main(words: list[str]) -> int:
+    """Read the command line, run what has no result yet, and print the summary."""
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog="python -m tools.suite.long", description=lines[0])
+    parser.add_argument("--seeds", type=parse_seeds, default=range(1, 2), metavar="A-B", help="default: 1")
+    parser.add_argument("--minutes", type=float, help="stop after this time (default: when all has run)")
+    parser.add_argument(
+        "--sweep-minutes",
+        type=float,
+        default=SWEEP_MINUTES_DEFAULT,
+        help=f"a sweep that takes longer has failed (default: {SWEEP_MINUTES_DEFAULT:g})",
+    )
+    parser.add_argument("--only", metavar="PATTERN", help="sweeps with this part, or glob, in their test id")
+    parser.add_argument("--fresh", action="store_true", help="run selected sweeps that have a result again")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"default: {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    begun = time.monotonic()
+    tasks = plan(list_sweeps(options.only), options.seeds)
+    if not tasks:
+        print(f"no sweep matches {options.only}", file=sys.stderr)
+        return 2
+    try:
+        with only_writer(options.results):
+            results = ResultsFile(options.results)
+            if options.fresh:
+                results.forget(task.key for task in tasks)
+            todo = pending(tasks, results)
+            done = len(tasks) - len(todo)
+            print(f"{len(tasks)} sweeps and seeds, {done} of them have a result", flush=True)
+            try:
+                LongRun(results, begun, options.minutes, options.sweep_minutes).run(todo, done)
+            except KeyboardInterrupt:
+                print("interrupted: run it again to go on")
+                summarize(tasks, results)
+                return 128 + signal.SIGINT
+            return summarize(tasks, results)
+    except ResultsInUse as problem:
+        print(problem, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

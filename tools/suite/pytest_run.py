@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of pytest in a process tree of its own, and what its JUnit report says."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.suite.listing import ROOT
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+_SEVERITY = (PASSED, SKIPPED, FAILED)
+# The folder of a killed command is removed, and its processes are reaped, within this time.
+_STOP_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True)
+class TestOutcome:
+    """How one test ended: passed, failed or skipped. `lines` are the last ones of a failure."""
+
+    # Pytest collects no class that says so.
+    __test__ = False
+
+    outcome: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Random pauses of the whole process tree; `seed` decides when, and how long."""
+
+    seconds_max: float
+    seed: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of pytest. Without a report it died or was killed, and `tests` is empty."""
+
+    status: int
+    seconds: float
+    timed_out: bool
+    has_report: bool
+    tests: dict[str, TestOutcome] = field(default_factory=dict)
+    output: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """passed, failed, skipped (nothing ran), died (no report), or timed out."""
+        if self.timed_out:
+            return "timed out"
+        if not self.has_report:
+            return "died"
+        outcomes = {test.outcome for test in self.tests.values()}
+        if FAILED in outcomes or self.status not in (0, 5):
+            return FAILED
+        return PASSED if PASSED in outcomes else SKIPPED
+
+
+def run_pytest(
+    arguments: Sequence[str],
+    *,
+    environment: dict[str, str] | None = None,
+    seconds_max: float,
+    pauses: Pauses | None = None,
+    lines_max: int = 40,
+) -> Run:
+    """Run pytest in a fresh process tree, and end the tree after a time limit or on any exception."""
+    with tempfile.TemporaryDirectory(prefix="penstock-suite-") as folder:
+        report, output = Path(folder) / "report.xml", Path(folder) / "output"
+        pytest_words = ["-q", "--tb=short", "-p", "no:cacheprovider"]
+        report_words = ["-o", "junit_family=xunit1", f"--junit-xml={report}"]
+        tree_words = ["--output", str(output)]
+        if pauses is not None:
+            tree_words += ["--pause-seconds", str(pauses.seconds_max), "--seed", pauses.seed]
+        argv = [
+            *(shutil.which("setpriv") or "setpriv", "--pdeathsig", "TERM", "--"),
+            *(sys.executable, "-m", "tools.suite.tree", *tree_words),
+            *(sys.executable, "-m", "pytest", *pytest_words, *report_words, *arguments),
+        ]
+        begun = time.monotonic()
+        # In a session of its own: Ctrl-C reaches this process alone, which ends the tree.
+        process = subprocess.Popen(
+            argv, cwd=ROOT, env=os.environ | (environment or {}), start_new_session=True
+        )
+        timed_out = False
+        try:
+            process.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(_STOP_SECONDS_MAX)
+        seconds = time.monotonic() - begun
+        has_report = report.exists() and not timed_out
+        tests = read_report(report, lines_max) if has_report else {}
+        printed = output.read_text(errors="replace") if output.exists() else ""
+        last_lines = tuple(printed.splitlines()[-lines_max:])
+        return Run(process.returncode, seconds, timed_out, has_report, tests, last_lines)
+
+
+def read_report(report: Path, lines_max: int) -> dict[str, TestOutcome]:
+    """Return the outcome of each test of a JUnit report by its id.
+
+    A test whose teardown fails has two entries: the worse one counts. A file that cannot be imported is an
+    entry of its own.
+    """
+    tests: dict[str, TestOutcome] = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        test = _test_id(case)
+        outcome = _outcome(case, lines_max)
+        earlier = tests.get(test)
+        if earlier is None or _SEVERITY.index(outcome.outcome) > _SEVERITY.index(earlier.outcome):
+            tests[test] = outcome
+    return tests
+
+
+def _test_id(case: ElementTree.Element) -> str:
+    name, path = case.get("name", ""), case.get("file")
+    if path is None:
+        return name
+    module = path.removesuffix(".py").replace("/", ".")
+    classes = case.get("classname", "").removeprefix(module).strip(".")
+    return "::".join((path, *filter(None, classes.split(".")), name))
+
+
+def _outcome(case: ElementTree.Element, lines_max: int) -> TestOutcome:
+    for kind in ("failure", "error"):
+        failure = case.find(kind)
+        if failure is not None:
+            text = failure.text or failure.get("message") or ""
+            return TestOutcome(FAILED, tuple(text.splitlines()[-lines_max:]))
+    return TestOutcome(SKIPPED if case.find("skipped") is not None else PASSED)

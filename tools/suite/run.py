@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the tests of one tier or area, and print how long each step took.
+
+    python -m tools.suite.run [--tier everyday|deep|all] [--area WORD[,WORD]]
+
+The steps are the kernel's own tests, the database servers that the machine lacks, and pytest with two workers.
+A failed step ends the run with its exit status. pytest prints the times before its last line: it gets those of
+the earlier steps in `PENSTOCK_STEPS`, as JSON from step to seconds.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = 2
+STEPS_VARIABLE = "PENSTOCK_STEPS"
+SLOWEST_TESTS = 15
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the steps in order; return 0, or the exit status of the first that failed."""
+    arguments = _parser().parse_args(words)
+    steps: dict[str, float] = json.loads(os.environ.get(STEPS_VARIABLE, "{}"))
+    for name, command in steps_of(arguments.tier, arguments.area).items():
+        os.environ[STEPS_VARIABLE] = json.dumps(steps)
+        begun = time.monotonic()
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        steps[name] = time.monotonic() - begun
+        if status:
+            return status
+    return 0
+
+
+def steps_of(tier: str, area: str | None) -> dict[str, list[str]]:
+    """Return the command of each step, in order."""
+    kernel = ["cargo", "test", "--package", "penstock-kernel", "--locked", "--quiet"]
+    pytest = [sys.executable, "-m", "pytest", "--numprocesses", str(WORKERS)]
+    pytest += ["--dist", "loadfile", "--no-loadscope-reorder"]
+    pytest += [f"--durations={SLOWEST_TESTS}", "--tier", tier]
+    steps = {"kernel tests": kernel}
+    if area is not None:
+        # Each word of an area is part of a Rust test's path, too.
+        steps = {"kernel tests": [*kernel, "--", *area.split(",")]}
+        pytest += ["--area", area]
+    return steps | {
+        "database servers": [sys.executable, "-m", "tools.servers", "install"],
+        "pytest": pytest,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.suite.run", description="Run the tests.")
+    parser.add_argument("--tier", choices=("everyday", "deep", "all"), default="everyday")
+    parser.add_argument("--area", help="words in the paths of the tests to run, divided by commas")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run one command, pause its whole process tree at random, and leave no process of it behind.
+
+    python -m tools.suite.tree --output FILE [--pause-seconds MAX --seed TEXT] COMMAND...
+
+It exits with the command's status. On SIGTERM, which the kernel also sends when the runner dies, it kills the
+tree and exits with 143. Orphans of the tree become children of this process (prctl(2)
+PR_SET_CHILD_SUBREAPER), so a daemon in a session of its own is found, paused and ended as well. The command
+gets a temporary folder of its own as TMPDIR, which is removed at the end.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+PAUSE_SECONDS_MIN = 0.1
+# Between pauses, so that short tests are hit and long ones make progress.
+GAP_SECONDS = (0.1, 10.0)
+# Processes that are already ending when their command ends, such as a JVM, may take this long.
+END_SECONDS_MAX = 5.0
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+
+
+class Terminated(Exception):
+    """The runner asked for the end, or died."""
+
+
+class CommandTree:
+    """A running command with every process below this one. Create at most one per process."""
+
+    def __init__(self, argv: list[str], output: Path, environment: dict[str, str]) -> None:
+        adopt_orphans()
+        # The signals are fetched by sigtimedwait alone, so none can arrive between two statements.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        with output.open("ab") as file:
+            self._command = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+            )
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of the command; None while it runs."""
+        return self._command.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Return when the command has ended, at the latest after `seconds`. Raises Terminated."""
+        deadline = time.monotonic() + seconds
+        while self.status is None and (left := deadline - time.monotonic()) > 0:
+            received = signal.sigtimedwait(_SIGNALS, left)
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                raise Terminated
+            self._reap()
+
+    def pause(self, seconds: float) -> None:
+        """Stop every process for a time. All run again afterwards, whatever happens."""
+        stopped: set[psutil.Process] = set()
+        try:
+            # A process may have forked just before it was stopped.
+            while running := [process for process in self.processes() if process not in stopped]:
+                for process in running:
+                    send(process, signal.SIGSTOP)
+                    stopped.add(process)
+            self.wait(seconds)
+        finally:
+            for process in stopped:
+                send(process, signal.SIGCONT)
+
+    def end(self) -> list[str]:
+        """Kill every process; return the names of those that outlived the command by END_SECONDS_MAX."""
+        deadline = time.monotonic() + (END_SECONDS_MAX if self.status is not None else 0)
+        while self.processes() and (left := deadline - time.monotonic()) > 0:
+            signal.sigtimedwait((signal.SIGCHLD,), min(left, 0.1))
+        names = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.append(f"{process.name()} ({process.pid})")
+        while processes := self.processes():
+            for process in processes:
+                send(process, signal.SIGKILL)
+            signal.sigtimedwait((signal.SIGCHLD,), 0.1)
+        return names
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every process of the tree, parents before their children."""
+        self._reap()
+        children: list[psutil.Process] = psutil.Process().children(recursive=True)
+        return children
+
+    def _reap(self) -> None:
+        """Collect the exit statuses of children that were adopted, and of the command."""
+        for child in psutil.Process().children():
+            if child.pid == self._command.pid:
+                self._command.poll()
+            else:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child.pid, os.WNOHANG)
+
+
+def run(argv: list[str], output: Path, pause_seconds_max: float, seed: str) -> int:
+    """Run a command to its end, with random pauses unless the maximum is 0; return its exit status.
+
+    Raises Terminated once the tree is gone, when SIGTERM or SIGINT arrived first.
+    """
+    dice = random.Random(seed)
+    with scratch_folder() as folder:
+        tree = CommandTree(argv, output, os.environ | {"TMPDIR": str(folder)})
+        try:
+            while tree.status is None:
+                if pause_seconds_max:
+                    tree.wait(log_uniform(dice, *GAP_SECONDS))
+                    if tree.status is None:
+                        tree.pause(log_uniform(dice, PAUSE_SECONDS_MIN, pause_seconds_max))
+                else:
+                    tree.wait(60)
+        except Terminated:
+            tree.end()
+            raise
+        left = tree.end()
+        if left:
+            print(f"left running by the command, killed now: {', '.join(left)}", file=sys.stderr)
+        status = tree.status
+    assert status is not None
+    return status
+
+
+def log_uniform(dice: random.Random, low: float, high: float) -> float:
+    """Return a number between two bounds; each order of magnitude is as likely as the next."""
+    return math.exp(dice.uniform(math.log(low), math.log(high)))
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new folder; remove it at the end, also what a killed test has mounted there."""
+    # A short name: the path of a server's Unix socket may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ps-") as folder:
+        try:
+            yield Path(folder)
+        finally:
+            for line in Path("/proc/self/mounts").read_text().splitlines():
+                mounted = line.split()[1]
+                if mounted.startswith(f"{folder}/"):
+                    subprocess.run(["umount", mounted], check=True)
+
+
+def main(words: list[str]) -> int:
+    """Read the command line and run the command."""
+    parser = argparse.ArgumentParser(prog="python -m tools.suite.tree", description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="append the command's output to this file")
+    parser.add_argument("--pause-seconds", type=float, default=0.0, help="longest pause; 0: no pauses")
+    parser.add_argument("--seed", default="", help="decides when the pauses are and how long they last")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(words)
+    try:
+        status = run(options.command, options.output, options.pause_seconds, options.seed)
+    except Terminated:
+        return 128 + signal.SIGTERM
+    # A command that died by a signal has a negative status.
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
