@@ -57,7 +57,8 @@ def events(data: bytes, checksum: bool = True, offset: int = len(MAGIC)) -> Iter
     """Yield the events of a file's bytes. The format description has a checksum in every file."""
     while offset < len(data):
         timestamp, code, server_id, size, end, flags = HEADER.unpack_from(data, offset)
-        assert HEADER.size <= size <= len(data) - offset, f"no event at {offset}"
+        if not HEADER.size <= size <= len(data) - offset:
+            raise ValueError(f"no event at {offset}")
         has_checksum = checksum or code == FORMAT_DESCRIPTION
         tail = CHECKSUM.size if has_checksum else 0
         body = data[offset + HEADER.size : offset + size - tail]

@@ -3,7 +3,6 @@
 
 import json
 import shutil
-import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from penstock.logstore.reader import LogReader
 from penstock.model import Position
 from penstock.settings import Settings
 from tests.captured_log import capturing, head_of, rotate, settings_of, wait_for
+from tests.patience import wait_for_next_second
 from tools.servers import Server
 
 BLOCK_BYTES = 4096
@@ -92,7 +92,7 @@ class KeptLog:
         insert(server, database, 60)
         rotate(server)
         # MariaDB logs whole seconds.
-        time.sleep(1.05)
+        wait_for_next_second()
         split = datetime.now(UTC).replace(microsecond=0)
         insert(server, database, 40)
         kept = cls(server, root, start, database, split, head_of(server))

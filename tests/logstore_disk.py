@@ -83,6 +83,7 @@ class SimulatedDisk(Disk):
         self.stop_at = stop_at
         self.room = room
         self.failing_syncs = False
+        self.failed_syncs = 0
         self._names: dict[Path, Content] = {}
         self._synced_names: dict[Path, Content] = {}
         # Changes of names that no sync of their folder has confirmed, in order.
@@ -281,6 +282,7 @@ class SimulatedFile:
         if self._disk.failing_syncs:
             # As Linux does: the pages count as clean from now on, and no later sync tries them again.
             self._content.clean = True
+            self._disk.failed_syncs += 1
             raise DiskFailed(f"syncing {self.path} failed")
         self._disk.step(f"sync {self.path.name}")
         if not self._content.clean:

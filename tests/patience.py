@@ -19,3 +19,9 @@ def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS_MA
         assert time.monotonic() < begun + seconds, f"not so within {seconds:g} s"
         time.sleep(PAUSE_SECONDS)
     return time.monotonic() - begun
+
+
+def wait_for_next_second() -> None:
+    """Wait until the clock shows another second: commit times and names of files may be whole seconds."""
+    second = int(time.time())
+    wait_until(lambda: int(time.time()) > second)

@@ -179,7 +179,7 @@ class Workload:
     def close(self) -> None:
         """Let go of the connection; an open transaction is rolled back."""
         if self._connection is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(pymysql.err.Error):
                 self._connection.close()
             self._connection = None
 

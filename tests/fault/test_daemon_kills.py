@@ -31,6 +31,7 @@ from tests.daemon_process import DaemonProcess
 from tests.fixture_types import StartServer
 from tests.logstore_source import SETTINGS, Captured, check_log
 from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.sweep_seed import sweep_random
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
@@ -88,7 +89,7 @@ class Load:
         wait_until(lambda: self.committed >= enough or self.ended)
 
     def _run(self, number: int) -> None:
-        dice = random.Random(number)
+        dice = sweep_random(number)
         while not self._is_over():
             try:
                 with self._server.connect() as connection, connection.cursor() as cursor:
@@ -136,13 +137,15 @@ def settle(daemon: DaemonProcess, server: Server) -> None:
     daemon.wait_for_head(head.file, head.offset)
 
 
+@pytest.mark.deep(keep=("mysql",))
+@pytest.mark.timing
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("flavor", "fsync"), [("mysql", "seconds"), ("mariadb", "never")])
 def test_a_daemon_killed_at_any_moment_loses_and_repeats_nothing(
     start_server: StartServer, tmp_path: Path, flavor: str, fsync: str
 ) -> None:
     server = start_server(flavor)
-    dice = random.Random(fsync)
+    dice = sweep_random(fsync)
     with Load(server) as load, daemon_of(tmp_path, server.url(), {"fsync": fsync}) as daemon:
         # From here on there is a log.
         daemon.wait_for(lambda status: status["position"] is not None)
@@ -172,9 +175,10 @@ def assert_definition_is_kept(folder: Path, server: Server) -> None:
     assert len(kept.columns) > 3
 
 
+@pytest.mark.timing
 def test_networks_cut_anywhere_cost_nothing(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
-    dice = random.Random(7)
+    dice = sweep_random(7)
     with Proxy(server.port) as proxy, Load(server) as load:
         source = proxy.through(server.url()) + "?ssl_mode=disabled"
         with daemon_of(tmp_path, source) as daemon:
@@ -189,6 +193,7 @@ def test_networks_cut_anywhere_cost_nothing(start_server: StartServer, tmp_path:
     assert_equal_to_server(tmp_path / "log" / "shop", server)
 
 
+@pytest.mark.timing
 def test_a_server_that_dies_under_load_is_followed_on(start_server: StartServer, tmp_path: Path) -> None:
     # A crash may take what the server itself had not synced, and with it what a replica has seen.
     server = start_server("mariadb", sync_binlog=1)
@@ -207,6 +212,7 @@ def test_a_server_that_dies_under_load_is_followed_on(start_server: StartServer,
     assert_equal_to_server(tmp_path / "log" / "shop", server)
 
 
+@pytest.mark.timing
 def test_a_log_that_is_purged_under_a_dead_daemon_stops_it_by_name(
     start_server: StartServer, tmp_path: Path
 ) -> None:
@@ -228,6 +234,7 @@ def test_a_log_that_is_purged_under_a_dead_daemon_stops_it_by_name(
         assert daemon.get("/v1/instances/shop/head")["position"] == str(held)
 
 
+@pytest.mark.timing
 def test_a_full_disk_holds_capture_until_there_is_room(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     with small_disk(tmp_path / "disk", 64) as disk:

@@ -11,11 +11,14 @@ from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.model import Position
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
 from tests.logstore_source import TIME_S, Captured, check_log, open_log
+from tests.nonempty import each
+from tests.sweep_seed import sweep_seed
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
 # A prime, so that the everyday sample meets every kind of step.
 STRIDE = 1 if LONG else 17
-SEEDS = range(4 if LONG else 1)
+SEED_FIRST = sweep_seed(0)
+SEEDS = range(SEED_FIRST, SEED_FIRST + (4 if LONG else 1))
 
 
 class Scenario:
@@ -75,7 +78,7 @@ def test_after_a_power_failure_at_any_step_the_log_is_whole_up_to_what_was_synce
     last = steps()
     assert last > 300
     for seed in SEEDS:
-        for stop_at in range(seed, last, STRIDE):
+        for stop_at in range(seed % STRIDE, last, STRIDE):
             disk = SimulatedDisk()
             acknowledged = crash(stop_at, disk)
             found = disk.after_power_failure(loss, seed * last + stop_at)
@@ -83,7 +86,7 @@ def test_after_a_power_failure_at_any_step_the_log_is_whole_up_to_what_was_synce
 
 
 def test_a_process_that_is_killed_and_then_the_power_lose_nothing_that_was_promised() -> None:
-    for stop_at in range(0, steps(), STRIDE):
+    for stop_at in each(range(0, steps(), STRIDE)):
         disk = SimulatedDisk()
         acknowledged = crash(stop_at, disk)
         log = open_log(disk.after_kill())

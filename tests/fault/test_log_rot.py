@@ -2,18 +2,30 @@
 """A byte of the log changes on the disk: data is refused by name and place, indexes heal, nothing wrong is
 read."""
 
+import itertools
 import os
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import FileTruncated, LogDamaged, StreamError
+from penstock.errors import FileTruncated, LogDamaged, LogLocked, StreamError
+from penstock.logstore.disk import LocalDisk
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogExtent
 from penstock.model import Position
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
-from tests.logstore_source import Captured, boundaries, check_log, open_log, server_files
+from tests.logstore_source import (
+    FOLDER,
+    SETTINGS,
+    TIME_S,
+    Captured,
+    boundaries,
+    check_log,
+    open_log,
+    server_files,
+)
+from tests.nonempty import each
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
 # Every byte in the long run, in parts that each end in time; every day a sample.
@@ -105,7 +117,7 @@ def test_a_changed_byte_of_a_segment_is_refused_or_cut_off(disk, part: int) -> N
     whole = disk()
     noted = open_log(whole.copy()).visible
     refusals = []
-    for path, at in flips(whole, ".binlog", part):
+    for path, at in each(flips(whole, ".binlog", part)):
         rotten = flipped(whole, path, at)
         try:
             log = open_log(rotten)
@@ -122,22 +134,44 @@ def test_a_changed_byte_of_a_segment_is_refused_or_cut_off(disk, part: int) -> N
 
 @pytest.mark.parametrize("disk", [closed_log, killed_log])
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("suffix", [".index", "position.json", "lock"])
+@pytest.mark.parametrize("suffix", [".index", "position.json"])
 def test_a_changed_byte_beside_the_segments_changes_nothing(disk, suffix: str, part: int) -> None:  # type: ignore[no-untyped-def]
     whole = disk()
     visible = open_log(whole.copy()).visible
-    for path, at in flips(whole, suffix, part):
+    for path, at in each(flips(whole, suffix, part)):
         log = open_log(flipped(whole, path, at))
         assert log.visible == visible
         check_log(log)
         log.close()
 
 
+def test_a_changed_byte_of_the_lock_file_changes_nothing(tmp_path: Path) -> None:
+    # The simulated disk keeps no file for a lock, so this log is on a real one.
+    disk = LocalDisk()
+    for path, content in each(closed_log().files().items()):
+        copy = tmp_path / path.relative_to(FOLDER)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(content)
+    with Log.open(tmp_path, SETTINGS, disk, clock=lambda: TIME_S) as log:
+        visible = log.visible
+    lock = tmp_path / "lock"
+    content = lock.read_bytes()
+    assert content == f"{os.getpid()}\n".encode()
+    for at, bit in each(itertools.product(range(len(content)), range(8))):
+        changed = bytearray(content)
+        changed[at] ^= 1 << bit
+        lock.write_bytes(changed)
+        with Log.open(tmp_path, SETTINGS, disk, clock=lambda: TIME_S) as log:
+            assert log.visible == visible
+            check_log(log)
+            with pytest.raises(LogLocked, match=f"process {os.getpid()} writes"):
+                Log.open(tmp_path, SETTINGS, disk)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_changed_byte_of_the_epochs_is_refused(part: int) -> None:
-    for path, at in flips(closed_log(), "epochs.json", part):
-        content = closed_log().files()[path]
-        if content[at : at + 1].isspace():
-            continue
+    files = closed_log().files()
+    places = flips(closed_log(), "epochs.json", part)
+    for path, at in each((path, at) for path, at in places if not files[path][at : at + 1].isspace()):
         with pytest.raises(LogDamaged, match=r"epochs\.json"):
             open_log(flipped(closed_log(), path, at))

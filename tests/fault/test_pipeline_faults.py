@@ -3,7 +3,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from tests.pipeline_running import opened
 from tests.pipeline_workload import Workload
 from tests.spark_cluster import ROOT, environment
 from tests.spark_session import session_settings
+from tests.sweep_seed import sweep_random, sweep_seed
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
@@ -121,17 +121,21 @@ def prove(runner: Runner, workload: Workload, rows_of: Callable[[str], list[Row]
     assert found.equal, [line for one in found.results for line in lines(one, 5)]
 
 
+@pytest.mark.deep(
+    guard="tests/fault/test_pipeline_kills.py::test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing"
+)
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_pipeline_killed_under_a_busy_writer_ends_equal(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
-    workload = Workload(mysql_server, database, seed=31, big_rows=600)
+    workload = Workload(mysql_server, database, seed=sweep_seed(31), big_rows=600)
     workload.create()
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     runner = Runner(tmp_path, mysql_server.url(), database, sink)
-    chosen = random.Random(31)
+    chosen = sweep_random(31)
     with workload.busy(0.005):
         # Its driver alone while it loads, and with all its processes behind that.
         for batches, whole in ((1, False), (2, True)):
@@ -156,7 +160,7 @@ def test_a_pipeline_killed_again_and_again_ends_equal(
 ) -> None:
     server, target = start_server("mysql"), start_server("mariadb")
     server.sql("CREATE DATABASE shop")
-    workload = Workload(server, "shop", seed=41, ddl=True, big_rows=3000)
+    workload = Workload(server, "shop", seed=sweep_seed(41), ddl=True, big_rows=3000)
     workload.create()
     lake = tmp_path / "lake"
     sinks: dict[str, Any] = {"mysql": {"url": target.url("root")}, "delta": {"path": str(lake)}}
@@ -164,7 +168,7 @@ def test_a_pipeline_killed_again_and_again_ends_equal(
         "mysql": lambda table: mysql_rows(target, "shop", table),
         "delta": lambda table: delta_rows(str(lake / "shop" / table)),
     }
-    chosen = random.Random(41)
+    chosen = sweep_random(41)
     with Proxy(server.port) as proxy:
         runner = Runner(tmp_path, proxy.through(server.url()), "shop", {kind: sinks[kind]})
         with workload.busy(0.02):

@@ -29,6 +29,7 @@ from tests.pipeline_running import (
 )
 from tests.pipeline_workload import Workload
 from tests.spark_session import spark  # noqa: F401
+from tests.sweep_seed import sweep_seed
 from tools.servers import Server
 
 SINKS: dict[str, dict[str, Any]] = {"mirror": {"mode": "mirror"}, "feed": {"mode": "feed"}}
@@ -81,6 +82,7 @@ def assert_followed(source: Server, target: Server, database: str, workload: Wor
         assert sum(left[kind] for _, _, kind in kinds) == len(wanted), f"changes of {table} are missing"
 
 
+@pytest.mark.deep(keep=("feed",))
 @pytest.mark.parametrize("mode", SINKS)
 def test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing(
     spark: SparkSession,  # noqa: F811
@@ -92,7 +94,7 @@ def test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing(
 ) -> None:
     database = fresh_database(mysql_server)
     # A truncated table leaves no trace in a feed.
-    workload = Workload(mysql_server, database, seed=5, truncates=mode == "mirror", big_rows=300)
+    workload = Workload(mysql_server, database, seed=sweep_seed(5), truncates=mode == "mirror", big_rows=300)
     workload.create(filled=mode == "mirror")
     sink = {"mysql": {"url": mariadb_server.url("root"), **SINKS[mode]}}
     settings = pipeline_of(
@@ -118,6 +120,10 @@ def test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing(
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
+@pytest.mark.deep(
+    guard="tests/fault/test_pipeline_kills.py::test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing"
+)
+@pytest.mark.timing
 def test_a_worker_that_is_killed_and_a_target_that_is_away_cost_nothing(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
@@ -128,7 +134,7 @@ def test_a_worker_that_is_killed_and_a_target_that_is_away_cost_nothing(
 ) -> None:
     target = start_server("mariadb")
     database = fresh_database(mysql_server)
-    workload = Workload(mysql_server, database, seed=6, big_rows=300)
+    workload = Workload(mysql_server, database, seed=sweep_seed(6), big_rows=300)
     workload.create()
     settings = pipeline_of(mysql_server, database, {"mysql": {"url": target.url("root")}}, tmp_path)
     run_to_end(spark, settings)

@@ -136,6 +136,9 @@ def _is_below(process: int, ancestor: int, parents: dict[int, int]) -> bool:
     return False
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+)
 @pytest.mark.slow
 def test_a_driver_killed_around_its_batches_loses_and_repeats_nothing(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
@@ -152,6 +155,7 @@ def test_a_driver_killed_around_its_batches_loses_and_repeats_nothing(
     assert_equal(mysql_server, table, changes_in(tmp_path / "out"))
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_a_python_worker_killed_within_a_transaction_is_replaced(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
@@ -173,6 +177,10 @@ def test_a_python_worker_killed_within_a_transaction_is_replaced(
     assert_equal(mysql_server, table, changes_in(tmp_path / "out"))
 
 
+@pytest.mark.deep(
+    guard="tests/fault/test_spark_restart.py::test_a_python_worker_killed_within_a_transaction_is_replaced"
+)
+@pytest.mark.timing
 @pytest.mark.slow
 def test_an_executor_killed_within_a_transaction_is_replaced(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
@@ -200,6 +208,7 @@ def test_an_executor_killed_within_a_transaction_is_replaced(
 CHANGE = ("_commit_version", "_metadata.row", "_change_type", "id", "n")
 
 
+@pytest.mark.deep(keep=("mysql-reset", "mariadb-close"))
 @pytest.mark.parametrize("how", ["reset", "close"])
 def test_a_connection_cut_within_a_transaction_is_taken_up_again(
     spark: SparkSession,  # noqa: F811
@@ -221,6 +230,10 @@ def test_a_connection_cut_within_a_transaction_is_taken_up_again(
     assert_equal(server, table, collected.rows)
 
 
+@pytest.mark.deep(
+    guard="tests/fault/test_spark_restart.py::test_a_connection_cut_within_a_transaction_is_taken_up_again"
+)
+@pytest.mark.timing
 def test_a_server_restarted_under_a_running_stream_is_waited_for(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,

@@ -42,6 +42,7 @@ def goes_through(sink: Sink, changes: Changes) -> bool:
     return True
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["clickhouse", "mongodb", "redis"])
 def test_a_batch_goes_through_once_its_store_is_back(
     name: str, missing_part: MissingPart, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ from tests.client_programs.record import CHECKPOINT_SECONDS, SESSION_SECONDS, ST
 from tests.daemon_process import ROOT, DaemonProcess
 from tests.fixture_types import MissingPart, StartServer
 from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.sweep_seed import sweep_random
 from tools.servers import PartMissing, Server
 from tools.servers.proxy import Proxy
 from tools.zookeeper import ZooKeeper
@@ -77,7 +78,7 @@ class Counting:
         return {int(key): int(step) for key, step in self._server.sql("SELECT k, step FROM d.counters")}
 
     def _run(self, number: int) -> None:
-        dice = random.Random(number)
+        dice = sweep_random(number)
         with self._server.connect() as connection, connection.cursor() as cursor:
             while not self._ending.is_set():
                 keys = sorted(dice.sample(range(KEYS), dice.choice((1, 1, 2, 10))))
@@ -248,12 +249,13 @@ def assert_only_the_tail_repeats(found: list[Delivered], trouble: Trouble) -> in
 # --- The test -------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.timeout(900)
 def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(
     start_server: StartServer, missing_part: MissingPart, tmp_path: Path
 ) -> None:
     server = start_server("mariadb")
-    dice = random.Random(20)
+    dice = sweep_random(20)
     trouble = Trouble()
     settings = {"instances": {"shop": {"source": server.url(), "start": "earliest"}}}
     with ExitStack() as stack:

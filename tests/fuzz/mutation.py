@@ -96,7 +96,7 @@ def _mutate_body(event: Event, corpus: Sequence[bytes], chance: random.Random) -
 def _mutate_inside(plain: bytes, corpus: Sequence[bytes], chance: random.Random) -> bytes:
     try:
         inside = list(events(plain, checksum=False, offset=0))
-    except (AssertionError, struct.error):
+    except (ValueError, struct.error):
         return plain
     return b"".join(_mutate_body(event, corpus, chance).encode() for event in inside)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged logs of real servers make the kernel stop by name: no panic, no hang, no memory out of proportion.
 
-`make fuzz` runs long; `PENSTOCK_FUZZ_SECONDS` sets how long, `PENSTOCK_FUZZ_SEED` where to begin.
+`make test-long` runs long; `PENSTOCK_FUZZ_SECONDS` sets how long, `PENSTOCK_FUZZ_SEED` where to begin.
 """
 
 import os
@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.fuzz.logs import write_logs
 from tests.patience import WAIT_SECONDS_MAX
+from tests.sweep_seed import SEED as SWEEP
 from tools.servers import FLAVORS, Server
 
 SECONDS_SHORT, SECONDS_LONG = 8.0, 900.0
@@ -24,6 +25,7 @@ SECONDS = float(
     )
 )
 SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "1"))
+# Each case has the next seed, and no run has this many cases.
 SEEDS_APART = 1_000_000_000
 
 
@@ -35,7 +37,7 @@ def test_damaged_logs_stop_by_name_and_in_bounds(
     folder = tmp_path / "logs"
     folder.mkdir()
     write_logs(server_of(flavor), folder)
-    seed = SEED + FLAVORS.index(flavor) * SEEDS_APART
+    seed = SEED + ((SWEEP or 0) * len(FLAVORS) + FLAVORS.index(flavor)) * SEEDS_APART
     command = [sys.executable, "-m", "tests.fuzz.attack", str(folder), str(seed), str(SECONDS)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 2 * WAIT_SECONDS_MAX, check=False

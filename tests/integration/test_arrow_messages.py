@@ -24,6 +24,9 @@ from tests.integration.test_messages_json import MATRIX, read, rows_of
 from tests.integration.test_types import definition, write
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 JSON_DIALECTS = ("debezium", "debezium_schema", "maxwell", "canal_flat", "json")
 EVERY = [(flavor, name) for name, case in MATRIX.items() for flavor in case.flavors if flavor != "mariadb"]
 # What only events tell: a transaction's number and end, the second in which a statement began, and which row

@@ -33,6 +33,9 @@ from penstock.errors import (
 from tests.fixture_types import StartServer
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 CHECKSUM_BYTES = 4
 TABLE_MAP, INCIDENT = 19, 26
 WRITE_ROWS = {"mysql": 30, "mariadb": 23}

@@ -76,6 +76,7 @@ def test_every_peer_has_a_title_and_a_verb() -> None:
     assert len({peer(name).TITLE for name in offered}) == len(offered)
 
 
+@pytest.mark.deep(keep=("narrow-python_mysql_replication-decode_stream",))
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "verb"), OFFERED)
 def test_a_peer_agrees_with_the_counts_of_the_servers_own_tool(
@@ -96,6 +97,7 @@ def test_a_peer_that_leaves_rows_out_is_named() -> None:
         check_rows("somebody", 1, made.rows, made)
 
 
+@pytest.mark.deep(keep=("changes_to_redis", "commit_to_log", "log_to_position"))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", case_names())
 def test_a_case_runs_to_its_end_and_is_written_down(name: str, tmp_path: Path) -> None:

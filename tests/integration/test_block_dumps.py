@@ -18,6 +18,7 @@ from tests.block_cutting import Cutting, Part
 from tests.captured_log import rotate
 from tests.decoding import decode, decode_file
 from tests.fixture_types import FreshDatabase, StartServer
+from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
@@ -179,7 +180,7 @@ def offset_of(position: str) -> int:
 
 def test_a_dump_goes_on_where_another_one_ended(server: Server, history: list[Path]) -> None:
     whole = dump_of(server, history, block_bytes=1)
-    for number, part in enumerate(whole.parts):
+    for number, part in each(enumerate(whole.parts)):
         boundaries = [record.end for record in part.records if record.flags & 2]
         start = boundaries[len(boundaries) // 2]
         before = [record for one in whole.parts[:number] for record in one.records]
@@ -212,11 +213,10 @@ def upto(part: Part, end: int) -> list[Any]:
 
 def test_the_servers_own_tools_read_segments(server: Server, history: list[Path], tmp_path: Path) -> None:
     cutting = dump_of(server, history, block_bytes=20_000)
-    for part, path in zip(cutting.parts, history, strict=True):
+    for part, path in each(zip(cutting.parts, history, strict=True)):
         content = path.read_bytes()
-        for record in (part.records[0], part.records[len(part.records) // 2]):
-            if record.event_index:
-                continue
+        chosen = (part.records[0], part.records[len(part.records) // 2])
+        for record in each(record for record in chosen if not record.event_index):
             gtid_set = gtid_set_before(content, record.start)
             head = segment_head(
                 part.format_description, part.file, record.start, gtid_set, server.family, 5, 1_700_000_000

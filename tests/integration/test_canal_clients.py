@@ -175,6 +175,7 @@ def daemon(
         yield running
 
 
+@pytest.mark.deep(keep=("python-mysql",))
 @pytest.mark.parametrize("flavor", FLAVORS)
 @pytest.mark.parametrize("name", PEERS)
 def test_a_client_receives_every_type_and_statement_as_the_server_holds_it(

@@ -68,11 +68,16 @@ def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
 
 def test_a_missing_privilege_is_named(server: Server) -> None:
     server.sql("DROP USER IF EXISTS poor; CREATE USER poor IDENTIFIED BY 'x-1-Y-2'")
+    privilege = "BINLOG MONITOR" if server.family == "mariadb" else "REPLICATION CLIENT"
     with (
         connect(ServerAddress.parse(server.url("poor"), password="x-1-Y-2")) as connection,
-        pytest.raises(PrivilegeMissing),
+        pytest.raises(PrivilegeMissing) as refused,
     ):
         connection.head()
+    assert privilege in refused.value.message
+    server.sql(f"GRANT {privilege} ON *.* TO poor")
+    with connect(ServerAddress.parse(server.url("poor"), password="x-1-Y-2")) as connection:
+        assert connection.head().file == server.binlog_files()[-1].name
 
 
 def test_a_full_server_is_busy(start_server: StartServer) -> None:

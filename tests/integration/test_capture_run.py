@@ -28,7 +28,7 @@ from tests.captured_log import (
     wait_for_state,
 )
 from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 from tools.servers.proxy import Cut, Proxy
 
@@ -376,7 +376,7 @@ def test_an_empty_log_begins_at_the_file_that_holds_a_time(start_server: StartSe
     write(server, "d", 2)
     server.sql("FLUSH BINARY LOGS")
     # Files are told apart by whole seconds.
-    time.sleep(1.1)
+    wait_for_next_second()
     write(server, "d", 2)
     moment = server.sql("SELECT DATE_FORMAT(UTC_TIMESTAMP(), '%Y-%m-%dT%H:%i:%sZ')")[0][0]
     with capturing(settings_of(tmp_path / "a", server.url(), start=moment)) as capture:

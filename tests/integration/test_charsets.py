@@ -73,6 +73,9 @@ def _assert_equal(server: Server, shapes_by_charset: dict[str, list[Shape]]) -> 
     assert not wrong, "\n".join([f"{len(wrong)} codes differ", *wrong[:MISMATCHES_SHOWN_MAX]])
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_charsets.py::test_a_stored_text_of_each_charset_comes_back_as_the_client_sees_it"
+)
 @pytest.mark.slow
 def test_every_code_of_every_mapped_charset_decodes_to_what_the_server_shows(server: Server) -> None:
     names = names_of(cursor_of(server)) - set(COMPUTED)
@@ -81,6 +84,9 @@ def test_every_code_of_every_mapped_charset_decodes_to_what_the_server_shows(ser
     _assert_equal(server, {charset: shapes_of(charset) for charset in sorted(names)})
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_charsets.py::test_a_stored_text_of_each_charset_comes_back_as_the_client_sees_it"
+)
 @pytest.mark.slow
 def test_unicode_charsets_decode_to_what_the_server_shows_and_refuse_what_it_refuses(server: Server) -> None:
     _assert_equal(server, UNICODE_SHAPES)

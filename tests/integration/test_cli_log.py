@@ -23,6 +23,9 @@ from tests.captured_log import capturing, head_of, wait_for_position
 from tests.kept_log import KeptLog, insert, penstock, transactions
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
 def kept(

@@ -29,6 +29,9 @@ from tests.kept_log import KeptLog, insert, penstock, transactions
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 PROGRAM = Path(sys.executable).with_name("penstock")
 
 

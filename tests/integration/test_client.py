@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,9 +17,12 @@ from penstock.model import Position
 from tests.captured_log import assert_only_checkpoints, head_of
 from tests.daemon_process import DaemonProcess
 from tests.fixture_types import FreshDatabase
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tests.subscribing import Orders, Running
 from tools.servers import Server
+
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +324,7 @@ def test_a_condition_that_cannot_be_used_ends_the_subscriber_by_name(orders: Ord
 def test_a_subscription_begins_where_it_is_told(orders: Orders, kind: str) -> None:
     orders.insert(0)
     orders.settle()
-    time.sleep(1.1)
+    wait_for_next_second()
     middle = head_of(orders.server)
     bounds: dict[str, Any] = {
         "position": str(middle),
@@ -352,6 +354,7 @@ def test_a_start_that_the_log_does_not_have_is_refused(orders: Orders) -> None:
         subscriber.run(lambda batch: None)
 
 
+@pytest.mark.timing
 def test_a_subscriber_that_is_stopped_while_it_starts_ends_without_an_error(orders: Orders) -> None:
     store = open_store(orders.coordination)
     starting = f"{subscription_path('shop', 'cache')}/start"

@@ -40,6 +40,7 @@ def orders(
 # --- Members --------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_members_share_the_shards_evenly_and_take_over_without_a_gap_or_a_double(orders: Orders) -> None:
     with Running(orders.subscriber(shards=5)) as first:
         first.wait_owning(5)
@@ -100,6 +101,7 @@ def test_who_begins_anew_notes_where_before_anything_comes(orders: Orders) -> No
         store.close()
 
 
+@pytest.mark.timing
 def test_the_number_of_shards_changes_under_a_running_subscriber(orders: Orders) -> None:
     store = open_store(orders.coordination)
     try:
@@ -117,6 +119,7 @@ def test_the_number_of_shards_changes_under_a_running_subscriber(orders: Orders)
     assert {shard for shard, key, _ in running.rows if key >= 20} == set(range(5))
 
 
+@pytest.mark.timing
 def test_the_example_keeps_a_copy_with_several_processes(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     server.sql("CREATE DATABASE shop")

@@ -63,6 +63,7 @@ def test_a_file_that_is_no_coordination_file_is_refused(tmp_path: Path) -> None:
     assert record.value == b"kept"
 
 
+@pytest.mark.timing
 def test_a_file_that_is_taken_away_is_noticed(tmp_path: Path) -> None:
     with SqliteBackend(tmp_path) as backend:
         store = backend.open()
@@ -101,6 +102,7 @@ def test_an_answer_that_is_lost_is_neither_a_failure_nor_a_double(zookeeper: Zoo
         assert proxy.cut_count >= 12
 
 
+@pytest.mark.timing
 def test_a_lease_whose_answer_is_lost_is_held(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
@@ -119,6 +121,7 @@ def test_a_lease_whose_answer_is_lost_is_held(zookeeper: ZooKeeper) -> None:
             assert store.get(f"/shop/lease-{number}") is None
 
 
+@pytest.mark.timing
 def test_a_connection_that_has_died_in_silence_is_replaced(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open(OPERATION_SECONDS_SHORT)
@@ -127,6 +130,7 @@ def test_a_connection_that_has_died_in_silence_is_replaced(zookeeper: ZooKeeper)
         wait_until(lambda: not is_lost(lambda: store.put("/shop/orders", b"2")))
 
 
+@pytest.mark.timing
 def test_a_server_that_takes_a_connection_and_says_nothing_costs_no_session(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +151,7 @@ def test_a_server_that_takes_a_connection_and_says_nothing_costs_no_session(
         assert lease.held
 
 
+@pytest.mark.timing
 def test_nobody_waits_for_a_session_that_has_ended(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
@@ -160,6 +165,7 @@ def test_nobody_waits_for_a_session_that_has_ended(zookeeper: ZooKeeper) -> None
             assert not session.alive
 
 
+@pytest.mark.timing
 def test_sessions_and_records_outlive_the_ensemble_s_death(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()

@@ -96,6 +96,9 @@ def test_the_password_is_printed_nowhere(whole_run: str, place: Path) -> None:
         assert REPLICATION_PASSWORD not in text
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_demo.py::test_the_demo_ends_with_every_table_equal_to_the_server"
+)
 def test_one_wrong_value_in_a_mirror_fails_the_next_run_in_the_same_place(
     whole_run: str, place: Path
 ) -> None:
@@ -106,6 +109,9 @@ def test_one_wrong_value_in_a_mirror_fails_the_next_run_in_the_same_place(
     assert len(re.findall(r"│ equal +│", done.stdout)) == 2
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_demo.py::test_the_demo_ends_with_every_table_equal_to_the_server"
+)
 @pytest.mark.parametrize("moment", ["listens on", "writing: "])
 def test_an_interrupt_leaves_no_process_and_no_server_directory(place: Path, moment: str) -> None:
     mark = f"{os.getpid()}-{time.monotonic_ns()}"

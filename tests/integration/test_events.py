@@ -36,6 +36,9 @@ from tests.decoding import Decoded, answer, decode, decode_file, finish, replay,
 from tests.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 

@@ -9,6 +9,9 @@ import pytest
 from penstock import _native
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 # Of each family some of every kind: old and new tables of weights, those of countries, padded or not.
 COLLATIONS = {
     "mysql": [

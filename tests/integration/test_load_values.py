@@ -18,6 +18,9 @@ from tests.fixture_types import FreshDatabase
 from tests.integration.test_types import CASES, Case, on_each, same, write
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 ROUNDED = {
     "rounded numbers": Case(
         ["float(10,2)", "double(10,2)", "float(30)", "float(5,0)", "double(20,15)", "double unsigned"],

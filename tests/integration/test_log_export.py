@@ -21,6 +21,7 @@ from penstock.model import Position
 from tests.fixture_types import MissingPart
 from tests.logstore_disk import SimulatedDisk
 from tests.logstore_source import Captured, SourceFile, boundaries, open_log, server_files
+from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import PartMissing
 from tools.servers.packages import install
@@ -97,7 +98,7 @@ def test_the_whole_log_is_a_file_for_each_of_the_sources(log: Log, tmp_path: Pat
 def test_the_flavors_own_tool_shows_the_same_rows_at_the_same_places(
     log: Log, tmp_path: Path, tool: Callable[[str, Path], str], flavor: str
 ) -> None:
-    for file in of_flavor(flavor):
+    for file in each(of_flavor(flavor)):
         source = tmp_path / file.name
         source.write_bytes(file.content)
         position = Position(file.epoch, file.name, 4)

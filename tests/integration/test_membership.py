@@ -25,6 +25,7 @@ from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import LeaseLost, OptionInvalid
 from tests import coordination_process
+from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.zookeeper import ZooKeeper
 
@@ -126,6 +127,7 @@ def test_shards_spread_over_who_is_there_and_come_back_when_one_leaves(crowd: Cr
     wait_until(lambda: two.member.leads)
 
 
+@pytest.mark.timing
 def test_a_shard_is_handed_over_when_its_consumer_has_ended(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
@@ -152,6 +154,7 @@ def test_a_shard_is_handed_over_when_its_consumer_has_ended(crowd: Crowd) -> Non
         assert not before.held
 
 
+@pytest.mark.timing
 def test_a_consumer_that_does_not_end_is_fenced(crowd: Crowd) -> None:
     one = crowd.join("one", grace_seconds=0.5)
     crowd.wait_spread()
@@ -227,6 +230,7 @@ def test_the_number_of_shards_changes_under_running_members(crowd: Crowd) -> Non
     wait_until(lambda: crowd.subscriptions.generations(resized) == [resized.generation])
 
 
+@pytest.mark.timing
 def test_a_member_that_lost_its_session_gives_up_and_comes_back(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
@@ -242,6 +246,7 @@ def test_a_member_that_lost_its_session_gives_up_and_comes_back(crowd: Crowd) ->
     assert all(held.token > tokens[held.shard] for held in one.gained[SHARDS:])
 
 
+@pytest.mark.timing
 def test_a_member_whose_store_is_away_may_consume_nothing_until_it_is_back(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
@@ -264,6 +269,7 @@ def test_a_member_of_a_deleted_subscription_ends_by_name(crowd: Crowd) -> None:
     assert list(crowd.store.list("/subscriptions")) == []
 
 
+@pytest.mark.timing
 def test_a_member_s_name_is_its_own_and_that_of_the_dead_is_free(crowd: Crowd) -> None:
     left_behind = crowd.store.session(1.0)
     left_behind.put_ephemeral(crowd.subscription.members_path + "/one", b"{}")
@@ -280,6 +286,7 @@ def test_a_member_s_name_is_its_own_and_that_of_the_dead_is_free(crowd: Crowd) -
     assert one.shards == set(range(SHARDS))
 
 
+@pytest.mark.timing
 def test_a_name_is_not_given_up_while_everything_may_stand_still(
     crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +365,7 @@ def ensemble(request: pytest.FixtureRequest) -> ZooKeeper | None:
     return request.getfixturevalue("zookeeper") if request.param == "zookeeper" else None
 
 
+@pytest.mark.timing
 def test_members_that_come_leave_and_die_never_consume_a_shard_at_once(
     ensemble: ZooKeeper | None, tmp_path: Path
 ) -> None:
@@ -391,7 +399,7 @@ def test_members_that_come_leave_and_die_never_consume_a_shard_at_once(
         for _ in tuple(processes.running):
             processes.leave(signal.SIGTERM)
         checkpoints = subscription.checkpoints(store)
-        for shard, numbers in delivered(tmp_path / "deliveries").items():
+        for shard, numbers in each(delivered(tmp_path / "deliveries").items()):
             checkpoint = checkpoints.read(shard)
             assert checkpoint is not None
             # Who leaves in order has noted all that it consumed.

@@ -54,6 +54,7 @@ def write_transaction(server: Server, compressed: bool) -> int:
     return rows
 
 
+@pytest.mark.deep(keep=("plain",))
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("compressed", [False, True], ids=["plain", "compressed"])
 def test_one_large_transaction_is_decoded_in_bounded_memory(

@@ -20,6 +20,9 @@ from tests.json_expectations import GEOMETRIES, name_of
 from tests.ptubes_packet import RdsEvent, RdsMessage
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 INSERT, UPDATE, DELETE, STATEMENT, BEGIN, END, HEARTBEAT = range(7)
 DIFFERENCES_SHOWN_MAX = 8
 # What an update may change of a document.

@@ -24,6 +24,9 @@ from tests.fixture_types import FreshDatabase
 from tests.integration.test_types import CASES, OF_MARIADB, Case, definition, shown_by_client, write
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 INSERT, UPDATE, DELETE, STATEMENT, END = 0, 1, 2, 3, 5
 DIFFERENCES_SHOWN_MAX = 8
 # Arrow does not tell how many digits a fraction has, so what has one may fall into another slot there.

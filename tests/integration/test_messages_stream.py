@@ -30,6 +30,9 @@ from tests.integration.test_messages_json import messages_of, read, rows_of
 from tests.integration.test_types import definition
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 QUERY = 7
 DEFINITIONS = [
     ("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE", "a"),

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from penstock.model import TableName
@@ -14,6 +15,9 @@ from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_altered_loads.py::test_a_table_is_gone_on_without_until_it_is_read_again"
+)
 def test_a_table_may_be_altered_while_it_is_loaded(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pipeline on Spark into a real Kafka broker."""
 
-import time
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.fixture_types import FreshDatabase
 from tests.integration.test_sink_kafka import broker  # noqa: F401
 from tests.kafka_reading import rows_held
+from tests.nonempty import each
+from tests.patience import wait_until
 from tests.pipeline_oracle import assert_same, source_rows
 from tests.pipeline_running import pipeline_of, run_to_end, running
 from tests.pipeline_workload import Workload
@@ -17,8 +19,13 @@ from tools.kafka import Kafka
 from tools.servers import Server
 
 BINARY = {"order_lines": ["body"], "tokens": ["token"]}
+# The load and the stream behind it overlap with these.
+ACTIONS = 300
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_spark.py::test_a_busy_source_and_its_target_are_equal_in_the_end"
+)
 def test_topics_end_as_the_busy_source_does(
     spark: SparkSession,  # noqa: F811
     broker: Kafka,  # noqa: F811
@@ -32,9 +39,9 @@ def test_topics_end_as_the_busy_source_does(
     sink = {"kafka": {"servers": broker.servers, "format": "json", "tombstones": True}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 60})
     with workload.busy(0.005), running(spark, settings):
-        time.sleep(5)
+        wait_until(lambda: workload.counts.total() > ACTIONS)
     run_to_end(spark, settings)
-    for table in workload.tables:
+    for table in each(workload.tables):
         wanted = source_rows(mysql_server, database, table)
         found = rows_held(broker, f"{database}.{table}", BINARY.get(table, []))
         assert_same(wanted, found, key=workload.keys(table))

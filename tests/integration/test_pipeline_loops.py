@@ -85,6 +85,7 @@ def pair(server_of: Callable[[str], Server]) -> Iterator[Pair]:
         server.close()
 
 
+@pytest.mark.deep(keep=("mysql-told0", "mariadb-told2"))
 @pytest.mark.parametrize(("flavor", "told", "loops"), MANNERS)
 def test_two_pipelines_between_two_servers_end(
     flavor: str, told: dict[str, Any], loops: dict[str, Any], pair: Pair

@@ -49,6 +49,7 @@ def read_again(settings: PipelineSettings, *tables: TableName) -> list[str]:
         return [state.request_resnapshot("shop", table) for table in tables]
 
 
+@pytest.mark.deep(keep=("mirror",))
 @pytest.mark.parametrize("mode", ["mirror", "feed"])
 def test_a_target_table_that_takes_no_rows_stops_no_other(
     spark: SparkSession,  # noqa: F811
@@ -188,6 +189,9 @@ def test_what_is_wrong_with_all_tables_stops_none_of_them(
         assert not tables.stop([Failure(PrivilegeMissing("no"), other)]), "it was left out already"
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_skipped_tables.py::test_what_is_wrong_with_all_tables_stops_none_of_them"
+)
 def test_a_target_that_is_gone_as_a_whole_stops_the_pipeline_and_none_of_its_tables(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,

@@ -11,6 +11,7 @@ from penstock.errors import PrivilegeMissing, SchemaChanged
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.sinks.targets.mysql import MysqlSink
 from tests.fixture_types import FreshDatabase, StartServer
+from tests.nonempty import each
 from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
 from tests.pipeline_running import pipeline_of, run_to_end
 from tests.pipeline_workload import Workload
@@ -76,6 +77,9 @@ def test_shards_on_two_servers_become_one_table(
     mariadb11_server.sql("DROP DATABASE fleet_all")
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_load_watermark.py::test_an_exact_snapshot_of_rows_without_a_key_joins_the_log_without_a_gap_or_a_double"
+)
 def test_rows_without_a_key_are_loaded_at_one_place_of_the_log(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
@@ -148,6 +152,9 @@ def test_files_alone_give_the_tables_or_stop_by_name(
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
+)
 def test_a_server_that_does_not_name_columns_is_followed(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
@@ -162,7 +169,7 @@ def test_a_server_that_does_not_name_columns_is_followed(
     run_to_end(spark, settings)
     workload.run(80)
     run_to_end(spark, settings)
-    for table in workload.tables:
+    for table in each(workload.tables):
         wanted = source_rows(source, "plain_names", table)
         assert_same(wanted, mysql_rows(mariadb_server, "plain_names", table), key=workload.keys(table))
     mariadb_server.sql("DROP DATABASE plain_names")

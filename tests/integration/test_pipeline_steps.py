@@ -160,6 +160,9 @@ def test_a_poison_row_is_put_aside_and_comes_once_it_is_mended(
     assert [one.column("note").to_pylist() for one in again] == [["poison", "fine"]] * 2
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_steps.py::test_a_merged_filtered_masked_table_is_what_its_shards_are"
+)
 def test_rows_that_name_their_table_come_to_tables_made_for_them(
     spark: SparkSession,  # noqa: F811
     fleet: Fleet,

@@ -100,6 +100,7 @@ def as_source(source: Source, rows: list[Row], json: bool) -> list[Row]:
     return found
 
 
+@pytest.mark.deep(keep=("redis",))
 def test_a_store_has_what_its_source_has(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,

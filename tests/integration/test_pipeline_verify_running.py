@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from penstock.model import TableName
@@ -82,6 +83,9 @@ def test_a_running_pipeline_is_compared_and_mended_as_it_goes_on(
         )
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_verify.py::test_large_tables_are_compared_range_by_range"
+)
 def test_many_shares_are_compared_by_tasks(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
@@ -176,6 +180,9 @@ def test_some_rows_are_read_again_from_the_command_line(
     assert penstock("verify", file, "nothing.*").code == 2
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_verify_running.py::test_a_running_pipeline_is_compared_and_mended_as_it_goes_on"
+)
 def test_rows_that_were_read_again_are_ahead_of_a_stream_that_stopped(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,

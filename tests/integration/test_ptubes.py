@@ -11,6 +11,7 @@ import pytest
 
 from tests.captured_log import head_of, rotate
 from tests.daemon_process import DaemonProcess
+from tests.patience import wait_for_next_second
 from tests.ptubes_client import EARLIEST, LATEST, normal
 from tests.ptubes_packet import shards_of
 from tests.ptubes_shop import (
@@ -27,6 +28,9 @@ from tests.ptubes_shop import (
     start_daemon,
 )
 from tools.servers import Server
+
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +316,7 @@ def test_the_time_counts_where_nothing_else_is_known(one_shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
-        time.sleep(1.1)
+        wait_for_next_second()
         shop.sql("INSERT INTO orders VALUES (2, 'a', 1)")
         shop.read_all(client)
         events = client.events[0]
@@ -375,6 +379,9 @@ def test_a_subscription_again_begins_anew(one_shop: Shop) -> None:
 # --- When things die ------------------------------------------------------------------------
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_canal_restarts.py::test_a_daemon_killed_midway_repeats_at_most_what_was_not_durable"
+)
 def test_a_daemon_that_is_killed_costs_a_client_neither_an_event_nor_a_second_copy(
     mariadb_server: Server, fresh_database: Callable[[Server], str], tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def check(server: Server, database: str, made: list[Table], read: Callable[[str]
             assert [column for column in rows[0] if not column.startswith("_")] == wanted
 
 
+@pytest.mark.deep(keep=("mysql-FULL", "mariadb-MINIMAL"))
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 @pytest.mark.parametrize("flavor", FLAVORS)

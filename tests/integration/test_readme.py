@@ -16,6 +16,7 @@ from penstock.admin.cli.app import make_app
 from penstock.settings import load_settings
 from tests.daemon_process import DaemonProcess
 from tests.fixture_types import StartServer
+from tests.nonempty import each
 from tests.spark_session import spark
 from tools.servers import REPLICATION_PASSWORD
 
@@ -75,6 +76,9 @@ def test_the_python_example_prints_every_change(here: Words, capsys: pytest.Capt
     ]
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+)
 def test_the_spark_examples_count_and_stream(
     here: Words, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,7 +110,7 @@ def test_the_subscriber_prints_every_change(here: Words, tmp_path: Path) -> None
 
 def test_the_commands_run_as_they_stand(here: Words) -> None:
     (commands,) = examples("sh")
-    for line in here(commands).splitlines():
+    for line in each(here(commands).splitlines()):
         program, *words = shlex.split(line)
         assert program == "penstock"
         done = CliRunner().invoke(make_app(), words)

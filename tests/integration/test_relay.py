@@ -143,6 +143,7 @@ def test_a_cache_follows_a_table_through_the_steps(shop: Shop) -> None:
     assert all(0 <= line["delay"] < WAIT_SECONDS_MAX for line in told)
 
 
+@pytest.mark.timing
 def test_a_relay_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
     behind, done = threading.Event(), threading.Event()
 
@@ -207,6 +208,7 @@ def test_what_comes_from_a_server_that_is_named_goes_no_further(shop: Shop) -> N
     assert (running.failure, shop.cached(), running.relay.counts.rows) == (None, {}, 0)
 
 
+@pytest.mark.timing
 def test_a_target_that_is_away_is_waited_for(shop: Shop, tmp_path: Path) -> None:
     with Redis() as other:
         settings = shop.settings(
@@ -225,6 +227,7 @@ def test_a_target_that_is_away_is_waited_for(shop: Shop, tmp_path: Path) -> None
         assert running.failure is None
 
 
+@pytest.mark.timing
 def test_one_that_stays_away_ends_the_relay(shop: Shop) -> None:
     with Redis() as other:
         sink = {"redis": {"url": other.url, "key": "{id}"}}
@@ -246,6 +249,7 @@ def test_what_a_relay_cannot_run_is_told_before_it_starts(shop: Shop) -> None:
         Relay(shop.settings(source={"url": shop.server.url()}))
 
 
+@pytest.mark.timing
 def test_the_command_relays_until_it_is_told_to_end(shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text(yaml.safe_dump(shop.value))

@@ -108,6 +108,7 @@ def test_a_new_server_has_one_binlog_file_without_transactions(
     assert {row[2] for row in events} <= {"Format_desc", "Previous_gtids", "Gtid_list", "Binlog_checkpoint"}
 
 
+@pytest.mark.deep(keep=("mysql",))
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
 def test_a_restart_and_a_kill_keep_port_and_rows(start_server: StartServer, flavor: str) -> None:
     server = start_server(flavor)
@@ -190,6 +191,9 @@ def test_tls_is_signed_by_an_authority_that_a_client_can_check(start_server: Sta
             assert cursor.fetchall()[0][1]
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_servers.py::test_close_removes_a_temporary_directory_and_keeps_a_given_one"
+)
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit()", "raise RuntimeError"])
 def test_a_server_ends_when_its_owner_ends_however_it_ends(mariadb_server: Server, ending: str) -> None:
     # The server is started in a thread that is over before its owner, which must not end the server.
@@ -211,6 +215,9 @@ def test_a_server_ends_when_its_owner_ends_however_it_ends(mariadb_server: Serve
     assert not Path(words[1]).exists()
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_servers.py::test_a_mysql_server_copied_from_the_template_has_a_uuid_of_its_own"
+)
 def test_processes_that_start_at_once_share_one_new_template(tmp_path: Path, mariadb_server: Server) -> None:
     text = "from tools.servers import Server\nwith Server('mariadb') as server: print(server.sql('SELECT 1'))"
     owners = [_python(text, PENSTOCK_SERVERS=str(tmp_path)) for _ in range(3)]

@@ -40,6 +40,7 @@ from penstock.spark.kept_stream_log import KeptStreamLog
 from penstock.spark.offsets import Offset
 from penstock.spark.options import ReadSettings
 from tests.log_folders import binlogs, keep, open_log
+from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
@@ -179,7 +180,7 @@ def test_ranges_may_be_cut_anywhere(kept: Kept) -> None:
 
 def test_positions_are_those_of_the_server(kept: Kept) -> None:
     log = kept.log()
-    for position, gtid_set in boundaries(kept.files):
+    for position, gtid_set in each(boundaries(kept.files)):
         assert log.gtid_set(position) == gtid_set
         ranges = log.split(position)
         assert rows_of(log, ranges) == rows_in_files(kept, position)
@@ -188,7 +189,7 @@ def test_positions_are_those_of_the_server(kept: Kept) -> None:
 
 def test_a_gtid_set_is_found_through_the_indexes(kept: Kept) -> None:
     log = kept.log()
-    for position, gtid_set in boundaries(kept.files):
+    for position, gtid_set in each(boundaries(kept.files)):
         bounds = locate_bounds(log, parse_bound(f"gtid:{gtid_set}"), None)
         assert rows_of(log, log.split(bounds.start), bounds) == rows_in_files(kept, position)
 

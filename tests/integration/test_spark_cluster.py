@@ -51,6 +51,9 @@ def bare_python(directory: Path) -> str:
     return str(directory / "bin" / "python")
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_batch.py::test_files_and_the_server_they_come_from_give_the_same_typed_rows"
+)
 @pytest.mark.slow
 def test_two_workers_whose_python_has_only_pyarrow_read_with_a_packed_archive(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path

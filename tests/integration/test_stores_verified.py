@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores against their source: what differs is found, and mended over what stands there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from tests.fixture_types import FreshDatabase, MissingPart
 from tests.patience import WAIT_SECONDS_MAX
 from tests.pipeline_by_hand import HandDriven
 from tests.pipeline_workload import Workload
-from tests.sink_backends import sink_backends
-from tools.servers import PartMissing, Server
+from tests.sink_backends import running_backend
+from tools.servers import Server
 
 
 def _spoil_clickhouse(url: str, database: str) -> None:
@@ -54,17 +54,16 @@ SPOILERS: dict[str, Callable[[str, str], None]] = {
 
 
 @pytest.fixture(params=sorted(SPOILERS))
-def store(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator[Any]:
-    """Each store in turn."""
-    backend = sink_backends()[request.param]()
-    try:
-        backend.start()
-    except PartMissing as error:
-        missing_part(request.param, str(error))
-    yield backend
-    backend.close()
+def store(
+    request: pytest.FixtureRequest, server_of: Callable[[str], Server], missing_part: MissingPart
+) -> Any:
+    """Each store in turn, shared."""
+    return running_backend(request.param, request.config, server_of, missing_part)
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_verify.py::test_what_differs_is_found_though_the_source_went_on"
+)
 def test_what_differs_is_found_and_mended(
     store: Any, mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:

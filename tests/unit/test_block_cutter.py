@@ -44,6 +44,7 @@ from tests.block_cutting import (
     flavor_of,
 )
 from tests.decoding import decode
+from tests.nonempty import each
 
 FILE = "binlog.000001"
 LINE = 1 << 32
@@ -196,7 +197,7 @@ def test_a_block_is_closed_at_the_first_boundary_behind_its_size() -> None:
     boundaries = [row["end_offset"] for row in transactions_of(content)]
     for size in (300, 700, 1500):
         # Transactions stay below sixteen blocks, so none is cut.
-        for record in cut(content, block_bytes=size).parts[0].records[:-1]:
+        for record in each(cut(content, block_bytes=size).parts[0].records[:-1]):
             assert record.end == min(end for end in boundaries if end - record.start >= size)
 
 
@@ -394,9 +395,7 @@ def test_a_body_from_inside_a_file_needs_its_head() -> None:
 def test_a_flipped_bit_anywhere_is_found_and_what_came_before_is_kept(name: str) -> None:
     content = log_named(name)
     base = first_event_end(content)
-    for event in events(content):
-        if event.code == FORMAT_DESCRIPTION:
-            continue
+    for event in each(event for event in events(content) if event.code != FORMAT_DESCRIPTION):
         for at in (event.offset, event.offset + 4, event.offset + 13, event.offset + event.size - 1):
             damaged = bytearray(content)
             damaged[at] ^= 0x04

@@ -26,6 +26,7 @@ from tests.binlog_bytes import (
     first_event_end,
 )
 from tests.block_cutting import BEGINS, ENDS, SMALL_LOGS, Cutting, cut, flavor_of, framed
+from tests.nonempty import each
 
 FILE = "binlog.000001"
 HEARTBEAT_V2 = 41
@@ -198,7 +199,7 @@ def test_an_event_before_the_format_description_stops() -> None:
 
 def test_a_flipped_bit_in_a_packet_is_found() -> None:
     sent = as_sent(log_named("mysql-9.7-2"))
-    for at in range(2, len(sent)):
+    for at in each(range(2, len(sent))):
         damaged = bytearray(sent[at])
         damaged[-9] ^= 1
         offset = int.from_bytes(sent[at][13:17], "little") - len(sent[at])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-import time
-
 import pytest
 
+from penstock.capture import attempts as attempts_module
 from penstock.capture.attempts import STREAM_TRIES_MAX, Attempts
 from penstock.errors import (
     AuthenticationFailed,
@@ -20,17 +19,37 @@ from penstock.errors import (
 from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
 
 
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(attempts_module, "time", clock)
+    return clock
+
+
 def attempts(servers: int = 2, fail_over_after: float = 60.0) -> Attempts:
     made = Attempts(servers, fail_over_after)
     made.chosen = 0
     return made
 
 
-def test_a_lost_server_is_tried_for_a_while_before_the_next_one() -> None:
-    made = attempts(fail_over_after=0.05)
+def test_a_lost_server_is_tried_for_a_while_before_the_next_one(clock: Clock) -> None:
+    made = attempts(fail_over_after=60.0)
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 0
-    time.sleep(0.06)
+    clock.seconds += 60
+    assert made.failed(ConnectionLost("gone")) is None
+    assert made.chosen == 0
+    clock.seconds += 0.01
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 1
     # The next one has its own while.
@@ -38,10 +57,10 @@ def test_a_lost_server_is_tried_for_a_while_before_the_next_one() -> None:
     assert made.chosen == 1
 
 
-def test_progress_makes_an_earlier_failure_count_no_longer() -> None:
-    made = attempts(fail_over_after=0.05)
+def test_progress_makes_an_earlier_failure_count_no_longer(clock: Clock) -> None:
+    made = attempts(fail_over_after=60.0)
     made.failed(ConnectionLost("gone"))
-    time.sleep(0.06)
+    clock.seconds += 61
     made.progressed()
     made.failed(ConnectionLost("gone"))
     assert made.chosen == 0
@@ -76,11 +95,13 @@ def test_bytes_that_stay_unreadable_stop_but_other_failures_between_do_not_count
 
 
 @pytest.mark.parametrize("kind", [LogFull, DiskFailed, LogLocked])
-def test_a_failure_of_our_own_log_is_never_laid_on_the_server(kind: type[PenstockError]) -> None:
-    made = attempts(fail_over_after=0.05)
+def test_a_failure_of_our_own_log_is_never_laid_on_the_server(
+    kind: type[PenstockError], clock: Clock
+) -> None:
+    made = attempts(fail_over_after=60.0)
     assert made.failed(ConnectionLost("gone")) is None
     for _ in range(3):
-        time.sleep(0.03)
+        clock.seconds += 31
         assert made.failed(kind("our own")) is None
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 0

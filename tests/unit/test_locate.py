@@ -35,6 +35,7 @@ from penstock.logstore.segment import SegmentHead, SegmentReader
 from penstock.model import Position, commit_version
 from tests.binlog_bytes import first_event_end
 from tests.conftest import ROOT
+from tests.nonempty import each
 
 SEGMENTS = 1000
 # A gigabyte in blocks of 64 KiB.
@@ -249,8 +250,7 @@ def test_every_answer_is_that_of_a_scan(small: MadeLog) -> None:
         for block in range(BLOCKS)
     ]
     firsts = [first for _, _, first in starts]
-    for wanted in numbers.integers(0, 4 * TRANSACTIONS_OF_A_SEGMENT, 60):
-        wanted = int(wanted)
+    for wanted in each(map(int, numbers.integers(0, 4 * TRANSACTIONS_OF_A_SEGMENT, 60))):
         number, offset, _ = starts[bisect_right(firsts, wanted) - 1]
         expected = Position(0, name(number), offset)
         assert locator.time(time_of(wanted)).position == expected

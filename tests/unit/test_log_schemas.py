@@ -14,6 +14,7 @@ from penstock.logstore import schemas
 from penstock.logstore.schemas import SchemaLog
 from penstock.model import Column, Position, TableName, TableSchema
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
+from tests.nonempty import each
 
 FOLDER = Path("/log")
 ORDERS = TableName("shop", "orders")
@@ -97,7 +98,7 @@ def test_a_file_torn_anywhere_keeps_all_lines_before_and_goes_on(tmp_path: Path)
     log.apply("ALTER TABLE orders ADD total INT", "shop", at(200))
     log.close()
     content = path.read_bytes()
-    for size in range(whole, len(content)):
+    for size in each(range(whole, len(content))):
         path.write_bytes(content[:size])
         torn = opened(tmp_path)
         assert columns(torn, None) == ["id", "note"]

@@ -28,6 +28,7 @@ from tests.binlog_bytes import (
 )
 from tests.block_cutting import SMALL_LOGS, cut, flavor_of
 from tests.decoding import Row, decode
+from tests.nonempty import each
 
 FILE = "mysql-bin.000007"
 ROWS_QUERY = 29
@@ -127,7 +128,7 @@ def test_a_rotation_anywhere_else_in_a_file_allows_no_holes() -> None:
 
 def test_a_head_that_ends_early_is_truncated() -> None:
     head = segment_head(description_of(SMALL_LOGS[-1].read_bytes()), FILE, 4, SETS["mysql"][2], "mysql", 1, 2)
-    for length in range(len(head)):
+    for length in each(range(len(head))):
         with pytest.raises(FileTruncated):
             read_segment_head(head[:length])
 

@@ -75,3 +75,65 @@ fn candidate(bytes: &[u8], offset: u64, checksum: bool) -> Result<Candidate> {
         None => Ok(Candidate::NeedsMore),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checksum::crc32;
+
+    const OFFSET: u64 = 1000;
+    const XID: u8 = 16;
+
+    fn event(offset: u64, checksum: bool) -> Vec<u8> {
+        let size = EVENT_HEADER_BYTES + 8 + if checksum { 4 } else { 0 };
+        let end_position = offset as u32 + size as u32;
+        let mut bytes = [1_u32.to_le_bytes().as_slice(), &[XID], &7_u32.to_le_bytes()].concat();
+        bytes.extend((size as u32).to_le_bytes());
+        bytes.extend(end_position.to_le_bytes());
+        bytes.extend([0; 10]);
+        if checksum {
+            bytes.extend(crc32(&bytes).to_le_bytes());
+        }
+        assert_eq!(bytes.len(), size);
+        bytes
+    }
+
+    fn two_events() -> Vec<u8> {
+        let first = event(OFFSET, false);
+        let second = event(OFFSET + first.len() as u64, false);
+        [first, second].concat()
+    }
+
+    #[test]
+    fn a_checksum_proves_an_event() {
+        let whole = event(OFFSET, true);
+        assert!(matches!(candidate(&whole, OFFSET, true), Ok(Candidate::Event)));
+        assert!(matches!(candidate(&whole[..whole.len() - 1], OFFSET, true), Ok(Candidate::NeedsMore)));
+        let mut damaged = whole;
+        damaged[EVENT_HEADER_BYTES] ^= 1;
+        // The next header agrees; without the checksum this would be an event.
+        damaged.extend(event(OFFSET + damaged.len() as u64, true));
+        assert!(matches!(candidate(&damaged, OFFSET, true), Ok(Candidate::No)));
+    }
+
+    #[test]
+    fn the_next_header_proves_an_event_without_a_checksum() {
+        let bytes = two_events();
+        let size = bytes.len() / 2;
+        assert!(matches!(candidate(&bytes, OFFSET, false), Ok(Candidate::Event)));
+        assert!(matches!(candidate(&bytes[..size], OFFSET, false), Ok(Candidate::Event)));
+        assert!(matches!(candidate(&bytes[..size + 1], OFFSET, false), Ok(Candidate::NeedsMore)));
+        let mut unknown = bytes.clone();
+        unknown[size + 4] = 250;
+        assert!(matches!(candidate(&unknown, OFFSET, false), Ok(Candidate::No)));
+        let mut elsewhere = bytes;
+        elsewhere[size + 13] ^= 1;
+        assert!(matches!(candidate(&elsewhere, OFFSET, false), Ok(Candidate::No)));
+    }
+
+    #[test]
+    fn an_event_at_another_offset_is_refused() {
+        assert!(matches!(candidate(&event(OFFSET, true), OFFSET + 1, true), Ok(Candidate::No)));
+        assert!(matches!(candidate(&two_events(), OFFSET - 1, false), Ok(Candidate::No)));
+    }
+}

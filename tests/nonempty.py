@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guard for assertions in loops: a loop over an empty collection proves nothing."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+
+
+def each(collection: Iterable[_Item], least: int = 1) -> Iterator[_Item]:
+    """Yield the items of a computed collection. Fails after the last one if there are fewer than `least`."""
+    count = 0
+    for item in collection:
+        count += 1
+        yield item
+    assert count >= least, f"the loop ran {count} times, and the test needs at least {least}"

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request that waits for changes is woken by their arrival: it does not poll, nor does its timeout end it.
+
+The evidence is the order of events and the timers of the event loop, so a slow machine changes nothing.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock.logstore.log import Log
+from penstock.model import Position, TablePatterns
+from penstock.serve.access import WHOLE
+from penstock.serve.arrivals import Arrivals
+from penstock.serve.canal.cursor import Cursor as CanalCursor
+from penstock.serve.canal.cursor import Mark
+from penstock.serve.pieces import PieceMemory, Pieces, View
+from penstock.serve.protocols.ptubes_session import Session
+from penstock.serve.served import Served
+from penstock.serve.subscribers import Subscriber
+from penstock.serve.subscription import Cursor, Started
+from penstock.serve.wire.ptubes_messages import (
+    CheckpointMode,
+    FetchRequest,
+    PtubesCheckpoint,
+    PtubesSubscription,
+)
+from tests.logstore_disk import SimulatedDisk
+from tests.logstore_source import Captured, open_log
+from tests.patience import WAIT_SECONDS_MAX
+from tests.ptubes_packet import RdsEnvelope
+
+HOUR_SECONDS = 3600.0
+ALL_TABLES = TablePatterns("*.*")
+# The log ends there, inside a file with more transactions, when the request comes.
+PIECES_BEFORE = 5
+
+
+class Interrupted(Exception):
+    """The capture pauses."""
+
+
+class Instance:
+    """A served log, with `arrivals` that counts the tasks which began to wait."""
+
+    name = "shop"
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.arrivals = CountedArrivals()
+
+    def status(self) -> dict[str, Any]:
+        return {"lag_seconds": 0.0}
+
+    def log(self) -> Log:
+        return self._log
+
+
+class CountedArrivals(Arrivals):
+    """Counts how many times a task began to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    @contextmanager
+    def waiting(self, instance: str) -> Iterator[asyncio.Event]:
+        with super().waiting(instance) as event:
+            self.waits += 1
+            yield event
+
+
+class TimedLoop(asyncio.SelectorEventLoop):
+    """Notes in how many seconds each timer is due that was set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: list[float] = []
+
+    def call_at(self, when: float, *arguments: Any, **more: Any) -> asyncio.TimerHandle:  # type: ignore[override]
+        self.timers.append(when - self.time())
+        return super().call_at(when, *arguments, **more)
+
+
+Wait = Callable[[Instance, Pieces, Position], Awaitable[object]]
+
+
+async def canal_entries(_: Instance, pieces: Pieces, start: Position) -> object:
+    cursor = CanalCursor("1", pieces, View("canal", ALL_TABLES), Mark(start, "", 0))
+    return await cursor.gather(1, HOUR_SECONDS)
+
+
+async def canal_entries_without_deadline(_: Instance, pieces: Pieces, start: Position) -> object:
+    cursor = CanalCursor("1", pieces, View("canal", ALL_TABLES), Mark(start, "", 0))
+    return await cursor.gather(1, None)
+
+
+async def changes(_: Instance, pieces: Pieces, start: Position) -> object:
+    return await Cursor(pieces, View("typed", ALL_TABLES), Started(start)).next(HOUR_SECONDS)
+
+
+async def ptubes_events(_: Instance, pieces: Pieces, start: Position) -> object:
+    latest = PtubesCheckpoint(CheckpointMode.LATEST)
+    subscription = PtubesSubscription("shop", "task", (), 1, (0,), latest)
+    shown = Subscriber("ptubes", "shop", "task", "", "", 0)
+    session = await Session.open(pieces, subscription, WHOLE, View("ptubes", ALL_TABLES), shown)
+    answer = await session.fetch(FetchRequest(1, 1 << 20, HOUR_SECONDS), asyncio.Event())
+    return RdsEnvelope.FromString(answer).totalEventCount
+
+
+async def position(instance: Instance, _: Pieces, start: Position) -> object:
+    served = Served({instance.name: instance}, instance.arrivals)
+    reached = await served.wait_behind(instance.name, start, HOUR_SECONDS)
+    return reached is not None and reached > start
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    """A log whose capture paused inside a file."""
+
+    def pause(_: Captured, number: int) -> None:
+        if number == PIECES_BEFORE:
+            raise Interrupted
+
+    with open_log(SimulatedDisk()) as log:
+        with pytest.raises(Interrupted):
+            Captured(log, each=pause).run()
+        yield log
+
+
+@pytest.mark.parametrize(
+    "wait", [canal_entries, canal_entries_without_deadline, changes, ptubes_events, position]
+)
+def test_waiting_request_is_woken_by_an_arrival_alone(log: Log, wait: Wait) -> None:
+    instance = Instance(log)
+    loop = TimedLoop()
+
+    def capture() -> None:
+        Captured(log).run()
+        instance.arrivals.arrived(instance.name)
+
+    async def answer() -> object:
+        start = log.visible
+        assert start is not None
+        with ThreadPoolExecutor(1) as pool:
+            pieces = Pieces(instance, instance.arrivals, PieceMemory(), pool)
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                loop.timers.clear()
+                request = asyncio.ensure_future(wait(instance, pieces, start))
+                while not instance.arrivals.waits:
+                    await asyncio.sleep(0)
+                # A task sets its timer in the step in which it begins to wait.
+                assert all(seconds > HOUR_SECONDS - WAIT_SECONDS_MAX for seconds in loop.timers), "it polls"
+                assert not request.done()
+                capturing = threading.Thread(target=capture)
+                capturing.start()
+                try:
+                    return await request
+                finally:
+                    capturing.join()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(answer())
+    # `wait_behind` looks once more while it is registered.
+    assert instance.arrivals.waits <= 2
