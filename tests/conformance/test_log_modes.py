@@ -27,6 +27,7 @@ from penstock.settings import LogSettings
 from tests.captured_log import capturing, head_of, settings_of, wait_for_position
 from tests.fixture_types import FreshDatabase
 from tests.logstore_source import SETTINGS, TIME_S, Captured, boundaries, check_log, server_files
+from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
@@ -66,9 +67,9 @@ def test_what_was_captured_is_read_back_whole(log: Log) -> None:
 
 def test_any_range_is_that_of_the_source(log: Log) -> None:
     Captured(log).run()
-    for file in server_files():
+    for file in each(server_files()):
         first = 4 + int.from_bytes(file.content[13:17], "little")
-        for start in range(first, len(file.content), 331):
+        for start in each(range(first, len(file.content), 331)):
             for stop in (start + 1, start + 900, len(file.content)):
                 stop = min(stop, len(file.content))
                 read = b"".join(log.read(file.epoch, file.name, start, stop))

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every sink that mirrors tables does, whatever it writes to."""
 
-import itertools
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -12,80 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.changes import Changes, Origin, Target
-from penstock.errors import OptionInvalid, SchemaChanged, StreamError
+from penstock.changes import Origin
+from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, StreamError
 from penstock.model import Column, TableName
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.sink_backends import Row, SinkBackend, sink_backends
-from tools.servers import PartMissing
-
-_databases = itertools.count(1)
-COLUMNS = {"id": "int", "name": "varchar(40)"}
-MakeTarget = Callable[..., Target]
-
-
-@pytest.fixture(scope="module", params=sorted(sink_backends()))
-def backend(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator[SinkBackend]:
-    """Each target in turn."""
-    backend = sink_backends()[request.param]()
-    try:
-        backend.start()
-    except PartMissing as error:
-        missing_part(request.param, str(error))
-    yield backend
-    backend.close()
-
-
-@pytest.fixture
-def sink(backend: SinkBackend) -> Iterator[Sink]:
-    sink = backend.sink()
-    yield sink
-    sink.close()
-
-
-@pytest.fixture
-def table() -> MakeTarget:
-    """Return what makes targets in a database of the test's own."""
-    database = f"conform_{next(_databases)}"
-
-    def make(columns: Any = None, key: Sequence[str] = ("id",), **more: Any) -> Target:
-        return target_of(columns or COLUMNS, key, name=f"{database}.orders", **more)
-
-    return make
-
-
-class Pipe:
-    """Writes batches one after the other, as a pipeline does."""
-
-    def __init__(self, sink: Sink, evolution: Evolution = Evolution.EVOLVE) -> None:
-        self.sink = sink
-        self.evolution = evolution
-        self.number = 0
-
-    def batch(self, *parts: Sequence[Changes], again: bool = False) -> list[Receipt]:
-        """Write a batch, of which each task has a part. With `again` it is the last one, once more."""
-        self.number += 0 if again else 1
-        mark = BatchMark("conformance", "1", self.number)
-        receipts = []
-        for number, part in enumerate(parts):
-            for changes in part:
-                self.sink.prepare(changes.target, self.evolution)
-            writer = self.sink.open(mark, number)
-            for changes in part:
-                writer.write(changes)
-            receipts.append(writer.finish())
-        self.sink.commit(mark, receipts)
-        return receipts
-
-    def changes(self, target: Target, *made: list[Made], again: bool = False) -> list[Receipt]:
-        """Write changes of one table in one part."""
-        return self.batch([changes_of(target, *made)], again=again)
-
-
-def row(number: int, name: str | None = None) -> Row:
-    return {"id": number, "name": name}
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread
+from tests.changes_made import Made, changes_of, delete, insert, update
+from tests.conformance.batches import MakeTarget, Pipe, row, runs_on
+from tests.sink_backends import SinkBackend
 
 
 def test_a_sink_pickles_and_finds_nothing_wrong(backend: SinkBackend, sink: Sink) -> None:
@@ -147,6 +78,17 @@ def test_keys_change_and_change_places(backend: SinkBackend, sink: Sink, table: 
     assert backend.rows(sink, target) == [row(1, "b"), row(2, "a"), row(30, "c")]
 
 
+def test_primary_keys_move_along_a_chain(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+    seats, pipe = table({"id": "int", "seat": "int"}, unique=[["seat"]]), Pipe(sink)
+    pipe.changes(seats, *(insert(1, number, id=number, seat=number) for number in range(50)))
+    moved = [
+        update(2, {"id": number, "seat": number}, {"id": number + 1, "seat": number}, number)
+        for number in reversed(range(50))
+    ]
+    pipe.changes(seats, *moved)
+    assert backend.rows(sink, seats) == [{"id": number + 1, "seat": number} for number in range(50)]
+
+
 def test_a_batch_may_come_again(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     pipe.changes(target, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"))
@@ -183,12 +125,12 @@ def test_rows_of_a_load_yield_to_the_log(backend: SinkBackend, sink: Sink, table
     assert backend.rows(sink, target) == [row(1, "x"), row(3, "c")]
 
 
+@runs_on(lambda backend: backend.MIRRORS and backend.has_table_errors())
 def test_an_error_of_one_table_names_it(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     good, pipe = table(), Pipe(sink)
     bad = replace(good, name=TableName(good.name.database, "bad"))
     pipe.batch([changes_of(one, insert(1, id=1, name="a")) for one in (good, bad)])
-    if not backend.spoil(sink, bad):
-        return
+    backend.spoil(sink, bad)
     batch = [changes_of(one, insert(2, id=2, name="b"), insert(2, 1, id=3, name="b")) for one in (good, bad)]
     writer = sink.open(BatchMark("conformance", "1", 2), 0)
 
@@ -233,6 +175,9 @@ def test_a_key_of_texts_tells_rows_apart(backend: SinkBackend, sink: Sink, table
         ("a", 1),
         ("", 1),
         ("\"\\'\n", 1),
+        ("á", 1),
+        ("ss", 1),
+        ("ß", 1),
         ("日本\U0001f600", 1),
         ("x", 2),
     ]
@@ -242,6 +187,39 @@ def test_a_key_of_texts_tells_rows_apart(backend: SinkBackend, sink: Sink, table
     assert found == {key: number for number, key in enumerate(keys)}
     pipe.changes(target, *(delete(2, number, a=a, b=b, n=number) for number, (a, b) in enumerate(keys[1:])))
     assert [(one["a"], one["b"]) for one in backend.rows(sink, target)] == [("x", 1)]
+
+
+@runs_on(lambda backend: backend.MIRRORS and backend.NEEDS_KEY)
+def test_table_without_primary_key_is_refused(sink: Sink, table: MakeTarget) -> None:
+    with pytest.raises(OptionInvalid, match="no primary key"):
+        sink.prepare(table(key=()), Evolution.EVOLVE)
+
+
+@runs_on(lambda backend: backend.NOWHERE is not None)
+def test_unreachable_server_is_reported_without_its_password(
+    backend: SinkBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sinks.targets.mongodb._SELECT_MILLISECONDS_MAX", 100)
+    sink = backend.sink_to_nowhere()
+    try:
+        (finding,) = sink.check()
+    except ConnectionLost as error:
+        shown = f"{error} {error.hint}"
+    else:
+        assert finding.fatal
+        shown = repr(finding)
+    assert "127.0.0.1" in shown
+    assert "hunter2" not in shown + repr(sink)
+
+
+@runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)
+def test_planning_creates_nothing_and_a_prepared_table_needs_nothing(sink: Sink, table: MakeTarget) -> None:
+    target = table()
+    planned = sink.plan(target, Evolution.EVOLVE)
+    assert planned
+    assert sink.plan(target, Evolution.EVOLVE) == planned
+    sink.prepare(target, Evolution.EVOLVE)
+    assert not sink.plan(target, Evolution.EVOLVE)
 
 
 def _point(x: float, y: float) -> bytes:
@@ -349,11 +327,10 @@ def test_columns_come_widen_and_go(backend: SinkBackend, sink: Sink, table: Make
     assert backend.rows(sink, fewer)[:2] == [row(1, "x"), row(2, "b")]
 
 
+@runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)
 def test_columns_are_added_and_none_is_taken_away_where_that_is_said(
     backend: SinkBackend, sink: Sink, table: MakeTarget
 ) -> None:
-    if not backend.HAS_COLUMNS:
-        return
     pipe = Pipe(sink, Evolution.ADD_ONLY)
     count, total = Column("count", "int", None, False), Column("total", "int", None, False)
     first = table({"id": "int", "count": count, "total": total, "name": "varchar(40)"})
@@ -376,12 +353,11 @@ def test_columns_are_added_and_none_is_taken_away_where_that_is_said(
     assert (found[0]["id"], found[0]["added"], found[0]["total"]) == (1, None, 51)
 
 
+@runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)
 @pytest.mark.parametrize("declared", ["bigint", "double", "varchar(40)"])
 def test_types_stay_where_columns_are_only_added(
     backend: SinkBackend, sink: Sink, table: MakeTarget, declared: str
 ) -> None:
-    if not backend.HAS_COLUMNS:
-        return
     pipe = Pipe(sink)
     before = table({"id": "int", "count": "int"})
     pipe.changes(before, insert(1, id=1, count=5))

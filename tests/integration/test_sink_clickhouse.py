@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ClickHouse sink against ClickHouse's own engine: what versions decide, and what its types hold."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -11,27 +11,27 @@ import clickhouse_connect
 import pytest
 
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, ValueMalformed
+from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
 from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
 from tests.changes_made import changes_of, delete, insert, target_of, update
 from tests.fixture_types import MissingPart
+from tests.sink_backends import ClickHouseBackend, running_backend
 from tools.clickhouse import ClickHouse
-from tools.servers import PartMissing
+from tools.servers import Server
 
 ORDERS = target_of({"id": "bigint unsigned", "name": "varchar(20)"})
 
 
-@pytest.fixture(scope="module")
-def server(missing_part: MissingPart) -> Iterator[ClickHouse]:
-    """A server for this file."""
-    server = ClickHouse()
-    try:
-        server.start()
-    except PartMissing as error:
-        missing_part("ClickHouse", str(error))
-    yield server
-    server.close()
+@pytest.fixture
+def server(
+    pytestconfig: pytest.Config, server_of: Callable[[str], Server], missing_part: MissingPart
+) -> ClickHouse:
+    """The shared server."""
+    backend = running_backend("clickhouse", pytestconfig, server_of, missing_part)
+    assert isinstance(backend, ClickHouseBackend)
+    server: ClickHouse = backend.server
+    return server
 
 
 @pytest.fixture
@@ -73,6 +73,9 @@ def read(sink: Sink, target: Target, **bounds: Any) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: tuple(row[name] for name in target.primary_key))
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_images.py::test_the_version_decides_and_not_the_order_of_arrival"
+)
 def test_the_order_in_which_tasks_write_does_not_matter(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
     late = changes_of(
@@ -89,6 +92,7 @@ def test_the_order_in_which_tasks_write_does_not_matter(server: ClickHouse, data
     assert read(sink, ORDERS) == [{"id": 1, "name": "b"}, {"id": 4, "name": "c"}]
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_rows_of_a_load_yield_to_the_log")
 def test_a_loaded_row_yields_to_a_change_at_its_own_version(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
     change = changes_of(ORDERS, delete(7, id=1, name="a"), insert(7, 1, id=2, name="new"))
@@ -97,6 +101,7 @@ def test_a_loaded_row_yields_to_a_change_at_its_own_version(server: ClickHouse, 
     assert read(sink, ORDERS) == [{"id": 2, "name": "new"}]
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_an_emptied_table_keeps_what_came_after")
 def test_an_emptied_table_loses_what_was_before_whichever_task_wrote_it(
     server: ClickHouse, database: str
 ) -> None:
@@ -114,32 +119,16 @@ def test_an_emptied_table_loses_what_was_before_whichever_task_wrote_it(
     assert read(sink, ORDERS) == [{"id": 2, "name": "after"}]
 
 
-def test_a_feed_has_every_change_once_though_its_batch_comes_again_in_other_pieces(
-    server: ClickHouse, database: str
-) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sink_feeds.py::test_every_change_is_a_row")
+def test_feed_cannot_be_compared(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database, write="append")
-    made = [insert(5, id=1, name="a"), update(6, {"id": 1, "name": "a"}, {"id": 1, "name": "b"})]
-    written(sink, changes_of(ORDERS, *made, delete(7, id=1, name="b")))
-    mark = BatchMark("pipe", "g", 1)
-    writer = sink.open(mark, 0)
-    for piece in (made[:1], made[1:], [delete(7, id=1, name="b")]):
-        writer.write(changes_of(ORDERS, *piece))
-    writer.finish()
-    found = rows_of(
-        server,
-        "SELECT id, name, _change_type, _commit_version, _row"
-        f" FROM {database}.orders ORDER BY _commit_version, _change_type DESC",
-    )
-    assert found == [
-        (1, "a", "insert", 5, 0),
-        (1, "a", "update_preimage", 6, 0),
-        (1, "b", "update_postimage", 6, 0),
-        (1, "b", "delete", 7, 0),
-    ]
     with pytest.raises(OptionInvalid, match="no table that can be compared"):
         next(iter(sink.read(ORDERS)))
 
 
+@pytest.mark.deep(
+    guard="tests/conformance/test_sink_feeds.py::test_repeated_batch_may_arrive_in_other_pieces"
+)
 def test_other_rows_of_a_part_that_was_cut_anew_are_not_taken_for_those_before(
     server: ClickHouse, database: str
 ) -> None:
@@ -149,6 +138,9 @@ def test_other_rows_of_a_part_that_was_cut_anew_are_not_taken_for_those_before(
     assert rows_of(server, f"SELECT id FROM {database}.orders ORDER BY id") == [(1,), (2,)]
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_http.py::test_a_batch_that_comes_again_without_a_table_has_the_same_keys_for_the_others"
+)
 def test_a_part_that_comes_again_without_a_table_doubles_no_row_of_the_others(
     server: ClickHouse, database: str
 ) -> None:
@@ -164,6 +156,7 @@ def test_a_part_that_comes_again_without_a_table_doubles_no_row_of_the_others(
     assert rows_of(server, f"SELECT id FROM {database}.orders") == [(1,)]
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_comes_back_as_it_was")
 def test_values_stand_in_clickhouse_s_own_types(server: ClickHouse, database: str) -> None:
     target = target_of(
         {
@@ -217,6 +210,7 @@ def test_values_stand_in_clickhouse_s_own_types(server: ClickHouse, database: st
     assert [row["id"] for row in read(sink, target, high={"id": Decimal(2)})] == [Decimal(1)]
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_columns_come_widen_and_go")
 def test_a_table_follows_its_source_s_columns(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
     written(sink, changes_of(ORDERS, insert(5, id=1, name="a")))
@@ -240,6 +234,7 @@ def test_a_table_follows_its_source_s_columns(server: ClickHouse, database: str)
         sink.prepare(target_of({"id": "bigint unsigned", "price": "bigint"}, ("price",)), Evolution.EVOLVE)
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_existing_table_keeps_its_own_columns")
 def test_a_table_that_somebody_made_keeps_its_types_and_columns(server: ClickHouse, database: str) -> None:
     client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
     client.command(f"CREATE DATABASE `{database}`")
@@ -258,10 +253,11 @@ def test_a_table_that_somebody_made_keeps_its_types_and_columns(server: ClickHou
     assert rows_of(server, f"SELECT name, note FROM `{database}`.orders") == [("a", "o")]
 
 
-def test_what_cannot_be_is_told_by_name(server: ClickHouse, database: str) -> None:
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_lakes.py::test_a_key_that_is_a_zero_date_is_found_again_and_others_stop"
+)
+def test_key_out_of_range_stops_the_batch(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
-    with pytest.raises(OptionInvalid, match="no primary key"):
-        sink.prepare(target_of({"id": "int"}, ()), Evolution.EVOLVE)
     dated = target_of({"id": "date"})
     sink.prepare(dated, Evolution.EVOLVE)
     writer = sink.open(BatchMark("pipe", "g", 1), 0)
@@ -269,7 +265,3 @@ def test_what_cannot_be_is_told_by_name(server: ClickHouse, database: str) -> No
     with pytest.raises(ValueMalformed, match=r"key of shop\.orders"):
         writer.finish()
     writer.abort()
-    nobody = settings_of("clickhouse")(url="http://127.0.0.1:1")
-    with pytest.raises(ConnectionLost):
-        make_sink("clickhouse", nobody).check()
-    assert sink.check() == []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Elasticsearch sink against a real node: what versions decide, how values are found, what is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -11,28 +11,28 @@ import elasticsearch
 import pytest
 
 from penstock.changes import Target
-from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, ValueMalformed
+from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
 from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
 from tests.changes_made import changes_of, delete, insert, target_of, update
 from tests.fixture_types import MissingPart
 from tests.patience import WAIT_SECONDS_MAX
+from tests.sink_backends import ElasticsearchBackend, running_backend
 from tools.elasticsearch import Elasticsearch
-from tools.servers import PartMissing
+from tools.servers import Server
 
 MARK = BatchMark("pipe", "g", 1)
 
 
-@pytest.fixture(scope="module")
-def server(missing_part: MissingPart) -> Iterator[Elasticsearch]:
-    """A node for this file."""
-    server = Elasticsearch()
-    try:
-        server.start()
-    except PartMissing as error:
-        missing_part("Elasticsearch", str(error))
-    yield server
-    server.close()
+@pytest.fixture
+def server(
+    pytestconfig: pytest.Config, server_of: Callable[[str], Server], missing_part: MissingPart
+) -> Elasticsearch:
+    """The shared node."""
+    backend = running_backend("elasticsearch", pytestconfig, server_of, missing_part)
+    assert isinstance(backend, ElasticsearchBackend)
+    server: Elasticsearch = backend.server
+    return server
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def rows(sink: Sink, target: Target, **bounds: Any) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: tuple(row[name] for name in target.primary_key))
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_keys_change_and_change_places")
 def test_documents_follow_rows_and_their_keys(server: Elasticsearch, sink: Sink, orders: Target) -> None:
     write(
         sink, orders, insert(5, id=1, name='a"\n'), insert(5, 1, id=2, name="b"), insert(5, 2, id=3, name="c")
@@ -89,15 +90,7 @@ def test_documents_follow_rows_and_their_keys(server: Elasticsearch, sink: Sink,
     assert list(documents(server, orders, term={"id": str(2**64 - 1)})) == [str(2**64 - 1)]
 
 
-def test_an_emptied_table_loses_what_was_before(server: Elasticsearch, sink: Sink, orders: Target) -> None:
-    write(sink, orders, insert(5, id=1, name="a"))
-    writer = sink.open(MARK, 0)
-    writer.empty(orders, 6)
-    writer.write(changes_of(orders, insert(7, id=2, name="b")))
-    sink.commit(MARK, [writer.finish()])
-    assert list(documents(server, orders)) == ["2"]
-
-
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_a_key_of_texts_tells_rows_apart")
 def test_keys_of_several_columns_differ_where_their_values_do(
     server: Elasticsearch, sink: Sink, orders: Target
 ) -> None:
@@ -110,6 +103,7 @@ def test_keys_of_several_columns_differ_where_their_values_do(
     assert sorted(documents(server, target)) == ["50%25:", "x:y%3Az"]
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_comes_back_as_it_was")
 def test_values_are_found_and_read_back_as_they_were(server: Elasticsearch, sink: Sink) -> None:
     target = target_of(
         {
@@ -160,6 +154,7 @@ def test_values_are_found_and_read_back_as_they_were(server: Elasticsearch, sink
         assert list(documents(server, index, **query)) == [str(-(2**63))], query
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_columns_come_widen_and_go")
 def test_a_mapping_follows_its_source_s_columns(server: Elasticsearch, sink: Sink, orders: Target) -> None:
     write(sink, orders, insert(5, id=1, name="a"))
     more = replace(orders, columns=(*orders.columns, Column("price", "int")))
@@ -179,10 +174,10 @@ def test_a_mapping_follows_its_source_s_columns(server: Elasticsearch, sink: Sin
         sink.prepare(replace(orders, columns=(*orders.columns, Column("price", "date"))), Evolution.EVOLVE)
 
 
+@pytest.mark.deep(
+    guard="tests/conformance/test_sinks_sql.py::test_value_out_of_the_range_of_its_column_stops_the_batch"
+)
 def test_what_cannot_be_is_told_by_name(server: Elasticsearch, sink: Sink, orders: Target) -> None:
-    assert sink.check() == []
-    with pytest.raises(OptionInvalid, match="no primary key"):
-        sink.prepare(replace(orders, primary_key=()), Evolution.EVOLVE)
     with pytest.raises(OptionInvalid, match="has a column _id"):
         sink.prepare(target_of({"id": "int", "_id": "int"}), Evolution.EVOLVE)
     with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:
@@ -195,7 +190,3 @@ def test_what_cannot_be_is_told_by_name(server: Elasticsearch, sink: Sink, order
     with pytest.raises(ValueMalformed, match="name"):
         writer.finish()
     writer.abort()
-    away = settings_of("elasticsearch")(url="http://me:secret@127.0.0.1:1")
-    with pytest.raises(ConnectionLost) as failed:
-        make_sink("elasticsearch", away).check()
-    assert "secret" not in str(failed.value)

@@ -19,12 +19,12 @@ from penstock.model import Column
 from penstock.sinks import kafka_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread, make_sink, settings_of
 from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.fixture_types import FreshDatabase, MissingPart
+from tests.fixture_types import MissingPart
 from tests.kafka_reading import records, rows_held
-from tests.logged_changes import logged_changes, prepare_all, write_batch
+from tests.logged_changes import logged_corpus, write_batch
+from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.pipeline_oracle import assert_same, source_rows
-from tests.pipeline_workload import Workload
+from tests.pipeline_oracle import assert_same
 from tools.kafka import Kafka
 from tools.servers import PartMissing, Server
 
@@ -84,6 +84,7 @@ def some(table: str) -> Changes:
 # --- Messages ---------------------------------------------------------------------------------
 
 
+@pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_row_that_moves_is_a_delete_of_its_old_key")
 def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, table: str) -> None:
     write(sink_of(broker), mark(1, table), some(table))
     by_key: dict[bytes | None, list[Any]] = defaultdict(list)
@@ -93,6 +94,7 @@ def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, t
     assert by_key == {b'{"id":1}': ["c", "u", "d", None], b'{"id":2}': ["c", "d", None]}
 
 
+@pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_rows_become_messages_of_their_kind")
 @pytest.mark.parametrize(
     ("form", "kinds"),
     [
@@ -109,6 +111,7 @@ def test_other_dialects_leave_the_tombstones_out(
     assert [one.get("change", one.get("type")) for one in told] == kinds
 
 
+@pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_loaded_row_is_marked_as_a_snapshot")
 def test_rows_of_a_load_are_told_as_such(broker: Kafka, table: str) -> None:
     loaded = changes_of(target_of(ORDERS, name=table), insert(1, id=1), origin=Origin.LOAD)
     write(sink_of(broker), mark(1, table), loaded)
@@ -116,6 +119,9 @@ def test_rows_of_a_load_are_told_as_such(broker: Kafka, table: str) -> None:
     assert (record.told["op"], record.told["source"]["snapshot"]) == ("r", "true")
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_is_that_of_kafka_s_own_producers"
+)
 def test_a_key_falls_where_another_producer_puts_it(broker: Kafka, table: str) -> None:
     target = target_of(ORDERS, name=table)
     write(
@@ -138,6 +144,7 @@ def test_a_key_falls_where_another_producer_puts_it(broker: Kafka, table: str) -
     assert placed == ours
 
 
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_messages_arrive_in_order_and_in_bounds")
 def test_each_key_keeps_its_order(broker: Kafka, table: str) -> None:
     target = target_of({"id": "int", "n": "int"}, name=table)
     made: list[list[Made]] = [insert(1, row=key, id=key, n=0) for key in range(50)]
@@ -154,6 +161,7 @@ def test_each_key_keeps_its_order(broker: Kafka, table: str) -> None:
     assert all(found == list(range(40)) for found in by_key.values())
 
 
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_addresses_are_made_of_names_and_columns")
 def test_topics_and_partitions_follow_columns(broker: Kafka, table: str) -> None:
     topic = table.replace("shop.", "rows.")
     target = target_of({"id": "int", "status": "varchar(20)", "shop": "int"}, name=table)
@@ -171,6 +179,7 @@ def test_topics_and_partitions_follow_columns(broker: Kafka, table: str) -> None
     assert {one.key for one in found} == {None}
 
 
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_messages_arrive_in_order_and_in_bounds")
 def test_rows_without_a_key_stay_in_one_partition_in_order(broker: Kafka, table: str) -> None:
     target = target_of({"n": "int"}, (), name=table)
     write(
@@ -186,6 +195,9 @@ def test_rows_without_a_key_stay_in_one_partition_in_order(broker: Kafka, table:
 # --- Exactly once -----------------------------------------------------------------------------
 
 
+@pytest.mark.deep(
+    guard="tests/conformance/test_sink_feeds.py::test_repeated_batch_of_several_parts_is_stored_once"
+)
 def test_a_batch_that_comes_again_is_there_once(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     assert sink.delivery is Delivery.EXACTLY_ONCE
@@ -201,6 +213,9 @@ def test_a_batch_that_comes_again_is_there_once(broker: Kafka, table: str) -> No
     assert len(records(broker, table)) == 21
 
 
+@pytest.mark.deep(
+    guard="tests/conformance/test_sinks_sql.py::test_part_written_as_one_transaction_is_invisible_before_its_end"
+)
 def test_what_was_not_finished_is_never_seen(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     sink.prepare(some(table).target, Evolution.EVOLVE)
@@ -217,6 +232,7 @@ def test_what_was_not_finished_is_never_seen(broker: Kafka, table: str) -> None:
     assert len(records(broker, table, committed=False)) > 7
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_two_writers_of_one_part_write_it_once")
 def test_who_was_replaced_commits_nothing(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     sink.prepare(some(table).target, Evolution.EVOLVE)
@@ -233,22 +249,26 @@ def test_who_was_replaced_commits_nothing(broker: Kafka, table: str) -> None:
     assert len(records(broker, table)) == 14
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_two_writers_of_one_part_write_it_once")
 def test_who_is_replaced_is_told_so_whichever_call_finds_out(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     sink.prepare(some(table).target, Evolution.EVOLVE)
-    for number in range(1, 6):
+    for number in range(1, 4):
         first = sink.open(mark(number, table), 0)
         first.write(some(table))
         second = sink.open(mark(number, table), 0)
         # The broker's answer is there by now or comes while the client waits, as it happens.
-        time.sleep(0.02 * number)
+        time.sleep(0.03 * (number - 1))
         with pytest.raises(LeaseLost):
             first.finish()
         second.write(some(table))
         second.finish()
-    assert len(records(broker, table)) == 35
+    assert len(records(broker, table)) == 21
 
 
+@pytest.mark.deep(
+    guard="tests/conformance/test_sink_feeds.py::test_repeated_batch_of_several_parts_is_stored_once"
+)
 def test_parts_know_their_own_numbers(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     target = target_of(ORDERS, name=table)
@@ -260,6 +280,7 @@ def test_parts_know_their_own_numbers(broker: Kafka, table: str) -> None:
     assert sorted(one.told["after"]["id"] for one in records(broker, table)) == [0, 3, 17]
 
 
+@pytest.mark.deep(guard="tests/integration/test_sink_redis.py::test_a_list_has_every_change_in_order")
 def test_at_least_once_needs_no_transaction(broker: Kafka, table: str) -> None:
     sink = sink_of(broker, exactly_once=False)
     assert sink.delivery is Delivery.AT_LEAST_ONCE
@@ -268,6 +289,9 @@ def test_at_least_once_needs_no_transaction(broker: Kafka, table: str) -> None:
     assert len(records(broker, table)) == 14
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_mysql.py::test_stale_writer_overwrites_nothing_of_a_later_batch"
+)
 def test_a_transaction_from_before_a_reset_hides_no_number(
     broker: Kafka, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +324,7 @@ def test_a_transaction_from_before_a_reset_hides_no_number(
 # --- What goes wrong --------------------------------------------------------------------------
 
 
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_a_refusal_is_told_by_its_kind")
 def test_a_message_that_is_too_large_is_told(broker: Kafka, table: str) -> None:
     target = target_of({"id": "int", "body": Column("body", "longtext", "utf8mb4")}, name=table)
     for exactly_once in (True, False):
@@ -313,6 +338,7 @@ def test_a_message_that_is_too_large_is_told(broker: Kafka, table: str) -> None:
         writer.abort()
 
 
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_a_refusal_is_told_by_its_kind")
 def test_too_few_brokers_for_the_replicas_may_be_back_later(broker: Kafka, table: str) -> None:
     with pytest.raises(ServerBusy) as refused:
         write(sink_of(broker, replicas=2), mark(1, table), some(table))
@@ -320,73 +346,85 @@ def test_too_few_brokers_for_the_replicas_may_be_back_later(broker: Kafka, table
 
 
 def test_no_broker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_connection, "ANSWER_SECONDS_MAX", 2.0)
+    monkeypatch.setattr(kafka_connection, "ANSWER_SECONDS_MAX", 0.5)
     sink = make_sink("kafka", settings_of("kafka")(**{"servers": "127.0.0.1:1"}))
     with pytest.raises(ConnectionLost, match="list topics"):
         sink.check()
 
 
-def test_settings_and_targets_that_do_not_fit_are_refused(broker: Kafka, table: str) -> None:
-    target = target_of(ORDERS, name=table)
-    for settings in (
-        {"key": ("nothing",)},
-        {"partition_by": ("nothing",)},
-        {"topic": "a b"},
-        {"topic": "{no}"},
-    ):
-        with pytest.raises(OptionInvalid):
-            sink_of(broker, **settings).plan(target, Evolution.EVOLVE)
-    one = settings_of("kafka")(**{"servers": broker.servers, "key": "status", "partition_by": "id"})
+NO_BROKER = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"key": ("nothing",)}, {"partition_by": ("nothing",)}, {"topic": "a b"}, {"topic": "{no}"}]
+)
+def test_settings_that_do_not_fit_a_table_are_refused(settings: dict[str, Any], table: str) -> None:
+    sink = make_sink("kafka", settings_of("kafka")(**{"servers": NO_BROKER} | settings))
+    with pytest.raises(OptionInvalid):
+        sink.plan(target_of(ORDERS, name=table), Evolution.EVOLVE)
+
+
+def test_one_column_may_stand_without_a_list_and_secrets_show_nowhere() -> None:
+    kafka = settings_of("kafka")
+    one = kafka(**{"servers": NO_BROKER, "key": "status", "partition_by": "id"})
     assert (one.key, one.partition_by) == (("status",), ("id",))  # type: ignore[attr-defined]
     with pytest.raises(ValidationError, match="show in logs"):
-        sink_of(broker, options={"sasl.password": "hidden"})
-    sink = sink_of(broker, user="penstock", password="hidden")
+        kafka(**{"servers": NO_BROKER, "options": {"sasl.password": "hidden"}})
+    sink = make_sink("kafka", kafka(**{"servers": NO_BROKER, "user": "penstock", "password": "hidden"}))
     assert "hidden" not in repr(sink) + repr(sink.__dict__)
-    assert sink_of(broker).plan(target, Evolution.EVOLVE) == (f"make topic {table}",)
-    assert sink_of(broker).check() == ()
 
 
-def test_a_topic_that_is_null_stops(broker: Kafka, table: str) -> None:
+@pytest.mark.deep(
+    guard="tests/conformance/test_sinks.py::test_planning_creates_nothing_and_a_prepared_table_needs_nothing"
+)
+def test_plan_names_the_topic_that_is_missing(broker: Kafka, table: str) -> None:
     target = target_of(ORDERS, name=table)
-    writer = sink_of(broker, topic="{status}").open(mark(1, table), 0)
+    sink = sink_of(broker)
+    assert sink.check() == ()
+    assert sink.plan(target, Evolution.EVOLVE) == (f"make topic {table}",)
+    sink.prepare(target, Evolution.EVOLVE)
+    assert sink.plan(target, Evolution.EVOLVE) == ()
+
+
+def test_topic_that_is_null_for_a_row_stops(table: str) -> None:
+    settings = settings_of("kafka")(servers=NO_BROKER, topic="{status}", exactly_once=False)
+    writer = make_sink("kafka", settings).open(mark(1, table), 0)
     with pytest.raises(OptionInvalid, match="null"):
-        writer.write(changes_of(target, insert(1, id=1)))
+        writer.write(changes_of(target_of(ORDERS, name=table), insert(1, id=1)))
     writer.abort()
 
 
 # --- A real source ----------------------------------------------------------------------------
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_busy_source_is_mirrored")
 def test_topics_hold_what_the_source_holds_under_their_keys(
-    broker: Kafka, mysql_server: Server, fresh_database: FreshDatabase
+    broker: Kafka, table: str, mysql_server: Server, pytestconfig: pytest.Config
 ) -> None:
-    database = fresh_database(mysql_server)
-    workload = Workload(mysql_server, database, seed=9, truncates=False)
-    workload.create()
-    workload.run(250)
-    workload.close()
+    corpus = logged_corpus(mysql_server, pytestconfig).into(table.replace(".", "_"), keyless=False)
     sink = sink_of(broker, format="json", tombstones=True, partitions=4)
-    targets = prepare_all(sink, mysql_server, database)
-    changes = list(logged_changes(mysql_server, database, rows_max=200))
-    for number, start in enumerate(range(0, len(changes), 8), 1):
+    corpus.prepare(sink)
+    size = -(-len(corpus.changes) // 3)
+    for number, start in enumerate(range(0, len(corpus.changes), size), 1):
         for _ in range(2):
-            # Each batch comes twice: whoever had it died before it could say that it was done.
+            # Each batch comes twice, as if its process had died before it could record it.
             again = pickle.loads(pickle.dumps(sink))
-            write_batch(again, changes[start : start + 8], number)
-    for name, target in targets.items():
+            write_batch(again, corpus.changes[start : start + size], number)
+    for name, target in each(corpus.targets.items()):
         versions: dict[bytes | None, list[Any]] = defaultdict(list)
-        for record in records(broker, name):
+        for record in records(broker, str(target.name)):
             if record.value is not None:
                 versions[record.key].append((record.told["commit_version"], record.told["row"]))
-        assert all(found == sorted(found) for found in versions.values())
-        binary = [one.name for one in target.columns if "binary" in one.type_text]
-        wanted = source_rows(mysql_server, database, target.name.table)
-        assert_same(wanted, rows_held(broker, name, binary), key=target.primary_key)
+        assert all(places == sorted(places) for places in each(versions.values()))
+        binary = [column.name for column in target.columns if "binary" in column.type_text]
+        held = rows_held(broker, str(target.name), binary)
+        assert_same(corpus.rows[name], held, key=target.primary_key)
 
 
 # --- When the broker dies ---------------------------------------------------------------------
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_batch_survives_a_lost_connection")
 def test_a_broker_that_dies_costs_nothing_and_doubles_nothing(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     write(sink, mark(1, table), some(table))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MongoDB sink against a server that speaks its protocol: what becomes of keys, and what BSON holds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -11,27 +11,27 @@ import pytest
 from bson.decimal128 import Decimal128
 
 from penstock.changes import Target
-from penstock.errors import ConnectionLost, OptionInvalid, ValueMalformed
+from penstock.errors import OptionInvalid, ValueMalformed
 from penstock.sinks.sink import BatchMark, Evolution, Sink, make_sink, settings_of
 from tests.changes_made import changes_of, delete, insert, target_of, update
 from tests.fixture_types import MissingPart
+from tests.sink_backends import MongoBackend, running_backend
 from tools.mongo import Mongo
-from tools.servers import PartMissing
+from tools.servers import Server
 
 MARK = BatchMark("pipe", "g", 1)
 ORDERS = target_of({"id": "bigint unsigned", "name": "varchar(20)"})
 
 
-@pytest.fixture(scope="module")
-def server(missing_part: MissingPart) -> Iterator[Mongo]:
-    """A server for this file."""
-    server = Mongo()
-    try:
-        server.start()
-    except PartMissing as error:
-        missing_part("mongo-java-server", str(error))
-    yield server
-    server.close()
+@pytest.fixture
+def server(
+    pytestconfig: pytest.Config, server_of: Callable[[str], Server], missing_part: MissingPart
+) -> Mongo:
+    """The shared server."""
+    backend = running_backend("mongodb", pytestconfig, server_of, missing_part)
+    assert isinstance(backend, MongoBackend)
+    server: Mongo = backend.server
+    return server
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ def write(sink: Sink, target: Target, *made: Any, mark: BatchMark = MARK) -> Any
     return receipt
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_keys_change_and_change_places")
 def test_documents_follow_rows_and_their_keys(server: Mongo, sink: Sink) -> None:
     write(sink, ORDERS, insert(5, id=1, name="a"), insert(5, 1, id=2, name="b"), insert(5, 2, id=3, name="c"))
     for _ in range(2):
@@ -79,15 +80,7 @@ def test_documents_follow_rows_and_their_keys(server: Mongo, sink: Sink) -> None
     ]
 
 
-def test_an_emptied_table_loses_what_was_before(server: Mongo, sink: Sink) -> None:
-    write(sink, ORDERS, insert(5, id=1, name="a"))
-    writer = sink.open(MARK, 0)
-    writer.empty(ORDERS, 6)
-    writer.write(changes_of(ORDERS, insert(7, id=2, name="b")))
-    sink.commit(MARK, [writer.finish()])
-    assert [one["_id"] for one in documents(server, sink)] == [2]
-
-
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_a_key_of_texts_tells_rows_apart")
 def test_a_key_of_several_columns_is_a_document(server: Mongo, sink: Sink) -> None:
     target = target_of({"shop": "int", "at": "datetime(6)", "note": "text"}, ("shop", "at"))
     moment = datetime(2026, 3, 1, 1, 2, 3, 4)
@@ -98,6 +91,7 @@ def test_a_key_of_several_columns_is_a_document(server: Mongo, sink: Sink) -> No
     assert found["note"] == "b"
 
 
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_comes_back_as_it_was")
 def test_values_are_read_back_as_they_were(server: Mongo, sink: Sink) -> None:
     target = target_of(
         {
@@ -143,19 +137,11 @@ def test_values_are_read_back_as_they_were(server: Mongo, sink: Sink) -> None:
     assert upper == [Decimal(2**64 - 1)]
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_lakes.py::test_a_key_that_is_a_zero_date_is_found_again_and_others_stop"
+)
 def test_what_cannot_be_is_told_by_name(sink: Sink) -> None:
-    with pytest.raises(OptionInvalid, match="no primary key"):
-        sink.prepare(target_of({"id": "int"}, ()), Evolution.EVOLVE)
     with pytest.raises(OptionInvalid, match="has a column _id"):
         sink.prepare(target_of({"id": "int", "_id": "int"}), Evolution.EVOLVE)
     with pytest.raises(ValueMalformed, match="its column day"):
         write(sink, target_of({"day": "date"}, ("day",)), insert(5))
-    assert sink.check() == []
-
-
-def test_a_server_that_is_away_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.sinks.targets.mongodb._SELECT_MILLISECONDS_MAX", 100)
-    away = make_sink("mongodb", settings_of("mongodb")(url="mongodb://me:secret@127.0.0.1:1"))
-    with pytest.raises(ConnectionLost) as failed:
-        away.check()
-    assert "secret" not in str(failed.value)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches for the sinks' conformance suite, and the choice of the backends on which a test runs."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from penstock.changes import Changes, Target
+from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink
+from tests.changes_made import Made, changes_of
+from tests.sink_backends import Row, SinkBackend
+
+COLUMNS = {"id": "int", "name": "varchar(40)"}
+MakeTarget = Callable[..., Target]
+Choice = Callable[[type[SinkBackend]], bool]
+_Test = TypeVar("_Test", bound=Callable[..., None])
+
+
+def runs_on(choice: Choice) -> Callable[[_Test], _Test]:
+    """Have a test run on the backends that a condition holds for; by default it runs on every mirror."""
+
+    def decorate(test: _Test) -> _Test:
+        test.runs_on = choice  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+class Pipe:
+    """Writes batches one after the other, as a pipeline does."""
+
+    def __init__(self, sink: Sink, evolution: Evolution = Evolution.EVOLVE) -> None:
+        self.sink = sink
+        self.evolution = evolution
+        self.number = 0
+
+    def batch(self, *parts: Sequence[Changes], again: bool = False) -> list[Receipt]:
+        """Write a batch, of which each task has a part. With `again` it is the last one, once more."""
+        self.number += 0 if again else 1
+        mark = BatchMark("conformance", "1", self.number)
+        receipts = []
+        for number, part in enumerate(parts):
+            for changes in part:
+                self.sink.prepare(changes.target, self.evolution)
+            writer = self.sink.open(mark, number)
+            for changes in part:
+                writer.write(changes)
+            receipts.append(writer.finish())
+        self.sink.commit(mark, receipts)
+        return receipts
+
+    def changes(self, target: Target, *made: list[Made], again: bool = False) -> list[Receipt]:
+        """Write changes of one table in one part."""
+        return self.batch([changes_of(target, *made)], again=again)
+
+
+def row(number: int, name: str | None = None) -> Row:
+    """Return a row of a table with COLUMNS."""
+    return {"id": number, "name": name}

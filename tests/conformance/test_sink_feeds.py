@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A feed holds every change as a row, once, whatever it is written to."""
+
+import pytest
+
+from penstock.sinks.sink import BatchMark, Evolution, Sink, Spread
+from tests.changes_made import changes_of, delete, insert, update
+from tests.conformance.batches import MakeTarget, Pipe, runs_on
+from tests.sink_backends import FeedRow, SinkBackend
+
+CHANGES = (
+    insert(1, id=1, name="a"),
+    update(2, {"id": 1, "name": "a"}, {"id": 1, "name": "b"}, 3),
+    delete(3, id=1, name="b"),
+)
+ROWS = [
+    FeedRow(1, "a", "insert", 1, 0),
+    FeedRow(1, "a", "update_preimage", 2, 3),
+    FeedRow(1, "b", "update_postimage", 2, 3),
+    FeedRow(1, "b", "delete", 3, 0),
+]
+
+
+def keeps_feeds(backend: type[SinkBackend]) -> bool:
+    return backend.FEED is not None
+
+
+@pytest.fixture
+def feed(backend: SinkBackend) -> Sink:
+    """A sink that keeps every change."""
+    assert backend.FEED is not None
+    return backend.sink(**backend.FEED)
+
+
+@runs_on(keeps_feeds)
+def test_every_change_is_a_row(backend: SinkBackend, feed: Sink, table: MakeTarget) -> None:
+    assert (feed.spread, feed.keeps_state) == (Spread.RANGES, False)
+    Pipe(feed).changes(table(), *CHANGES)
+    assert backend.feed_rows(feed, table()) == ROWS
+
+
+@runs_on(keeps_feeds)
+def test_repeated_batch_of_several_parts_is_stored_once(
+    backend: SinkBackend, feed: Sink, table: MakeTarget
+) -> None:
+    target, pipe = table(), Pipe(feed)
+    parts = [changes_of(target, *CHANGES[:2])], [changes_of(target, *CHANGES[2:])]
+    receipts = pipe.batch(*parts)
+    feed.commit(BatchMark("conformance", "1", 1), receipts)
+    assert backend.feed_rows(feed, target) == ROWS
+    pipe.batch(*parts, again=True)
+    assert backend.feed_rows(feed, target) == ROWS
+    pipe.changes(target, insert(4, id=2, name="c"))
+    assert backend.feed_rows(feed, target) == [*ROWS, FeedRow(2, "c", "insert", 4, 0)]
+
+
+@runs_on(keeps_feeds)
+def test_repeated_batch_may_arrive_in_other_pieces(
+    backend: SinkBackend, feed: Sink, table: MakeTarget
+) -> None:
+    target, pipe = table(), Pipe(feed)
+    pipe.changes(target, *CHANGES)
+    pipe.batch([changes_of(target, change) for change in CHANGES], again=True)
+    assert backend.feed_rows(feed, target) == ROWS
+
+
+@runs_on(lambda backend: keeps_feeds(backend) and backend.FEED_HAS_METADATA)
+def test_rows_of_a_feed_carry_their_position_in_the_log(
+    backend: SinkBackend, feed: Sink, table: MakeTarget
+) -> None:
+    target = table()
+    feed.prepare(target, Evolution.EVOLVE)
+    changes = changes_of(target, *CHANGES)
+    Pipe(feed).batch([changes])
+    wanted = sorted(row["_metadata"]["offset"] for row in changes.rows.to_pylist())
+    assert wanted == [16, 32, 32, 48]
+    assert sorted(row["_metadata"]["offset"] for row in backend.stored_feed(feed, target)) == wanted

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes as messages of a queue: their kinds, their keys, and the partitions of these keys."""
+
+import json
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+
+from penstock import _native
+from penstock.changes import Changes, Origin
+from penstock.sinks.messages import Format, messages_of
+from tests.changes_made import changes_of, delete, insert, target_of, update
+
+ORDERS = target_of({"id": "int", "status": "varchar(20)"})
+
+
+def order_changes() -> Changes:
+    """An insert, an update, a move to another key, and a delete."""
+    new: dict[str, Any] = {"id": 1, "status": "new"}
+    paid = new | {"status": "paid"}
+    return changes_of(
+        ORDERS,
+        insert(1, **new),
+        update(2, new, paid),
+        update(3, paid, paid | {"id": 2}),
+        delete(4, id=2, status="paid"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "field", "kinds"),
+    [
+        ("debezium", "op", ["c", "u", "d", "c", "d"]),
+        ("json", "change", ["insert", "update", "delete", "insert", "delete"]),
+        ("maxwell", "type", ["insert", "update", "update", "delete"]),
+        ("canal_flat", "type", ["INSERT", "UPDATE", "UPDATE", "DELETE"]),
+    ],
+)
+def test_rows_become_messages_of_their_kind(form: Format, field: str, kinds: list[str]) -> None:
+    messages = messages_of(order_changes(), form, ("id",))
+    assert [json.loads(value)[field] for value in messages.value.to_pylist()] == kinds
+
+
+def test_row_that_moves_is_a_delete_of_its_old_key() -> None:
+    messages = messages_of(order_changes(), "debezium", ("id",))
+    old, new = b'{"id":1}', b'{"id":2}'
+    assert messages.key.to_pylist() == [old, old, old, new, new]
+    assert messages.kind.to_pylist() == [0, 1, 2, 0, 2]
+
+
+def test_loaded_row_is_marked_as_a_snapshot() -> None:
+    loaded = changes_of(ORDERS, insert(1, id=1), origin=Origin.LOAD)
+    (message,) = (json.loads(value) for value in messages_of(loaded, "debezium", ("id",)).value.to_pylist())
+    assert (message["op"], message["source"]["snapshot"]) == ("r", "true")
+
+
+def test_partition_of_a_key_is_that_of_kafka_s_own_producers() -> None:
+    # Hashes from the tests of Kafka's Java client.
+    hashes = {b"21": -973_932_308, b"foobar": -790_332_482, b"abc": 479_470_107}
+    keys = pyarrow.record_batch([pyarrow.array(list(hashes), pyarrow.large_binary())], ["key"])
+    partitions = pyarrow.array(_native.partitions(keys, 7)).to_pylist()
+    positive = numpy.array(list(hashes.values())) & 0x7FFF_FFFF
+    assert partitions == (positive % 7).tolist()
