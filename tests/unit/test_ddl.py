@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from penstock.capture.ddl.effects import (
     AlterTable,
     CreateTable,
+    DropColumn,
     DropDatabase,
     DropTable,
     RenameTable,
@@ -53,6 +56,12 @@ def names(text: str, spelling: ServerSpelling = MYSQL) -> list[str]:
         "FLUSH TABLES",
         "CREATE VIEW v AS SELECT 1",
         "CREATE OR REPLACE ALGORITHM=MERGE DEFINER=`u`@`%` SQL SECURITY INVOKER VIEW v AS SELECT 1",
+        "CREATE ALGORITHM=UNDEFINED DEFINER=`u`@`%` SQL SECURITY DEFINER VIEW `v` AS select 1 AS `1`",
+        "CREATE OR REPLACE JSON RELATIONAL DUALITY VIEW v AS SELECT JSON_DUALITY_OBJECT('a': id) FROM t",
+        "ALTER JSON DUALITY VIEW v AS SELECT JSON_DUALITY_OBJECT('a': id) FROM t",
+        "CREATE MATERIALIZED VIEW v AS SELECT 1",
+        "SET STATEMENT lock_wait_timeout=5 FOR CREATE VIEW v AS SELECT 1",
+        "ALTER TABLE t ADD PERIOD FOR SYSTEM_TIME (s, e)",
         "CREATE DEFINER=`u`@`h` TRIGGER x BEFORE INSERT ON t FOR EACH ROW BEGIN DROP TABLE t; END",
         "CREATE DEFINER=CURRENT_USER() PROCEDURE p() BEGIN ALTER TABLE t ADD COLUMN c INT; END",
         "CREATE AGGREGATE FUNCTION f RETURNS INT SONAME 'x.so'",
@@ -94,6 +103,9 @@ def test_statements_that_define_no_table_have_no_effect(text: str) -> None:
         ),
         ("ALTER TABLE t RENAME AS d.u", ["RenameTable shop.t d.u"]),
         ("ALTER TABLE t ADD c INT, RENAME u", ["AlterTable shop.t", "RenameTable shop.t shop.u"]),
+        ("SET STATEMENT lock_wait_timeout=5, a=(1) FOR ALTER TABLE t ADD c INT", ["AlterTable shop.t"]),
+        ("/*M!100100 SET STATEMENT a=1 FOR */ DROP TABLE t", ["DropTable shop.t"]),
+        ("SET STATEMENT a=1", ["Unread *"]),
         ("ALTER TABLE t ADD c MONEY", ["Unread shop.t"]),
         ("ALTER TABLE t SPLIT COLUMN c INTO (d, e)", ["Unread shop.t"]),
         ("CREATE TABLE t AS SELECT * FROM u", ["Unread shop.t"]),
@@ -106,6 +118,34 @@ def test_statements_that_define_no_table_have_no_effect(text: str) -> None:
 )
 def test_effects_name_their_tables(text: str, expected: list[str]) -> None:
     assert names(text) == expected
+
+
+def steps(text: str) -> list[Any]:
+    """Return the steps of an ALTER TABLE."""
+    [effect] = effects_of(text, "shop", MYSQL)
+    assert isinstance(effect, AlterTable)
+    return list(effect.steps)
+
+
+def test_period_alone_is_the_name_of_a_column() -> None:
+    dropped, added = steps("ALTER TABLE t DROP period, ADD period INT")
+    assert dropped == DropColumn("period")
+    assert (added.column.name, added.column.declared.text) == ("period", "int")
+
+
+@pytest.mark.parametrize(
+    ("declaration", "charset", "nullable"),
+    [
+        ("INT DEFAULT (id IS NOT NULL)", None, True),
+        ("TEXT DEFAULT (_utf8mb4'x' COLLATE utf8mb4_bin)", None, True),
+        ("TEXT CHARACTER SET gbk DEFAULT (CONVERT('x' USING utf8mb4)) NOT NULL", "gbk", False),
+    ],
+)
+def test_words_of_a_default_expression_are_no_attributes(
+    declaration: str, charset: str | None, nullable: bool
+) -> None:
+    [added] = steps(f"ALTER TABLE t ADD b {declaration}")
+    assert (added.column.charset, added.column.nullable) == (charset, nullable)
 
 
 @given(st.text(max_size=80))

@@ -34,6 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "typed": {"emit": "typed"},
     "envelope": {"emit": "envelope"},
     "transactions": {"emit": "transactions"},
+    "events": {"emit": "events"},
     **{dialect: {"emit": "messages", "dialect": dialect} for dialect in DIALECTS},
 }
 # Every rows event leaves as a batch of its own, so each cut finds part of a transaction handed out.

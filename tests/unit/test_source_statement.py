@@ -21,13 +21,27 @@ def _names(*texts: str) -> set[TableName]:
         ("UPDATE orders JOIN crm.customers USING (id) SET total = 1", ["shop.orders", "crm.customers"]),
         ("DELETE FROM crm.customers WHERE id IN (SELECT id FROM orders)", ["crm.customers", "shop.orders"]),
         ("/* from the shop */ UPDATE orders SET note = 'DELETE FROM items'", ["shop.orders"]),
+        ("SET STATEMENT max_statement_time=1 FOR INSERT INTO orders VALUES (1)", ["shop.orders"]),
     ],
 )
 def test_a_change_names_its_tables(text: str, tables: list[str]) -> None:
     assert changed_tables(text, "shop") == _names(*tables)
 
 
-@pytest.mark.parametrize("text", ["LOAD DATA", "UPDATE ((", "CALL restock()", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LOAD DATA",
+        "UPDATE ((",
+        "CALL restock()",
+        "",
+        "SELECT `shop`.`restock`(7)",
+        "SELECT restock(id) FROM orders",
+        "DO restock(7)",
+        "/*M!100100 INSERT INTO orders VALUES (1) */",
+        "ANALYZE FORMAT=JSON UPDATE orders SET total = 1",
+    ],
+)
 def test_a_change_that_cannot_be_told_may_be_of_any_table(text: str) -> None:
     assert changed_tables(text, "shop") is None
 
@@ -37,7 +51,10 @@ def test_a_change_that_cannot_be_told_may_be_of_any_table(text: str) -> None:
     [
         ("TRUNCATE TABLE orders", ["shop.orders"]),
         ("truncate crm.customers", ["crm.customers"]),
+        ("/* nightly */ TRUNCATE orders", ["shop.orders"]),
+        ("/*!40000 DROP TABLE orders */", ["shop.orders"]),
         ("DROP TABLE IF EXISTS orders, crm.customers", ["shop.orders", "crm.customers"]),
+        ("SET STATEMENT max_statement_time=1 FOR TRUNCATE orders", ["shop.orders"]),
         ("DROP VIEW orders", []),
         ("DROP DATABASE shop", []),
         ("ALTER TABLE orders ADD COLUMN note TEXT", []),

@@ -19,22 +19,25 @@ from penstock.capture.ddl.effects import (
     Statement,
     Unread,
 )
-from penstock.capture.ddl.statement import effects_of
+from penstock.capture.ddl.statement import effects_of, skip_to_verb
 from penstock.capture.ddl.tokens import ServerSpelling, TextUnreadable, TokenCursor, tokens_of
 from penstock.model import TableName
 
 _BEFORE_INSERT_TARGET = ("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO")
 _BEFORE_ALTERED = ("ONLINE", "OFFLINE", "IGNORE")
-_EMPTYING_VERBS = ("TRUNCATE", "DROP")
+_ROUTINE_VERBS = ("SELECT", "DO", "CALL")
 
 
 def changed_tables(text: str, database: str) -> set[TableName] | None:
     """Return the tables whose rows a logged change may have changed; None where that cannot be told.
 
-    An INSERT changes its target; of any other statement every table counts, so nothing is missed.
+    An INSERT changes its target; of any other statement every table counts, so nothing is missed. A SELECT,
+    DO or CALL is logged for what its routines change, which the text does not name.
     """
     if (target := _insert_target(text, database)) is not None:
         return {target}
+    if _runs_routines(text):
+        return None
     from sqlglot import expressions
 
     statement = _parse(text)
@@ -62,21 +65,23 @@ def named_by(text: str, database: str) -> tuple[set[TableName], set[str]]:
 
 def emptied_tables(text: str, database: str) -> set[TableName]:
     """Return the tables that a TRUNCATE or DROP TABLE empties."""
-    if not text.lstrip().upper().startswith(_EMPTYING_VERBS):
+    try:
+        cursor = _cursor(text)
+        if cursor.accept("TRUNCATE"):
+            cursor.accept("TABLE")
+            return {Statement(cursor, database, ServerSpelling()).take_table()}
+    except (TextUnreadable, NotUnderstood):
         return set()
-    from sqlglot import expressions
-
-    statement = _parse(text)
-    if statement is None:
+    if cursor.next.upper != "DROP":
         return set()
-    is_table = isinstance(statement, expressions.TruncateTable) or statement.args.get("kind") == "TABLE"
-    return _names(list(statement.find_all(expressions.Table)), database) if is_table else set()
+    effects = effects_of(text, database, ServerSpelling())
+    return {effect.name for effect in effects if isinstance(effect, DropTable)}
 
 
 def altered_table(text: str, database: str) -> TableName | None:
     """Return the table that an ALTER TABLE names, whatever it does to it; None for any other statement."""
     try:
-        cursor = TokenCursor(tokens_of(text, ServerSpelling()))
+        cursor = _cursor(text)
         if not cursor.accept("ALTER"):
             return None
         while any(cursor.accept(word) for word in _BEFORE_ALTERED):
@@ -90,10 +95,24 @@ def altered_table(text: str, database: str) -> TableName | None:
         return None
 
 
+def _cursor(text: str) -> TokenCursor:
+    """Return a cursor at a statement's verb. Raises TextUnreadable."""
+    cursor = TokenCursor(tokens_of(text, ServerSpelling()))
+    skip_to_verb(cursor)
+    return cursor
+
+
+def _runs_routines(text: str) -> bool:
+    try:
+        return _cursor(text).next.upper in _ROUTINE_VERBS
+    except TextUnreadable:
+        return True
+
+
 def _insert_target(text: str, database: str) -> TableName | None:
     """Return the table that an INSERT or REPLACE names, None for any other statement."""
     try:
-        cursor = TokenCursor(tokens_of(text, ServerSpelling()))
+        cursor = _cursor(text)
         if not (cursor.accept("INSERT") or cursor.accept("REPLACE")):
             return None
         while any(cursor.accept(word) for word in _BEFORE_INSERT_TARGET):

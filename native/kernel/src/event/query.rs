@@ -112,8 +112,8 @@ pub fn verb(text: &[u8]) -> Verb {
         b"ROLLBACK" => return Verb::Rollback,
         _ => {}
     }
-    let rest = after_comments(text);
-    let (first, rest) = word(rest);
+    let Some(statement) = after_set_statement(after_comments(text)) else { return Verb::Change };
+    let (first, rest) = word(statement);
     let (second, _) = word(after_comments(rest));
     let is = |found: &[u8], wanted: &str| found.eq_ignore_ascii_case(wanted.as_bytes());
     if is(first, "XA") {
@@ -133,8 +133,14 @@ pub fn verb(text: &[u8]) -> Verb {
     if is(first, "COMMIT") {
         return Verb::Commit;
     }
-    const CHANGES: [&str; 7] = ["INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL"];
+    // A SELECT or DO is logged for the functions that it calls: they changed rows.
+    const CHANGES: [&str; 9] = ["INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "SELECT", "DO"];
     if CHANGES.iter().any(|change| is(first, change)) {
+        return Verb::Change;
+    }
+    // MariaDB's ANALYZE runs the statement behind it, unless it is ANALYZE TABLE.
+    const ANALYZE_TABLE: [&str; 3] = ["TABLE", "LOCAL", "NO_WRITE_TO_BINLOG"];
+    if is(first, "ANALYZE") && !ANALYZE_TABLE.iter().any(|option| is(second, option)) {
         return Verb::Change;
     }
     // CREATE TABLE ... SELECT is one transaction: its definition ends with these words, and rows follow.
@@ -144,14 +150,67 @@ pub fn verb(text: &[u8]) -> Verb {
     Verb::Definition
 }
 
-/// Passes over white space, `/* */`, `--` and `#` comments. `/*!` stays: it is text that the server runs.
+/// Passes over `SET STATEMENT variable = value, ... FOR`, which MariaDB logs before the statement that it is for; None
+/// where no FOR follows.
+fn after_set_statement(mut text: &[u8]) -> Option<&[u8]> {
+    loop {
+        let (first, rest) = word(text);
+        let (second, settings) = word(after_comments(rest));
+        if !first.eq_ignore_ascii_case(b"SET") || !second.eq_ignore_ascii_case(b"STATEMENT") {
+            return Some(text);
+        }
+        text = after_comments(after_for(settings)?);
+    }
+}
+
+/// The text behind the first FOR that is in no quotes, comment or parentheses.
+fn after_for(text: &[u8]) -> Option<&[u8]> {
+    let (mut rest, mut depth) = (text, 0usize);
+    loop {
+        rest = match rest {
+            [] => return None,
+            [quote @ (b'\'' | b'"' | b'`'), inside @ ..] => after_quote(inside, *quote)?,
+            [b'/', b'*', inside @ ..] => memchr::memmem::find(inside, b"*/").and_then(|at| inside.get(at + 2..))?,
+            [b'(', inside @ ..] => {
+                depth += 1;
+                inside
+            }
+            [b')', outside @ ..] => {
+                depth = depth.saturating_sub(1);
+                outside
+            }
+            [byte, after @ ..] if !byte.is_ascii_alphanumeric() && *byte != b'_' => after,
+            _ => {
+                let (found, after) = word(rest);
+                if depth == 0 && found.eq_ignore_ascii_case(b"FOR") {
+                    return Some(after);
+                }
+                after
+            }
+        };
+    }
+}
+
+/// The text behind a closing quote; a doubled quote opens the next string, which comes to the same.
+fn after_quote(inside: &[u8], quote: u8) -> Option<&[u8]> {
+    let mut escaped = false;
+    let at = inside.iter().position(|byte| {
+        let closes = *byte == quote && !escaped;
+        escaped = *byte == b'\\' && !escaped && quote != b'`';
+        closes
+    })?;
+    inside.get(at + 1..)
+}
+
+/// Passes over white space, `/* */`, `--` and `#` comments. What is in `/*! */` and MariaDB's `/*M! */` stays: it is
+/// text that the server runs.
 fn after_comments(mut text: &[u8]) -> &[u8] {
     loop {
         text = text.trim_ascii_start();
         let rest = match text {
-            [b'/', b'*', b'!', digits @ ..] => {
+            [b'/', b'*', b'!', digits @ ..] | [b'/', b'*', b'M', b'!', digits @ ..] => {
                 let count = digits.iter().take_while(|byte| byte.is_ascii_digit()).count();
-                return after_comments(digits.get(count..).unwrap_or_default());
+                digits.get(count..)
             }
             [b'/', b'*', rest @ ..] => memchr::memmem::find(rest, b"*/").and_then(|at| rest.get(at + 2..)),
             [b'-', b'-', rest @ ..] | [b'#', rest @ ..] => {
@@ -189,6 +248,17 @@ mod tests {
             ("SAVEPOINT `a`", Verb::Marker),
             ("/* app */ -- x\n insert into t values (1)", Verb::Change),
             ("/*!40000 ALTER TABLE t DISABLE KEYS */", Verb::Definition),
+            ("/*M!100100 INSERT INTO t VALUES (1) */", Verb::Change),
+            ("SELECT `d`.`g`(7)", Verb::Change),
+            ("DO f(1)", Verb::Change),
+            ("ANALYZE TABLE t", Verb::Definition),
+            ("ANALYZE NO_WRITE_TO_BINLOG TABLE t", Verb::Definition),
+            ("ANALYZE FORMAT=JSON UPDATE t SET a = 1", Verb::Change),
+            ("SET PASSWORD FOR `u`@`h` = 'x'", Verb::Definition),
+            ("SET STATEMENT sql_mode='it''s \\' FOR x', a=(b FOR c) FOR insert into t values (1)", Verb::Change),
+            ("SET STATEMENT a=1 FOR SET STATEMENT b=2 for ALTER TABLE t ADD c INT", Verb::Definition),
+            ("SET STATEMENT a=1", Verb::Change),
+            ("SET STATEMENT a='open", Verb::Change),
             ("CREATE TABLE `c` (\n  `a` int\n) START TRANSACTION", Verb::Begin),
             ("# only a comment", Verb::Definition),
             ("/* open", Verb::Definition),
@@ -196,5 +266,14 @@ mod tests {
         ] {
             assert_eq!(verb(text.as_bytes()), wanted, "{text}");
         }
+    }
+    #[test]
+    fn nesting_costs_no_stack_and_linear_time() {
+        for prefix in ["/*!", "/*M!", "(", "/*!99999", "SET STATEMENT a=1 FOR ", "/**/", "#\n"] {
+            let text = format!("{} CREATE TABLE d.z (a INT) */", prefix.repeat(300_000));
+            assert_eq!(verb(text.as_bytes()), Verb::Definition, "{prefix}");
+        }
+        let quotes = format!("SET STATEMENT a={} FOR INSERT INTO t VALUES (1)", "'\\''".repeat(100_000));
+        assert_eq!(verb(quotes.as_bytes()), Verb::Change);
     }
 }

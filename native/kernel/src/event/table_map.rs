@@ -315,3 +315,51 @@ fn is_numeric(wire: Wire) -> bool {
     use code::{DOUBLE, FLOAT, INT24, LONG, LONGLONG, NEWDECIMAL, SHORT, TINY, YEAR};
     matches!(wire.code, TINY | SHORT | INT24 | LONG | LONGLONG | FLOAT | DOUBLE | NEWDECIMAL | YEAR)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIGNS: u8 = 1;
+
+    fn format() -> Format {
+        Format {
+            server_version: "9.7.0".to_owned(),
+            mariadb: false,
+            gtid_events: true,
+            checksum: false,
+            created: 0,
+            table_id_bytes_table_map: 6,
+            table_id_bytes_rows: 6,
+        }
+    }
+
+    /// The body of a table map with columns of these types, their metadata, and one optional field.
+    fn body(codes: &[u8], metadata: &[u8], field: u8, value: &[u8]) -> Vec<u8> {
+        let mut body = vec![7, 0, 0, 0, 0, 0, 1, 0];
+        body.extend(b"\x02db\0\x01t\0");
+        body.push(codes.len() as u8);
+        body.extend(codes);
+        body.push(metadata.len() as u8);
+        body.extend(metadata);
+        body.extend(vec![0; codes.len().div_ceil(8)]);
+        body.extend([field, value.len() as u8]);
+        body.extend(value);
+        body
+    }
+
+    #[test]
+    fn each_number_has_a_sign_and_nothing_else_has_one() {
+        use code::{BIT, DOUBLE, FLOAT, INT24, LONG, LONGLONG, NEWDECIMAL, SHORT, TINY, VARCHAR, YEAR};
+        let codes = [VARCHAR, TINY, SHORT, BIT, INT24, LONG, LONGLONG, FLOAT, DOUBLE, NEWDECIMAL, YEAR, LONG];
+        let metadata = [40, 0, 1, 1, 4, 8, 10, 2];
+        // The signs of the ten numbers, from the highest bit on: unsigned are TINY, INT24, LONGLONG and the last.
+        let map = TableMap::read(&body(&codes, &metadata, SIGNS, &[0b1010_1000, 0b0100_0000]), &format()).unwrap();
+        let unsigned: Vec<u8> =
+            map.columns.iter().filter(|column| column.hints.unsigned).map(|column| column.wire.code).collect();
+        assert_eq!(unsigned, [TINY, INT24, LONGLONG, LONG]);
+        let described: Vec<bool> = map.columns.iter().map(|column| column.described).collect();
+        let numbers: Vec<bool> = codes.iter().map(|code| ![VARCHAR, BIT].contains(code)).collect();
+        assert_eq!(described, numbers);
+    }
+}

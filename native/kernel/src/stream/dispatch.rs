@@ -373,6 +373,12 @@ impl Decoder {
         if before && self.open.is_none() || self.open.as_ref().is_some_and(|open| open.skipped) {
             return;
         }
+        if let Some(open) = &mut self.open {
+            open.events += 1;
+            if open.events <= open.resume_rows {
+                return;
+            }
+        }
         let mut gtid = String::new();
         if let Some(open) = &self.open {
             open.view.gtid.write(&mut gtid);

@@ -489,11 +489,37 @@ fn source_columns(map: &TableMap, declared: Option<&[DeclaredColumn]>, mariadb: 
                 );
                 return Err(Error::new(ErrorKind::SchemaMismatch, message));
             }
-            let kind = declared.kind(mariadb)?.fit(logged.wire);
+            let kind = declared.kind(mariadb)?.fit(logged.wire).and_then(|kind| prove_described(kind, logged));
             let kind = kind.map_err(|error| error.within(&format!("column `{}`", declared.name)))?;
             Ok(SourceColumn { name: declared.name.as_str().into(), kind })
         })
         .collect()
+}
+
+/// Fails where the log tells another sign or character set than the declaration: MySQL 8 logs both in every table map.
+fn prove_described(kind: Kind, logged: &LogColumn) -> Result<Kind> {
+    if !logged.described {
+        return Ok(kind);
+    }
+    let told = match (&kind, logged.hints.charset) {
+        (Kind::Integer { unsigned, .. }, _) if *unsigned != logged.hints.unsigned => {
+            if *unsigned { "a signed number" } else { "an unsigned number" }.to_owned()
+        }
+        (Kind::Text { charset, .. } | Kind::CompressedText { charset, .. }, Some(told)) if *charset != told => {
+            format!("the character set {}", told.name())
+        }
+        (Kind::Binary { .. } | Kind::CompressedBinary { .. }, Some(told)) if !told.is_binary() => {
+            format!("the character set {}", told.name())
+        }
+        _ => return Ok(kind),
+    };
+    let declared = match charset_of(&kind) {
+        Some(charset) => format!("{} of the character set {}", kind.type_text(), charset.name()),
+        None => kind.type_text(),
+    };
+    let message = format!("declared as {declared}, but the log tells {told}");
+    Err(Error::new(ErrorKind::SchemaMismatch, message)
+        .hint("the schema is not the one in force here; give the schema of this time in `schemas`"))
 }
 
 /// The definition that envelope rows carry.
@@ -545,3 +571,6 @@ fn push_json(text: &str, out: &mut String) {
     }
     out.push('"');
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,8 +19,10 @@ pub(super) struct Open {
     pub begun: bool,
     /// It is out of range: its rows are passed over.
     pub skipped: bool,
-    /// Changes that were handed out before a reconnect, and are not handed out again.
+    /// Changes that were handed out before a reconnect, and are not handed out again; events, where those are emitted.
     pub resume_rows: u32,
+    /// Events so far, where those are emitted.
+    pub events: u32,
     /// Changes so far, of tables read or not.
     pub rows: u32,
     /// Changes so far that went into batches.
@@ -67,6 +69,7 @@ impl Decoder {
             begun: false,
             skipped,
             resume_rows,
+            events: 0,
             rows: 0,
             selected: 0,
             handed_out: resume_rows,
@@ -85,7 +88,7 @@ impl Decoder {
     /// crashed in the middle of it has cut it from its log, and its rows never were.
     fn prove_resume(&self, span: Span) -> Result<()> {
         let Some(Resume { start: Some(start), rows }) = self.resume else { return Ok(()) };
-        if (self.file_number, span.start) <= start {
+        if (self.file_number, span.start) <= start || matches!(self.emitter, Emitter::Events(_)) {
             return Ok(());
         }
         let message = format!("{rows} changes were handed out of a transaction that is no longer in the log");
@@ -97,8 +100,12 @@ impl Decoder {
     /// The transaction after `position` of which changes were handed out already, by this decoder or before it.
     pub fn handed_out(&self) -> Option<Resume> {
         match &self.open {
-            Some(open) if !open.skipped => (open.handed_out > 0)
-                .then_some(Resume { start: Some((self.file_number, open.view.start)), rows: open.handed_out }),
+            Some(open) if !open.skipped => {
+                // Events leave as they come, at the latest when the input ends.
+                let events = matches!(self.emitter, Emitter::Events(_));
+                let rows = if events { open.events.max(open.resume_rows) } else { open.handed_out };
+                (rows > 0).then_some(Resume { start: Some((self.file_number, open.view.start)), rows })
+            }
             _ => self.resume,
         }
     }
@@ -217,7 +224,7 @@ impl Decoder {
     /// A server that died in mid-transaction starts a new file; what it had logged of the transaction never was.
     pub(super) fn abandon_open(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        if open.handed_out > 0 {
+        if open.handed_out > 0 && !matches!(self.emitter, Emitter::Events(_)) {
             let message = "the server stopped inside a transaction of which rows were handed out";
             return Err(Error::new(ErrorKind::TransactionRolledBack, message).at(&self.file, open.view.start));
         }

@@ -46,7 +46,11 @@ _OBJECTS_WITHOUT_ROWS = words_of(
     TABLESPACE TRIGGER UNDO USER VIEW"""
 )
 # Words that may stand between CREATE, ALTER or DROP and the kind of object.
-_BEFORE_KIND = words_of("ONLINE OFFLINE IGNORE AGGREGATE UNIQUE FULLTEXT VECTOR PUBLIC SQL SECURITY INVOKER")
+# A view is logged as CREATE ALGORITHM=... DEFINER=... SQL SECURITY DEFINER VIEW, whatever the client sent.
+_BEFORE_KIND = words_of(
+    """ONLINE OFFLINE IGNORE AGGREGATE UNIQUE FULLTEXT VECTOR PUBLIC SQL SECURITY INVOKER DEFINER JSON
+    RELATIONAL DUALITY MATERIALIZED"""
+)
 
 
 def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
@@ -65,12 +69,29 @@ def effects_of_tokens(tokens: list[Token], database: str, spelling: ServerSpelli
     """Return what a statement does whose tokens are cut already."""
     cursor = TokenCursor(tokens)
     statement = Statement(cursor, database, spelling)
-    while cursor.accept("("):
-        pass
+    if not skip_to_verb(cursor):
+        return [Unread(None)]
     try:
         return _statement(statement)
     except (NotUnderstood, TypeUnknown):
         return [Unread(frozenset(statement.named) or None)]
+
+
+def skip_to_verb(cursor: TokenCursor) -> bool:
+    """Take parentheses and `SET STATEMENT variable = value, ... FOR` before a statement's verb.
+
+    MariaDB logs the SET STATEMENT with the statement that it is for. Returns False where no FOR follows.
+    """
+    while True:
+        if cursor.accept("("):
+            continue
+        if not cursor.accept("SET", "STATEMENT"):
+            return True
+        while not cursor.accept("FOR"):
+            if cursor.ended:
+                return False
+            if cursor.within_parentheses() is None:
+                cursor.take()
 
 
 def _statement(statement: Statement) -> list[Effect]:

@@ -159,7 +159,7 @@ def _accept_column(part: TokenCursor) -> None:
 
 
 def _add(part: TokenCursor, statement: Statement) -> list[Step]:
-    if part.next.upper in ("PARTITION", "PERIOD"):
+    if part.next.upper == "PARTITION" or _is_period(part):
         return []
     if part.accept("SYSTEM"):
         raise NotUnderstood
@@ -188,10 +188,15 @@ def _add(part: TokenCursor, statement: Statement) -> list[Step]:
     return [AddColumn(column, _place(part) or Place()), *_key_of(column)]
 
 
+def _is_period(part: TokenCursor) -> bool:
+    """Tell whether PERIOD FOR comes next; PERIOD alone is a column's name."""
+    return part.next.kind is Kind.WORD and part.next.upper == "PERIOD" and part.ahead(1).upper == "FOR"
+
+
 def _drop(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.accept("PRIMARY", "KEY"):
         return [SetKey(())]
-    if part.next.upper in ("FOREIGN", "CHECK", "PARTITION", "PERIOD"):
+    if part.next.upper in ("FOREIGN", "CHECK", "PARTITION") or _is_period(part):
         return []
     if part.next.upper in ("INDEX", "KEY", "CONSTRAINT"):
         if statement.spelling.mariadb:
@@ -341,8 +346,9 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif part.accept("BYTE") or (part.next.upper == "COMPRESSED" and statement.spelling.mariadb):
             raise TypeUnknown(name)
         elif part.accept_any("DEFAULT", "COMMENT", "REFERENCES"):
-            # The word after these is a value or a name, whatever keyword it looks like.
-            part.take()
+            # The word after these is a value or a name, whatever keyword it looks like. So is an expression.
+            if part.within_parentheses() is None:
+                part.take()
         elif part.within_parentheses() is None:
             part.take()
     return ColumnSpelling(name, declared, charset, nullable, key)
