@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from penstock.errors import ChecksumMismatch, ConnectionLost, LogDamaged, Option
 from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.log import Log
-from penstock.logstore.records import CLOSED, COLD, TIERED
+from penstock.logstore.records import CLOSED, COLD, TIERED, SegmentRecord
 from penstock.logstore.retention import Hold, Retention, RetentionPolicy
 from penstock.logstore.tier import Tier, TieredNote
 from penstock.model import Position
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
 from tests.logstore_source import SETTINGS, TIME_S, Captured, check_log, open_log
+from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX
 
 
@@ -142,7 +144,7 @@ def test_an_object_is_a_file_that_any_tool_has(tmp_path: Path) -> None:
     first = log.segments[0]
     plain = log.disk.read(log.layout.segment(first.hour, first.version))
     move_all(log, Tier(f"file://{tmp_path}/store", log.disk, log.layout))
-    path = tmp_path / "store" / str(first.hour) / f"{first.version:019d}.binlog.zst"
+    [path] = (tmp_path / "store").glob(f"*/{first.hour}/{first.version:019d}.binlog.zst")
     done = subprocess.run(
         ["zstd", "-d", "-c", path], capture_output=True, check=True, timeout=WAIT_SECONDS_MAX
     )
@@ -191,6 +193,72 @@ def test_neighboring_reads_share_a_request() -> None:
         Counted.requests.clear()
         reader.read_bytes(record.base, record.source_end)
     assert not Counted.requests
+
+
+# --- Several logs -------------------------------------------------------------------------------
+
+
+def test_logs_that_share_a_tier_keep_their_own_objects(url: str) -> None:
+    first, second = captured(), captured()
+    move_all(first, Tier(url, first.disk, first.layout), cold=True)
+    move_all(second, Tier(url, second.disk, second.layout), cold=False)
+    for log in (first, second):
+        check_log(log, whole=True)
+    assert first.tier is not None
+    for segment in each(one for one in first.segments if one.state == TIERED):
+        first.tier.remove(TieredNote.load(first.disk, first.tier.note_path(segment)))
+    check_log(second, whole=True)
+
+
+def named_by_hour(log: Log, tier: Tier, index: int = 0) -> tuple[SegmentRecord, TieredNote]:
+    """Give a moved segment's object the name that 0.1.0 gave it; return its record and note."""
+    record = log.segments[index]
+    note = TieredNote.load(log.disk, tier.note_path(record))
+    old = replace(note, name=note.name.partition("/")[2])
+    tier._files.makedirs(tier._path(old.name).rpartition("/")[0], exist_ok=True)
+    tier._files.mv(tier._path(note.name), tier._path(old.name))
+    assert isinstance(log.disk, SimulatedDisk)
+    log.disk.put(tier.note_path(record), old.encode())
+    log._heads.clear()
+    return record, old
+
+
+def test_object_without_a_log_id_is_read_and_removed_if_its_bytes_are_this_logs() -> None:
+    log = captured()
+    tier = Tier("memory://bucket", log.disk, log.layout)
+    move_all(log, tier)
+    _, note = named_by_hour(log, tier)
+    check_log(log, whole=True)
+    tier.remove(note)
+    assert not tier._files.exists(tier._path(note.name))
+
+
+def test_object_that_another_log_overwrote_is_refused_and_kept() -> None:
+    log = captured()
+    tier = Tier("memory://bucket", log.disk, log.layout)
+    move_all(log, tier, cold=False)
+    record, note = named_by_hour(log, tier)
+    other = bytes(note.stored_bytes)
+    tier._files.pipe_file(tier._path(note.name), other)
+    with pytest.raises(LogDamaged, match="not what this log moved there"), log.open_segment(record):
+        pass
+    tier.remove(note)
+    assert tier._files.cat_file(tier._path(note.name)) == other
+
+
+def test_upload_that_a_crash_cut_is_left_alone_and_a_whole_one_is_taken_as_done() -> None:
+    log = captured()
+    tier = Tier("memory://bucket", log.disk, log.layout)
+    record = log.segments[0]
+    moved = tier.copy(record)
+    note = TieredNote.load(log.disk, tier.note_path(moved))
+    whole = tier._files.cat_file(tier._path(note.name))
+    assert TieredNote.load(log.disk, tier.note_path(tier.copy(record))).name == note.name
+    tier._files.pipe_file(tier._path(note.name), whole[:-1])
+    again = TieredNote.load(log.disk, tier.note_path(tier.copy(record)))
+    assert again.name == f"{note.name}.1"
+    assert tier._files.cat_file(tier._path(note.name)) == whole[:-1]
+    tier.verify(again)
 
 
 # --- What goes wrong ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@
     <folder>/lock                             held by the process that writes
     <folder>/epochs.json                      which server each epoch belongs to
     <folder>/position.json                    how far the log was durable when that was last noted
+    <folder>/log_id                           what tells the log's objects in a store from another log's
     <folder>/segments.index                   L1: a record for each segment
     <folder>/2026112111/<version>.binlog      a segment, named by the commit version of its first byte
     <folder>/2026112111/<version>.binlog.zst  the same, compressed
@@ -79,6 +80,11 @@ class Layout:
     def position(self) -> Path:
         """The durable position that was last noted."""
         return self.folder / "position.json"
+
+    @property
+    def log_id(self) -> Path:
+        """What tells the log's objects in a store from another log's; written with the first object."""
+        return self.folder / "log_id"
 
     @property
     def segments_index(self) -> Path:

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments that were moved to an object store, by any URL that fsspec knows.
 
+An object is named `<log id>/<hour>/<segment>`, so logs that share a URL never name the same object, and an
+object that exists is never written again. 0.1.0 named objects without the log id, so two logs could overwrite
+each other's: such an object is served and removed only once its bytes are proved to be this log's own.
+
 The index and a note stay in the log's folder: `<version>.tiered` says what the object is called, how large it
 is, its CRC32, and the segment's head. So a place is found without the store, and a range is read by its own
 bytes alone.
 """
 
 import base64
+import itertools
 import threading
+import uuid
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -107,6 +113,8 @@ class Tier:
         self._files, self._root = open_store(url, _HINT_URL)
         self._disk = disk
         self._layout = layout
+        # Objects without the log's id in their names that were proved to be this log's own.
+        self._proved: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Tier({self._root!r})"
@@ -133,25 +141,72 @@ class Tier:
         ConnectionLost.
         """
         stored = stored_segment(self._layout, segment)
-        name = f"{segment.hour:010d}/{stored.path.name}"
+        folder = f"{self._log_id()}/{segment.hour:010d}"
         with SegmentReader.open(self._disk, stored) as reader:
             head = reader.head.raw
-        with self._reaching(name):
-            self._files.makedirs(f"{self._root}/{segment.hour:010d}", exist_ok=True)
-            crc, size = 0, 0
-            with (
-                self._disk.open_read(stored.path) as source,
-                self._files.open(self._path(name), "wb") as target,
-            ):
-                while piece := source.read(size, size + _COPY_BYTES):
-                    target.write(piece)
-                    crc, size = zlib.crc32(piece, crc), size + len(piece)
+        crc, size = self._checksum(stored.path)
         record = replace(segment, state=TIERED, stored_bytes=size)
-        note = TieredNote(name, crc, stored.cold, head, record)
-        self.verify(note)
+        for attempt in itertools.count():
+            name = f"{folder}/{stored.path.name}" + (f".{attempt}" if attempt else "")
+            note = TieredNote(name, crc, stored.cold, head, record)
+            if not self._exists(name):
+                self._upload(stored.path, note)
+                self.verify(note)
+                break
+            if self._is_stored(note):
+                break
+            # A crash left part of an upload there. It stays, and the segment gets another name.
+            _log.warning("an object in the tier is incomplete and of no use", object=name)
         self._disk.write_atomic(self.note_path(segment), note.encode())
         _log.info("a segment was copied to the tier", segment=stored.path.name, bytes=size)
         return record
+
+    def _log_id(self) -> str:
+        """Return what tells this log's objects from another log's; the first call writes it down."""
+        path = self._layout.log_id
+        if not self._disk.exists(path):
+            self._disk.write_atomic(path, uuid.uuid4().hex.encode())
+        return self._disk.read(path).decode()
+
+    def _checksum(self, path: Path) -> tuple[int, int]:
+        """Return the CRC32 and the size of a local file."""
+        crc, size = 0, 0
+        with self._disk.open_read(path) as source:
+            while piece := source.read(size, size + _COPY_BYTES):
+                crc, size = zlib.crc32(piece, crc), size + len(piece)
+        return crc, size
+
+    def _upload(self, path: Path, note: TieredNote) -> None:
+        with self._reaching(note.name):
+            self._files.makedirs(self._path(note.name).rpartition("/")[0], exist_ok=True)
+            with (
+                self._disk.open_read(path) as source,
+                self._files.open(self._path(note.name), "wb") as target,
+            ):
+                start = 0
+                while piece := source.read(start, start + _COPY_BYTES):
+                    target.write(piece)
+                    start += len(piece)
+
+    def _exists(self, name: str) -> bool:
+        with self._reaching(name):
+            return bool(self._files.exists(self._path(name)))
+
+    def _is_stored(self, note: TieredNote) -> bool:
+        """Tell whether the object holds the bytes that the note promises. Raises ConnectionLost."""
+        try:
+            self.verify(note)
+        except (ChecksumMismatch, LogDamaged):
+            return False
+        return True
+
+    def _is_own(self, note: TieredNote) -> bool:
+        """Tell whether an object is this log's: by its name, else by its bytes. Raises ConnectionLost."""
+        if note.name in self._proved or note.name.count("/") > 1:
+            return True
+        if self._is_stored(note):
+            self._proved.add(note.name)
+        return note.name in self._proved
 
     def drop_local(self, segment: SegmentRecord) -> None:
         """Remove the local data of a segment whose note and L1 record say that the store has it."""
@@ -177,10 +232,17 @@ class Tier:
             )
 
     def remove(self, note: TieredNote) -> None:
-        """Remove a segment from the store; one that is gone already is no error. Raises ConnectionLost."""
+        """Remove a segment from the store; one that is gone already is no error. Raises ConnectionLost.
+
+        An object that another log may have written stays.
+        """
+        if not self._exists(note.name):
+            return
+        if not self._is_own(note):
+            _log.warning("an object that another log wrote stays in the tier", object=note.name)
+            return
         with self._reaching(note.name):
-            if self._files.exists(self._path(note.name)):
-                self._files.rm_file(self._path(note.name))
+            self._files.rm_file(self._path(note.name))
 
     # --- Reading ----------------------------------------------------------------------------
 
@@ -194,9 +256,16 @@ class Tier:
         return SegmentHead.parse(note.head, segment.epoch)
 
     def reader(self, segment: SegmentRecord) -> SegmentReader:
-        """Open a segment in the store. Raises LogDamaged where it is gone or has another size,
-        ConnectionLost."""
+        """Open a segment in the store. Raises LogDamaged where it is gone, has another size or is another
+        log's, ConnectionLost."""
         note = TieredNote.load(self._disk, self.note_path(segment))
+        if not self._is_own(note):
+            self._check_size(note)
+            raise LogDamaged(
+                f"{note.name} in the store {self._root} is not what this log moved there",
+                position=f"{note.name}:0",
+                hint="Another log with this log.tier overwrote it; restore an older version of the object",
+            )
         stored: StoredFile = RemoteFile(self, note)
         if note.cold:
             stored = SeekableFile(stored, note.name, lazy=True)
