@@ -155,6 +155,9 @@ def test_a_driver_killed_around_its_batches_loses_and_repeats_nothing(
     assert_equal(mysql_server, table, changes_in(tmp_path / "out"))
 
 
+@pytest.mark.deep(
+    guard="tests/fault/test_spark_restart.py::test_a_connection_cut_within_a_transaction_is_taken_up_again"
+)
 @pytest.mark.timing
 @pytest.mark.slow
 def test_a_python_worker_killed_within_a_transaction_is_replaced(
@@ -178,7 +181,7 @@ def test_a_python_worker_killed_within_a_transaction_is_replaced(
 
 
 @pytest.mark.deep(
-    guard="tests/fault/test_spark_restart.py::test_a_python_worker_killed_within_a_transaction_is_replaced"
+    guard="tests/fault/test_spark_restart.py::test_a_connection_cut_within_a_transaction_is_taken_up_again"
 )
 @pytest.mark.timing
 @pytest.mark.slow

@@ -271,6 +271,9 @@ def test_read_binlog_reads_a_segment_as_a_file(server: Server, history: list[Pat
     assert content.endswith(bytes(part.content))
 
 
+@pytest.mark.deep(
+    guard="tests/integration/traps/test_streams.py::test_events_over_sixteen_mebibytes_give_their_rows"
+)
 def test_events_over_sixteen_mebibytes_come_out_whole(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         log = "innodb_redo_log_capacity" if flavor == "mysql" else "innodb_log_file_size"

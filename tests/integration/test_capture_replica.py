@@ -154,6 +154,9 @@ def test_every_transport_carries_the_same_bytes(
     assert max(map(len, over_tcp)) > 3_000_000
 
 
+@pytest.mark.deep(
+    guard="tests/integration/traps/test_streams.py::test_events_over_sixteen_mebibytes_give_their_rows"
+)
 def test_events_over_sixteen_mebibytes_arrive_whole(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         log = "innodb_redo_log_capacity" if flavor == "mysql" else "innodb_log_file_size"

@@ -23,6 +23,7 @@ STATEMENTS = [
 REREAD_PART_MAX = 0.02
 
 
+@pytest.mark.deep(keep=("mysql",))
 def test_followed_statements_give_what_the_server_says(server: Server, fresh_database: FreshDatabase) -> None:
     database, other = fresh_database(server), fresh_database(server)
     compared = reread = 0

@@ -43,6 +43,9 @@ from tests.log_folders import binlogs
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy, Server, certificate
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 Row = tuple[object, ...]
 
 # What differs between the families runs on both; the rest speaks HTTP alone.

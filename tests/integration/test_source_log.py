@@ -44,6 +44,9 @@ from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 SEED = 20261121
 Row = tuple[object, ...]
 

@@ -169,6 +169,9 @@ def test_a_running_stream_follows_a_daemon(
     assert '"server_key"' in offsets
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_log.py::test_a_stream_goes_on_at_another_daemon_of_the_same_server"
+)
 def test_a_stream_goes_on_at_a_daemon_of_another_server_by_gtid(
     spark: SparkSession,  # noqa: F811
     captured: Captured,

@@ -151,6 +151,9 @@ def test_a_purged_position_stops_the_stream_unless_loss_is_allowed(
     assert collected.rows == [(3,)]
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_stream.py::test_another_server_without_gtids_stops_the_stream_by_name"
+)
 def test_a_log_begun_anew_stops_the_stream_or_starts_an_epoch(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
@@ -178,6 +181,9 @@ def replaced_by_a_copy(server: Server, directory: Path) -> Server:
     return Server(server.flavor, server.options, port=server.port, directory=directory).start()
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_log.py::test_a_stream_goes_on_at_another_daemon_of_the_same_server"
+)
 def test_another_server_is_gone_on_from_by_gtid_in_a_new_epoch(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
@@ -222,6 +228,7 @@ def test_another_server_without_gtids_stops_the_stream_by_name(
         other.close()
 
 
+@pytest.mark.deep(keep=("mysql",))
 def test_an_envelope_stream_holds_all_tables_and_becomes_typed_on_executors(
     spark: SparkSession,  # noqa: F811
     server: Server,

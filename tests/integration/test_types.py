@@ -21,6 +21,9 @@ from penstock.model import Column, TableSchema
 from tests.fixture_types import FreshDatabase
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 RANDOM_ROWS = 40
 DIFFERENCES_SHOWN_MAX = 8
 EPOCH = datetime(1970, 1, 1)

@@ -10,6 +10,9 @@ from tests.decoding import decode_file, run_logged, select
 from tests.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 
 def test_rows_events_of_version_one_are_read(
     start_server: StartServer, mariadb_server: Server, fresh_database: FreshDatabase

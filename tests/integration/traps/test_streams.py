@@ -19,6 +19,7 @@ from tests.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 
+@pytest.mark.deep(keep=("mysql",))
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
 def test_events_over_sixteen_mebibytes_give_their_rows(flavor: str, start_server: StartServer) -> None:
     log = "innodb_redo_log_capacity" if flavor == "mysql" else "innodb_log_file_size"
