@@ -32,6 +32,9 @@ SPARK_BATCH_BYTES_MAX = 2 * MIB
 # A transaction that alone passes this many bytes of decoded rows is handed out in several batches.
 TRANSACTION_HELD_BYTES_MAX = 8 * BATCH_BYTES_MAX
 
+# Words and marks that are read of a statement: the widest table with the most partitions has under 200,000.
+STATEMENT_TOKENS_MAX = 250_000
+
 # One event: the server's own ceiling for max_allowed_packet, plus its header.
 EVENT_BYTES_MAX = (1 << 30) + 64 * 1024
 

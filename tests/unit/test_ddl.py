@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.capture.ddl import tokens
 from penstock.capture.ddl.effects import (
     AlterTable,
     CreateTable,
@@ -120,6 +121,28 @@ def test_effects_name_their_tables(text: str, expected: list[str]) -> None:
     assert names(text) == expected
 
 
+def test_the_body_of_a_routine_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    scanned = tokens._token_at
+
+    def counted(text: str, start: int) -> tuple[Any, int]:
+        token, end = scanned(text, start)
+        read.append(token.text)
+        return token, end
+
+    monkeypatch.setattr(tokens, "_token_at", counted)
+    body = "SELECT 1; " * 10_000
+    assert names(f"CREATE DEFINER=`u`@`h` PROCEDURE p() BEGIN {body} END") == []
+    assert read == ["CREATE", "DEFINER", "=", "u", "@", "h", "PROCEDURE"]
+
+
+def test_statement_of_too_many_tokens_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "STATEMENT_TOKENS_MAX", 50)
+    assert names("CREATE TABLE t (a INT)") == ["CreateTable shop.t"]
+    assert names(f"CREATE TABLE t ({', '.join(f'c{i} INT' for i in range(50))})") == ["Unread *"]
+    assert names("(" * 60 + "ALTER TABLE t ADD c INT") == ["Unread *"]
+
+
 def steps(text: str) -> list[Any]:
     """Return the steps of an ALTER TABLE."""
     [effect] = effects_of(text, "shop", MYSQL)
@@ -177,8 +200,8 @@ def test_version_comments_hold_what_the_server_took() -> None:
 
 
 def test_quotes_end_where_the_server_ends_them() -> None:
-    tokens = tokens_of('\'it\'\'s \\\' \\\\\' "say ""x""" `a``b`', MYSQL)
-    assert [(token.kind, token.text) for token in tokens] == [
+    parsed = tokens_of('\'it\'\'s \\\' \\\\\' "say ""x""" `a``b`', MYSQL)
+    assert [(token.kind, token.text) for token in parsed] == [
         (Kind.STRING, "it's ' \\"),
         (Kind.DOUBLE, 'say "x"'),
         (Kind.NAME, "a`b"),

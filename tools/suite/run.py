@@ -4,8 +4,8 @@
     python -m tools.suite.run [--tier everyday|deep|all] [--area WORD[,WORD]]
 
 The steps are the kernel's own tests, the database servers that the machine lacks, and pytest with two
-workers. A failed step ends the run with its exit status. pytest prints the times before its last line: it gets
-those of the earlier steps in `PENSTOCK_STEPS`, as JSON from step to seconds.
+workers. A failed step ends the run with its exit status. pytest prints the times before its last line, those
+of the earlier steps as it gets them in `PENSTOCK_STEPS`: JSON from step to seconds.
 """
 
 import argparse

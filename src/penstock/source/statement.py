@@ -20,7 +20,7 @@ from penstock.capture.ddl.effects import (
     Unread,
 )
 from penstock.capture.ddl.statement import effects_of, skip_to_verb
-from penstock.capture.ddl.tokens import ServerSpelling, TextUnreadable, TokenCursor, tokens_of
+from penstock.capture.ddl.tokens import ServerSpelling, TextUnreadable, TokenCursor, read_tokens
 from penstock.model import TableName
 
 _BEFORE_INSERT_TARGET = ("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO")
@@ -97,7 +97,7 @@ def altered_table(text: str, database: str) -> TableName | None:
 
 def _cursor(text: str) -> TokenCursor:
     """Return a cursor at a statement's verb. Raises TextUnreadable."""
-    cursor = TokenCursor(tokens_of(text, ServerSpelling()))
+    cursor = TokenCursor(read_tokens(text, ServerSpelling()))
     skip_to_verb(cursor)
     return cursor
 

@@ -8,7 +8,7 @@ nothing raises, so a statement from a server of tomorrow costs one reading and s
 Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.capture.ddl.column_types import TypeUnknown
 from penstock.capture.ddl.effects import (
@@ -30,7 +30,7 @@ from penstock.capture.ddl.tokens import (
     TextUnreadable,
     Token,
     TokenCursor,
-    tokens_of,
+    read_tokens,
     words_of,
 )
 
@@ -58,21 +58,17 @@ def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effec
 
     `database` is the session's current one, for names without.
     """
-    try:
-        tokens = tokens_of(text, spelling)
-    except TextUnreadable:
-        return [Unread(None)]
-    return effects_of_tokens(tokens, database, spelling)
+    return effects_of_tokens(read_tokens(text, spelling), database, spelling)
 
 
-def effects_of_tokens(tokens: list[Token], database: str, spelling: ServerSpelling) -> list[Effect]:
-    """Return what a statement does whose tokens are cut already."""
+def effects_of_tokens(tokens: Iterable[Token], database: str, spelling: ServerSpelling) -> list[Effect]:
+    """Return what a statement does whose tokens are given."""
     cursor = TokenCursor(tokens)
     statement = Statement(cursor, database, spelling)
-    if not skip_to_verb(cursor):
-        return [Unread(None)]
     try:
-        return _statement(statement)
+        return _statement(statement) if skip_to_verb(cursor) else [Unread(None)]
+    except TextUnreadable:
+        return [Unread(None)]
     except (NotUnderstood, TypeUnknown):
         return [Unread(frozenset(statement.named) or None)]
 

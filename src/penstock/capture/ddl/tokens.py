@@ -6,8 +6,11 @@ took it, because a column may stand in it.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+
+from penstock.limits import STATEMENT_TOKENS_MAX
 
 
 class Kind(Enum):
@@ -25,7 +28,7 @@ class Kind(Enum):
     """One character of punctuation."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Token:
     """One word. `text` is what it means, without quotes and escapes; `upper` is for keywords, else empty."""
 
@@ -65,7 +68,7 @@ class ServerSpelling:
 
 
 class TextUnreadable(Exception):
-    """A quote or a comment is open at the end of the text."""
+    """A quote or comment is open at the end of the text, or the text is too long to be a definition."""
 
 
 _SKIPPED = re.compile(r"\s+|#[^\n]*|--(?=[\s\x00-\x1f]|\Z)[^\n]*|/\*(?!M?!).*?\*/", re.DOTALL)
@@ -87,8 +90,15 @@ def words_of(text: str) -> frozenset[str]:
 
 
 def tokens_of(text: str, spelling: ServerSpelling) -> list[Token]:
-    """Return the tokens of a statement, without comments. Raises TextUnreadable."""
-    tokens: list[Token] = []
+    """Return the tokens of a text, without comments. Raises TextUnreadable."""
+    return list(read_tokens(text, spelling))
+
+
+def read_tokens(text: str, spelling: ServerSpelling) -> Iterator[Token]:
+    """Yield the tokens of a text, without comments, as they are asked for. Raises TextUnreadable.
+
+    Most of a routine's or view's text is never asked for, so it costs neither time nor memory.
+    """
     end, inside_versioned = 0, 0
     while end < len(text):
         if skipped := _SKIPPED.match(text, end):
@@ -107,10 +117,9 @@ def tokens_of(text: str, spelling: ServerSpelling) -> list[Token]:
             end += 2
         else:
             token, end = _token_at(text, end)
-            tokens.append(token)
+            yield token
     if inside_versioned:
         raise TextUnreadable(text)
-    return tokens
 
 
 def _token_at(text: str, start: int) -> tuple[Token, int]:
@@ -135,18 +144,22 @@ def _unquoted(inner: str, quote: str) -> str:
 
 
 class TokenCursor:
-    """Reads tokens from left to right. Past the end it reads an empty mark, so nothing raises."""
+    """Reads tokens from left to right, and holds those that were read. Past the end it reads an empty mark.
+
+    Raises TextUnreadable where the text does, and past STATEMENT_TOKENS_MAX tokens.
+    """
 
     _END = Token(Kind.MARK, "")
 
-    def __init__(self, tokens: list[Token]) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Iterable[Token]) -> None:
+        self._tokens: list[Token] = []
+        self._rest = iter(tokens)
         self._at = 0
 
     @property
     def ended(self) -> bool:
         """Whether every token has been read; a closing semicolon does not count."""
-        return self._at >= len(self._tokens) or self.next.upper == ";"
+        return not self._read_to(self._at) or self.next.upper == ";"
 
     @property
     def next(self) -> Token:
@@ -156,7 +169,18 @@ class TokenCursor:
     def ahead(self, steps: int) -> Token:
         """The token so many steps further, not taken."""
         at = self._at + steps
-        return self._tokens[at] if at < len(self._tokens) else self._END
+        return self._tokens[at] if self._read_to(at) else self._END
+
+    def _read_to(self, at: int) -> bool:
+        """Read on until the token at an index is held; tell whether there is one."""
+        while len(self._tokens) <= at:
+            token = next(self._rest, None)
+            if token is None:
+                return False
+            if len(self._tokens) == STATEMENT_TOKENS_MAX:
+                raise TextUnreadable(f"more than {STATEMENT_TOKENS_MAX} tokens")
+            self._tokens.append(token)
+        return True
 
     def take(self) -> Token:
         """Take the next token."""
@@ -177,6 +201,7 @@ class TokenCursor:
 
     def has(self, *words: str) -> bool:
         """Tell whether these keywords stand in this order anywhere ahead."""
+        self._read_to(STATEMENT_TOKENS_MAX)
         upper = [token.upper for token in self._tokens[self._at :]]
         return any(upper[at : at + len(words)] == list(words) for at in range(len(upper)))
 
@@ -185,7 +210,7 @@ class TokenCursor:
         if self.next.upper != "(":
             return None
         start, depth = self._at + 1, 0
-        while self._at < len(self._tokens):
+        while self._read_to(self._at):
             depth += {"(": 1, ")": -1}.get(self.take().upper, 0)
             if depth == 0:
                 return TokenCursor(self._tokens[start : self._at - 1])
