@@ -538,4 +538,5 @@ def _find_password(given: str | Secret | None, in_url: str | None, file: str | N
 
 
 def _without_password(url: str) -> str:
-    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:********@", url)
+    # A password may hold an @ itself: the last one ends it.
+    return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)

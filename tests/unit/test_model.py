@@ -178,6 +178,7 @@ def test_the_password_is_the_first_given(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "postgres://u@h",
         "mysql://u:secret@h:99999",
         "mysql://u:secret@h/shop",
+        "mysql://u:top@secret@h/shop",
         "mysql://u:secret@h?ssl=1",
         "mysql://u:secret@h?ssl_mode=perhaps",
         "mysql://u:secret@h?server_id=0",

@@ -201,7 +201,8 @@ def backend_names() -> tuple[str, ...]:
 
 def without_password(url: str) -> str:
     """Return a URL fit for messages."""
-    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:********@", url)
+    # A password may hold an @ itself: the last one ends it.
+    return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)
 
 
 def path_of(*names: str) -> str:

@@ -154,8 +154,12 @@ class DaemonClient:
                 decode_content=False,
                 **arguments,
             )
-            if response.status == 200:
+            if response.status == 200 and _has_length(response):
                 return response
+            if response.status == 200:
+                # A head that was cut counts as whole for the HTTP library, and its body as empty.
+                response.close()
+                raise self._lost(ProtocolError("the answer's head does not say how long its body is"))
             body = response.read(_PROBLEM_BYTES_MAX)
             response.close()
         except SSLError as problem:
@@ -203,6 +207,12 @@ class DaemonClient:
 
     def _foreign(self, what: str) -> StreamError:
         return StreamError(f"{self.url} does not answer as a daemon does: {what}", hint="Check host and port")
+
+
+def _has_length(response: urllib3.BaseHTTPResponse) -> bool:
+    """Tell whether an answer says how long its body is, so that a body that is cut short is noticed."""
+    chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
+    return chunked or response.headers.get("Content-Length", "").isdecimal()
 
 
 def _headers(token: Secret) -> dict[str, str]:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of a daemon that break off anywhere are lost connections, never wrong or empty answers."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.errors import ConnectionLost
+from penstock.source.daemon_address import DaemonAddress
+from penstock.source.daemon_client import DaemonClient
+
+BODY = b'{"position": "mysql-bin.000001:4"}'
+ANSWER = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nPenstock-Stop: 38\r\n"
+    b"Content-Length: " + str(len(BODY)).encode() + b"\r\n\r\n" + BODY
+)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[DaemonClient]:
+    """Run a server that gives each request these bytes and closes the connection in order."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        address = DaemonAddress.parse(f"penstock://127.0.0.1:{listener.getsockname()[1]}/shop")
+        client = DaemonClient(address, url)
+        try:
+            yield client
+        finally:
+            client.close()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_whole_answer_is_taken() -> None:
+    with answering(ANSWER) as client:
+        assert client.ask("earliest") == {"position": "mysql-bin.000001:4"}
+        assert client.content("head_bytes") == BODY
+        assert b"".join(client.stream(0, "mysql-bin.000001", 4, 38)) == BODY
+
+
+CALLS: dict[str, Callable[[DaemonClient], object]] = {
+    "ask": lambda client: client.ask("earliest"),
+    "content": lambda client: client.content("head_bytes"),
+    "stream": lambda client: list(client.stream(0, "mysql-bin.000001", 4, 38)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_answer_cut_anywhere_is_a_lost_connection(call: str) -> None:
+    for length in range(1, len(ANSWER)):
+        with answering(ANSWER[:length]) as client, pytest.raises(ConnectionLost):
+            CALLS[call](client)
