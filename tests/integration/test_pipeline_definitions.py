@@ -38,6 +38,12 @@ CASES = {
         "INSERT INTO {t} VALUES (5, 'e')",
         False,
     ),
+    "made_of_a_query": (
+        "CREATE TABLE {t}_origin (id INT, name VARCHAR(20));"
+        "INSERT INTO {t}_origin VALUES (5, 'e'), (6, 'f'), (7, 'g'); DROP TABLE {t};"
+        "CREATE TABLE {t} (PRIMARY KEY (id)) AS SELECT id, name FROM {t}_origin",
+        False,
+    ),
     "null_added": ("ALTER TABLE {t} ADD COLUMN a INT; INSERT INTO {t} VALUES (4, 'd', 1)", False),
     "value_added": ("ALTER TABLE {t} ADD COLUMN a INT NOT NULL DEFAULT 3", True),
     "front_added": (

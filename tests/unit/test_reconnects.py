@@ -13,7 +13,7 @@ from penstock.errors import TransactionRolledBack
 from penstock.model import Position
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
-from penstock.source.source import ByteRange, SourceOptions
+from penstock.source.source import ByteRange
 from tests.binlog_bytes import (
     FORMAT_DESCRIPTION,
     GTID,
@@ -26,6 +26,7 @@ from tests.binlog_bytes import (
     events,
     first_event_end,
 )
+from tests.cut_source import CutSource
 
 LOGS = Path(__file__).parents[2] / "native/kernel/tests/logs"
 SAMPLES = ("mysql-9.7-2", "mysql-9.7-4", "mariadb-10.11-2", "mariadb-10.11-4")
@@ -41,32 +42,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 EAGER = {"batch_rows_max": 3, "batch_bytes_max": 64, "held_bytes_max": 1}
 REPEATS = 6
 BOUNDARIES = (FORMAT_DESCRIPTION, GTID, TAGGED_GTID, MARIADB_GTID, QUERY, XID)
-
-
-class CutSource(FileSource):
-    """A file whose connection is lost at each of these offsets, or 10 bytes after it was opened again."""
-
-    def __init__(self, path: Path, cuts: Sequence[int], buffer_bytes: int = 97) -> None:
-        super().__init__(SourceOptions.parse(str(path)))
-        self._data = path.read_bytes()
-        self._cuts = cuts
-        self._buffer_bytes = buffer_bytes
-        self.losses = 0
-
-    def open(
-        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
-    ) -> Iterator[memoryview]:
-        assert resume_at is not None
-        start = byte_range.start
-        for cut in self._cuts:
-            yield from self._buffers(start, min(max(cut, start + 10), len(self._data)))
-            start = resume_at().offset
-            self.losses += 1
-        yield from self._buffers(start, len(self._data))
-
-    def _buffers(self, start: int, stop: int) -> Iterator[memoryview]:
-        for first in range(start, stop, self._buffer_bytes):
-            yield memoryview(self._data)[first : min(first + self._buffer_bytes, stop)]
 
 
 @pytest.fixture(params=SAMPLES)

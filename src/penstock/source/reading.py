@@ -29,7 +29,7 @@ from penstock.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, TRANSACTION_HELD_BY
 from penstock.model import Column, Position, TableName, TablePatterns, TableSchema
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
-from penstock.source.source import ByteRange, Source
+from penstock.source.source import ByteRange, Source, place_of
 from penstock.source.statement import altered_table, changed_tables, emptied_tables, named_by
 
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
@@ -145,7 +145,8 @@ class LoggedStatement:
     """A statement in the log that defines, renames, drops or empties selected tables.
 
     `position` is where it stands and `end` where it ends; `tables` all that it names, `databases` those that
-    it drops, `emptied` the tables that lose their rows by it. Pickles.
+    it drops, `emptied` the tables that lose their rows by it. `transaction` is where the transaction starts
+    that it is part of, None where it is one by itself. Pickles.
     """
 
     text: str
@@ -155,6 +156,18 @@ class LoggedStatement:
     tables: frozenset[TableName]
     databases: frozenset[str]
     emptied: frozenset[TableName]
+    transaction: Position | None = None
+
+    @property
+    def emptied_to(self) -> int:
+        """The commit version up to which rows of emptied tables are gone.
+
+        CREATE TABLE ... SELECT is logged inside the transaction of its rows, which have the version of the
+        transaction's start and stay.
+        """
+        if self.transaction is None:
+            return self.position.commit_version
+        return self.transaction.commit_version - 1
 
 
 def read_range(
@@ -224,6 +237,8 @@ class _RangeReader:
     ) -> None:
         self._with_statements = with_statements
         self._statement: LoggedStatement | None = None
+        # Where the last statement was: file numbers and offsets only rise within a range.
+        self._told_to: tuple[int, int, int] | None = None
         self._columns: dict[tuple[str, int], tuple[Column, ...]] = {}
         self._selection = selection
         self._schemas = schemas
@@ -420,7 +435,7 @@ class _RangeReader:
 
     def _told_of(self, statement: Any) -> LoggedStatement | None:
         """Return a statement as readers get it, None where it concerns no selected table."""
-        if statement.is_skipped:
+        if statement.is_skipped or self._was_told(statement):
             return None
         tables, databases = named_by(statement.text, statement.database)
         altered = altered_table(statement.text, statement.database)
@@ -439,7 +454,22 @@ class _RangeReader:
             frozenset(tables),
             frozenset(databases),
             frozenset(emptied_tables(statement.text, statement.database)),
+            self._transaction(statement),
         )
+
+    def _transaction(self, statement: Any) -> Position | None:
+        """Return where the open transaction starts that a statement is part of, None where none is open."""
+        start = self._decoding.decoder.open_transaction()
+        position = self._position(statement.position)
+        return None if start is None else replace(position, offset=start)
+
+    def _was_told(self, statement: Any) -> bool:
+        """Tell whether a statement comes again because a connection was lost inside its transaction."""
+        place = place_of(self._position(statement.position))
+        if self._told_to is not None and place <= self._told_to:
+            return True
+        self._told_to = place
+        return False
 
     def _position(self, place: str) -> Position:
         file, _, offset = place.rpartition(":")

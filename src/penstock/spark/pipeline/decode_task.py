@@ -220,7 +220,7 @@ class _Work:
         for table, name in emptied.items():
             if table not in self._plan.passed_over:
                 self._table = table
-                yield from self._empty(table, self._plan.targets[name], statement.position.commit_version)
+                yield from self._empty(table, self._plan.targets[name], statement.emptied_to)
         self._table = ""
 
     # --- What becomes of it -----------------------------------------------------------------

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that loses its connection as a live server does, at offsets that a test chooses."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from penstock.model import Position
+from penstock.source.files import FileSource
+from penstock.source.source import ByteRange, SourceOptions
+
+
+class CutSource(FileSource):
+    """A file whose connection is lost at each of these offsets, or 10 bytes after it was opened again."""
+
+    def __init__(self, path: Path, cuts: Sequence[int], buffer_bytes: int = 97) -> None:
+        super().__init__(SourceOptions.parse(str(path)))
+        self._data = path.read_bytes()
+        self._cuts = cuts
+        self._buffer_bytes = buffer_bytes
+        self.losses = 0
+
+    def open(
+        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
+    ) -> Iterator[memoryview]:
+        assert resume_at is not None
+        start = byte_range.start
+        for cut in self._cuts:
+            yield from self._buffers(start, min(max(cut, start + 10), len(self._data)))
+            start = resume_at().offset
+            self.losses += 1
+        yield from self._buffers(start, len(self._data))
+
+    def _buffers(self, start: int, stop: int) -> Iterator[memoryview]:
+        for first in range(start, stop, self._buffer_bytes):
+            yield memoryview(self._data)[first : min(first + self._buffer_bytes, stop)]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CREATE TABLE ... SELECT: a definition that is logged inside the transaction of its own rows."""
+
+from pathlib import Path
+
+from penstock.source.reading import LoggedStatement, Selection, read_in_order
+from penstock.source.source import ByteRange
+from tests.binlog_bytes import first_event_end
+from tests.cut_source import CutSource
+from tests.decoding import run_logged
+from tests.fixture_types import FreshDatabase
+from tools.servers import Server
+
+ROWS = 400
+
+
+def logged(server: Server, database: str) -> Path:
+    """Return the log of a table that is made of a query and made of a query again."""
+    numbers = ",".join(f"({number}, REPEAT('x', 200))" for number in range(ROWS))
+    server.sql(
+        f"CREATE TABLE origin (id INT, filler VARCHAR(200)); INSERT INTO origin VALUES {numbers}",
+        database=database,
+    )
+    made = "CREATE TABLE t (PRIMARY KEY (id)) AS SELECT * FROM origin"
+    return run_logged(server, made, "DROP TABLE t", made, database=database)
+
+
+def parts_of(source: CutSource, file: Path) -> list[tuple[str, int] | tuple[str, int, int]]:
+    """Return statements and batches in order: text and version of the first, rows' version and count."""
+    whole = ByteRange(0, file.name, first_event_end(file.read_bytes()), None, True)
+    parts: list[tuple[str, int] | tuple[str, int, int]] = []
+    for part in read_in_order(source, whole, Selection(), held_bytes_max=1):
+        if isinstance(part, LoggedStatement):
+            parts.append((part.text[:12], part.emptied_to))
+        else:
+            versions = set(part.to_arrow()["_commit_version"].to_pylist())
+            assert len(versions) == 1
+            parts.append(("rows", versions.pop(), part.rows))
+    return parts
+
+
+def test_rows_of_the_statements_own_transaction_are_not_emptied(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    file = logged(server, database)
+    parts = parts_of(CutSource(file, ()), file)
+    statements = [place for place, part in enumerate(parts) if part[0] == "CREATE TABLE"]
+    assert len(statements) == 2
+    for place in statements:
+        assert parts[place + 1][0] == "rows"
+        assert parts[place][1] < parts[place + 1][1]
+    # Rows that were there before the table was dropped have lower versions.
+    assert parts[statements[0] + 1][1] <= parts[statements[1]][1]
+    assert sum(part[2] for part in parts if len(part) == 3) == 2 * ROWS
+
+
+def test_statement_is_read_once_when_connections_are_lost(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    file = logged(server, fresh_database(server))
+    length = file.stat().st_size
+
+    def summary(cuts: tuple[int, ...]) -> list[tuple[str, int]]:
+        parts = parts_of(CutSource(file, cuts, buffer_bytes=4096), file)
+        rows = sum(part[2] for part in parts if len(part) == 3)
+        return [*(part[:2] for part in parts if part[0] != "rows"), ("rows", rows)]
+
+    expected = summary(())
+    for cuts in ((length // 4, length // 3), (length * 3 // 4, length // 2, length // 4), (length // 2,) * 3):
+        assert summary(cuts) == expected, cuts
