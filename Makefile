@@ -44,8 +44,9 @@ test-long: setup ## the long sweeps, resumed (SEEDS=1-5 MINUTES=60); results in 
 test-stress: setup ## repeat TESTS (default: those that depend on time) under load and pauses (TIMES=50)
 	@$(PYTHON) -m tools.suite.stress $(if $(TIMES),--times $(TIMES)) $(TESTS)
 
-mutants: setup ## mutation testing, resumed (KERNEL=30 PYTHON_FILES=30 SEED=1); survivors are listed
-	@$(PYTHON) -m tools.mutants $(if $(KERNEL),--kernel $(KERNEL)) $(if $(SEED),--seed $(SEED))
+mutants: setup ## mutation testing, resumed (KERNEL=30 PYTHON_MUTANTS=30 SEED=1); survivors are listed
+	@$(PYTHON) -m tools.mutants $(if $(KERNEL),--kernel $(KERNEL)) \
+	  $(if $(PYTHON_MUTANTS),--python $(PYTHON_MUTANTS)) $(if $(SEED),--seed $(SEED))
 
 bench: setup ## measure against the peers on 1 GB files; the figures go to bench/results (SIZE=tiny: a rehearsal)
 	$(PYTHON) -m bench --size $(or $(SIZE),1GB)

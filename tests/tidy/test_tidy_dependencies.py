@@ -24,7 +24,7 @@ DISTRIBUTIONS = {
 }
 
 # Imported by a program that runs in an interpreter of its own, which has what it needs.
-ELSEWHERE = {"canal"}
+ELSEWHERE = {"canal", "cosmic_ray", "coverage", "parso"}
 
 # Required for what they do, not for their names: pytest's plugins, programs, and what others import.
 WORK_UNSEEN = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "pandas"}

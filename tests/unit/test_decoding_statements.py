@@ -21,3 +21,12 @@ def test_statement_has_the_time_of_its_event(log: Path) -> None:
     }
     for statement in each(decode(content, file=FILE, drop_open=True).statements):
         assert statement.timestamp_us == times[str(statement.position)]
+
+
+@pytest.mark.parametrize("log", SMALL_LOGS, ids=lambda path: path.stem)
+def test_statement_in_a_listing_of_events_has_its_database(log: Path) -> None:
+    decoded = decode(log.read_bytes(), FILE, emit="events")
+    batches = [batch for batches in decoded.batches.values() for batch in batches]
+    listed = [event for batch in batches for event in batch.to_pylist() if event["type"].startswith("Query")]
+    for event in each(listed):
+        assert event["database"] == "fuzzed"

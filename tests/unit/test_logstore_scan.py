@@ -2,7 +2,8 @@
 import pytest
 
 from penstock.logstore import index
-from penstock.logstore.index import scan
+from penstock.logstore.index import BlockIndex, scan
+from penstock.logstore.records import ENDS_AT_BOUNDARY
 from penstock.logstore.segment import SegmentReader
 from tests.logstore_disk import SimulatedDisk
 from tests.logstore_source import BLOCK_BYTES, Captured, open_log
@@ -10,6 +11,8 @@ from tests.nonempty import each
 
 # Shorter than any event has room for: most events are read in several attempts.
 SHORT_READ_BYTES = 24
+# Shorter than any transaction, so that each has several blocks.
+SMALL_BLOCK_BYTES = 10
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +36,24 @@ def test_event_longer_than_one_read_is_scanned_whole(
             pieces = scan(reader, reader.head.base, reader.end, block_bytes=BLOCK_BYTES)
         assert pieces == whole
         assert whole.problem is None
+
+
+def test_last_boundary_before_an_offset_is_that_of_the_nearest_block_that_ends_at_one(
+    disk: SimulatedDisk,
+) -> None:
+    steps_back = 0
+    disk = disk.copy()
+    for segment in each(open_log(disk.copy()).layout.segments(disk), least=2):
+        # An index that is missing is built again, here with a block for almost every event.
+        disk.remove(segment.index_path)
+        reader = SegmentReader.open(disk, segment)
+        blocks = BlockIndex(disk, reader, reader.end, closed=True, block_bytes=SMALL_BLOCK_BYTES)
+        records = [blocks.record(number) for number in range(len(blocks))]
+        for offset in each(
+            {edge for record in records for edge in (record.source_end - 1, record.source_end)}
+        ):
+            before = [record for record in records if record.source_end <= offset]
+            boundaries = [record.source_end for record in before if record.flags & ENDS_AT_BOUNDARY]
+            assert blocks.boundary_before(offset) == max(boundaries, default=reader.head.base)
+            steps_back += bool(before) and not before[-1].flags & ENDS_AT_BOUNDARY
+    assert steps_back, "no transaction of the log spans several blocks"

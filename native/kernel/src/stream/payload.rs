@@ -262,3 +262,19 @@ impl Decoder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_between_a_payload_and_its_checksum_is_passed_piece_by_piece() {
+        let mut behind = 6 + CHECKSUM_BYTES as u64;
+        let mut checksum = Some(crc32fast::Hasher::new());
+        assert_eq!(pass(b"", &mut behind, &mut checksum), None);
+        assert_eq!(pass(b"abcd", &mut behind, &mut checksum), Some(4));
+        assert_eq!(pass(b"efsum!next", &mut behind, &mut checksum), Some(2));
+        assert_eq!(behind, CHECKSUM_BYTES as u64);
+        assert_eq!(checksum.unwrap().finalize(), crc32fast::hash(b"abcdef"));
+    }
+}

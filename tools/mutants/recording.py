@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pytest plugin for runs in the copy: it writes down which test ended how, and names coverage after tests.
+
+Use it with `-p tools.mutants.recording`; the variable RECORD_VARIABLE names the file of JSON lines,
+one per test: its id, tier, outcome, seconds, and whether it uses a server.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from tools.mutants.places import RECORD_VARIABLE, TREE_VARIABLE
+
+# Fixtures that start a process of another product.
+_SERVER_FIXTURES = ("server_of", "start_server", "spark")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tree = Path(os.environ[TREE_VARIABLE])
+    imported = Path(penstock.__file__)
+    if not imported.is_relative_to(tree):
+        raise pytest.UsageError(f"{imported} was imported, which is not in {tree}: no mutant would be tested")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    if "coverage" in sys.modules:
+        _name_coverage(item.nodeid)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report: Any = yield
+    if report.when == "call" or report.failed:
+        fixtures = getattr(item, "fixturenames", ())
+        _write(
+            test=item.nodeid,
+            tier=_tier(item),
+            outcome=report.outcome,
+            seconds=round(report.duration, 3),
+            server=any(name.startswith(_SERVER_FIXTURES) for name in fixtures),
+        )
+    return report
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        _write(test=report.nodeid, tier="everyday", outcome="failed", seconds=0.0, server=False)
+
+
+def _tier(item: pytest.Item) -> str:
+    for tier in ("long", "deep"):
+        if item.get_closest_marker(tier) is not None:
+            return tier
+    return "everyday"
+
+
+def _name_coverage(test: str) -> None:
+    import coverage
+
+    measurement = coverage.Coverage.current()
+    if measurement is not None:
+        measurement.switch_context(test)
+
+
+def _write(**record: str | float | bool) -> None:
+    with Path(os.environ[RECORD_VARIABLE]).open("a") as file:
+        file.write(json.dumps(record) + "\n")

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdicts on mutants, kept as they are reached, and what they say about the tests."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.mutants.mutant import Mutant
+from tools.mutants.places import ROOT, WORK
+
+RESULTS = WORK / "results.json"
+HARMLESS = Path(__file__).with_name("harmless.toml")
+# Verdicts that say something about the tests; the others are replaced by the next mutant of the sample.
+COUNTED = ("killed", "survived")
+_NAMING = ("language", "area", "path", "line", "line_text", "change")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant: killed, survived, unbuildable, or undecided where the judge itself failed.
+
+    `tier` and `test` name the test that killed it; a timeout is a kill without a test.
+    """
+
+    outcome: str
+    tier: str = ""
+    test: str = ""
+    detail: str = ""
+    timeout: bool = False
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """A survivor that a person has judged: its mutation loses, duplicates and changes no row."""
+
+    path: str
+    line: str
+    change: str
+    reason: str
+
+    def matches(self, result: dict[str, Any]) -> bool:
+        """Return whether this is the judgement on a mutant; every equal line of the file is meant."""
+        return (self.path, self.line, self.change) == (result["path"], result["line_text"], result["change"])
+
+
+class Results:
+    """A file of verdicts. It is whole after every addition: a killed run loses one mutant at most."""
+
+    def __init__(self, path: Path = RESULTS) -> None:
+        self._path = path
+        self._verdicts: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            self._verdicts = {result["key"]: result for result in json.loads(path.read_text())}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._verdicts.values())
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Return the verdict on a mutant, or None."""
+        return self._verdicts.get(key)
+
+    def add(self, mutant: Mutant, verdict: Verdict, diff: str, seconds: float) -> dict[str, Any]:
+        """Keep a verdict, replacing an earlier one on the same mutant, and return it as it is kept."""
+        named = {
+            name: getattr(mutant, name)
+            for name in ("language", "area", "path", "line", "line_text", "change")
+        }
+        result = {"key": mutant.key, **named, **asdict(verdict), "seconds": round(seconds, 1), "diff": diff}
+        # Two runs, one for each language, may add to the file.
+        if self._path.exists():
+            self._verdicts |= {kept["key"]: kept for kept in json.loads(self._path.read_text())}
+        self._verdicts[mutant.key] = result
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".part")
+        temporary.write_text(json.dumps(list(self._verdicts.values()), indent=1))
+        temporary.replace(self._path)
+        return result
+
+
+def judgements(path: Path = HARMLESS) -> list[Harmless]:
+    """Return the survivors that are judged to be harmless."""
+    return [Harmless(**entry) for entry in tomllib.loads(path.read_text()).get("harmless", [])]
+
+
+def stale(entries: Iterable[Harmless], root: Path = ROOT) -> list[str]:
+    """Name the judgements whose line is no longer in its file: the code has changed, so judge it again."""
+    return [
+        f"{entry.path}: {entry.line}" for entry in entries if not _holds_line(root / entry.path, entry.line)
+    ]
+
+
+def report(results: Iterable[dict[str, Any]], entries: list[Harmless]) -> list[str]:
+    """Return the score of each area, which tier killed, and the survivors, line by line."""
+    counted = [result for result in results if result["outcome"] in COUNTED]
+    lines = [f"{'area':<16}{'mutants':>8}{'killed':>8}{'everyday':>10}{'timeout':>9}{'score':>8}"]
+    for language in ("kernel", "python"):
+        chosen = [result for result in counted if result["language"] == language]
+        areas = sorted({result["area"] for result in chosen})
+        lines += [_score(area, [result for result in chosen if result["area"] == area]) for area in areas]
+        if chosen:
+            lines.append(_score(language, chosen))
+    if counted:
+        lines.append(_score("all", counted))
+    for result in sorted(counted, key=lambda result: (result["path"], result["line"])):
+        if result["outcome"] == "survived":
+            reason = next((entry.reason for entry in entries if entry.matches(result)), None)
+            verdict = (
+                f"harmless: {reason}" if reason else "not judged: write a test, or say why it is harmless"
+            )
+            lines += ["", f"survived: {result['path']}:{result['line']}: {verdict}", f"  {result['detail']}"]
+            lines += [f"  {line}" for line in result["diff"].splitlines()[2:]]
+    lines += [f"\nstale in {HARMLESS.name}: {name}" for name in stale(entries)]
+    return lines
+
+
+def _score(name: str, results: list[dict[str, Any]]) -> str:
+    killed = [result for result in results if result["outcome"] == "killed"]
+    everyday = sum(result["tier"] == "everyday" for result in killed)
+    timeouts = sum(result["timeout"] for result in killed)
+    score = 100 * len(killed) / len(results)
+    return f"{name:<16}{len(results):>8}{len(killed):>8}{everyday:>10}{timeouts:>9}{score:>7.0f}%"
+
+
+def _holds_line(path: Path, line: str) -> bool:
+    return path.exists() and line in (text.strip() for text in path.read_text().splitlines())
