@@ -82,7 +82,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
     made.close()
 
 
-@pytest.mark.deep(keep=("delta-mirror", "iceberg-feed", "files"))
+@pytest.mark.deep(keep=("delta-mirror", "files"))
 def test_a_writer_that_dies_at_any_step_leaves_each_change_once(lake: Lake) -> None:
     write(lake.sink, 1)
     number = 2

@@ -211,7 +211,7 @@ def test_an_executor_killed_within_a_transaction_is_replaced(
 CHANGE = ("_commit_version", "_metadata.row", "_change_type", "id", "n")
 
 
-@pytest.mark.deep(keep=("mysql-reset", "mariadb-close"))
+@pytest.mark.deep(keep=("mysql-reset",))
 @pytest.mark.parametrize("how", ["reset", "close"])
 def test_a_connection_cut_within_a_transaction_is_taken_up_again(
     spark: SparkSession,  # noqa: F811

@@ -39,7 +39,7 @@ from tools.servers.proxy import Proxy
 from tools.zookeeper import ZooKeeper
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
-SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 14))
+SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 7))
 
 SUBSCRIBERS = 3
 SHARDS = 6

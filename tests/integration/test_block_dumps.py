@@ -289,6 +289,7 @@ def test_events_over_sixteen_mebibytes_come_out_whole(start_server: StartServer)
         server.close()
 
 
+@pytest.mark.deep(guard="tests/integration/test_block_dumps.py::test_read_binlog_reads_a_segment_as_a_file")
 def test_logs_of_every_checksum_and_gtid_setting_pass(start_server: StartServer) -> None:
     settings: list[tuple[str, dict[str, Any]]] = [
         ("mysql", {"binlog_checksum": "NONE"}),

@@ -305,6 +305,9 @@ def test_a_large_greeting_is_refused_before_it_is_read(daemon: DaemonProcess) ->
         assert ends(client)
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_listeners.py::test_who_says_it_a_byte_at_a_time_is_let_go_in_time"
+)
 def test_who_says_nothing_or_too_slowly_is_put_out(daemon: DaemonProcess, server: Server) -> None:
     begun = time.monotonic()
     silent = [connect(daemon) for _ in range(50)]

@@ -104,6 +104,7 @@ def test_cuts_lose_nothing_and_repeat_nothing(server: Server, fresh_database: Fr
     assert len(reader.ends) == len(set(reader.ends)) == 200
 
 
+@pytest.mark.deep(guard="tests/fault/test_daemon_kills.py::test_a_server_that_dies_under_load_is_followed_on")
 def test_a_restarted_server_is_followed_on(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor)

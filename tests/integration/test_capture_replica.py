@@ -25,6 +25,9 @@ from tests.patience import wait_until
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 HEADER_BYTES = 19
 FORMAT_DESCRIPTION = 15
 ROTATE = 4
@@ -254,6 +257,7 @@ def test_a_killed_dump_is_a_lost_connection(server: Server, address: ServerAddre
             list(chunks)
 
 
+@pytest.mark.deep(guard="tests/integration/test_capture_replica.py::test_silence_is_a_lost_connection")
 def test_a_stopped_server_is_a_lost_connection(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor)

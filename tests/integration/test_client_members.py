@@ -119,6 +119,7 @@ def test_the_number_of_shards_changes_under_a_running_subscriber(orders: Orders)
     assert {shard for shard, key, _ in running.rows if key >= 20} == set(range(5))
 
 
+@pytest.mark.deep(guard="tests/integration/test_readme.py::test_the_subscriber_prints_every_change")
 @pytest.mark.timing
 def test_the_example_keeps_a_copy_with_several_processes(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
@@ -170,6 +171,9 @@ def _have_started(coordination: Path, count: int) -> bool:
 # --- Daemons --------------------------------------------------------------------------------
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_client_members.py::test_a_subscriber_goes_on_by_gtid_set_where_the_other_daemon_follows_another_server"
+)
 def test_a_subscriber_moves_to_another_daemon_under_its_own_numbers_of_epochs(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:

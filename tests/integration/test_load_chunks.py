@@ -18,6 +18,9 @@ from penstock.pipeline.load.watermark import watermark_of
 from tests.fixture_types import FreshDatabase
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 ROWS = 6_000
 WISH = 500
 

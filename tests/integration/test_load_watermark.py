@@ -31,6 +31,9 @@ from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
+# The flavors differ below this layer; its own tests run on both every day.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
 ROWS = 200
 WRITERS = 3
 DEADLOCK, LOCK_WAITED = 1213, 1205

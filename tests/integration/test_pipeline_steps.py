@@ -130,6 +130,9 @@ def test_a_merged_filtered_masked_table_is_what_its_shards_are(
     assert fleet.merged() == fleet.expected()
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_relay.py::test_rows_that_a_step_cannot_work_on_are_put_aside_or_end_it"
+)
 def test_a_poison_row_is_put_aside_and_comes_once_it_is_mended(
     spark: SparkSession,  # noqa: F811
     fleet: Fleet,

@@ -41,6 +41,9 @@ def spoil(target: Server, database: str) -> None:
     target.sql("INSERT INTO quiet VALUES (7, 'besides')", database=database)
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_verify.py::test_a_repair_makes_the_target_right_and_the_stream_goes_on_from_it"
+)
 def test_a_running_pipeline_is_compared_and_mended_as_it_goes_on(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
@@ -181,7 +184,7 @@ def test_some_rows_are_read_again_from_the_command_line(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_verify_running.py::test_a_running_pipeline_is_compared_and_mended_as_it_goes_on"
+    guard="tests/integration/test_pipeline_verify.py::test_a_repair_makes_the_target_right_and_the_stream_goes_on_from_it"
 )
 def test_rows_that_were_read_again_are_ahead_of_a_stream_that_stopped(
     spark: SparkSession,  # noqa: F811

@@ -490,6 +490,7 @@ def read_live(url: str, database: str, start: Position, **options: Any) -> list[
         source.close()
 
 
+@pytest.mark.deep(keep=("mysql-reset", "mariadb-close"))
 @pytest.mark.parametrize("how", ["reset", "close"])
 def test_a_connection_lost_anywhere_costs_no_row_and_doubles_none(
     large: tuple[Server, str, Position], how: Any

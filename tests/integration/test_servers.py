@@ -298,6 +298,7 @@ def test_the_command_ends_its_server_when_interrupted(mariadb_server: Server) ->
         socket.create_connection(("127.0.0.1", port), WAIT_SECONDS_MAX).close()
 
 
+@pytest.mark.deep(keep=("-0-skipped",))
 @pytest.mark.parametrize(("ci", "status", "word"), [("", 0, "skipped"), ("true", 1, "error")])
 def test_a_missing_server_is_a_loud_skip_and_under_ci_a_failure(
     tmp_path: Path, ci: str, status: int, word: str

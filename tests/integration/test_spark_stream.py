@@ -27,6 +27,7 @@ def test_a_stream_s_worker_is_waited_for_as_long_as_the_tests_say(
     assert found == f"file:{os.environ['SPARK_CONF_DIR']}/{WORKERS}"
 
 
+@pytest.mark.deep(keep=("mysql",))
 def test_a_stream_goes_on_exactly_where_its_checkpoint_ends(
     spark: SparkSession,  # noqa: F811
     server: Server,
@@ -152,7 +153,7 @@ def test_a_purged_position_stops_the_stream_unless_loss_is_allowed(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_another_server_without_gtids_stops_the_stream_by_name"
+    guard="tests/integration/test_spark_stream.py::test_a_purged_position_stops_the_stream_unless_loss_is_allowed"
 )
 def test_a_log_begun_anew_stops_the_stream_or_starts_an_epoch(
     spark: SparkSession,  # noqa: F811
@@ -208,6 +209,9 @@ def test_another_server_is_gone_on_from_by_gtid_in_a_new_epoch(
     assert [version >> 55 for _, version in collected.rows] == [0, 1, 1, 1]
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_stream.py::test_a_purged_position_stops_the_stream_unless_loss_is_allowed"
+)
 def test_another_server_without_gtids_stops_the_stream_by_name(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,

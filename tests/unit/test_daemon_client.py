@@ -14,7 +14,7 @@ from penstock.source.daemon_client import DaemonClient
 
 BODY = b'{"position": "mysql-bin.000001:4"}'
 ANSWER = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nPenstock-Stop: 38\r\n"
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\nPenstock-Stop: 38\r\n"
     b"Content-Length: " + str(len(BODY)).encode() + b"\r\n\r\n" + BODY
 )
 
