@@ -92,6 +92,22 @@ def test_repeated_losses_cost_no_row_and_double_none(large: Path, shape: str) ->
         assert source.losses == len(cuts)
 
 
+def test_loss_before_the_first_transaction_of_a_cut_range_finds_it_again(large: Path) -> None:
+    data = large.read_bytes()
+    expected = rows_of(CutSource(large, ()), large)
+    transactions = rows_of(CutSource(large, ()), large, emit="transactions")
+    middle = next(one["offset"] for one in transactions if one["rows"] > 1) + 70
+    later = {one["commit_version"] for one in transactions if one["offset"] > middle}
+    byte_range = ByteRange(0, large.name, middle, None, False)
+    for cut in range(middle, min(middle + 900, len(data)), 37):
+        found = [
+            row
+            for batch in read_range(CutSource(large, (cut,)), byte_range, **EAGER)
+            for row in pyarrow.record_batch(batch).to_pylist()
+        ]
+        assert found == [row for row in expected if row["_commit_version"] in later], cut
+
+
 class RewrittenSource(CutSource):
     """A server that loses a transaction in a crash: `rest` is in its log from there on."""
 

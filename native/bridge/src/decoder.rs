@@ -249,6 +249,12 @@ impl Decoder {
         self.inner.next_offset()
     }
 
+    /// Whether `position` is known to be the first byte of an event, with no transaction open before it.
+    #[getter]
+    fn aligned(&self) -> bool {
+        self.inner.is_aligned()
+    }
+
     /// Where the open transaction starts, or None.
     fn open_transaction(&self) -> Option<u64> {
         self.inner.open_transaction()

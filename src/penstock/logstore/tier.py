@@ -17,7 +17,7 @@ import uuid
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -150,8 +150,14 @@ class Tier:
             name = f"{folder}/{stored.path.name}" + (f".{attempt}" if attempt else "")
             note = TieredNote(name, crc, stored.cold, head, record)
             if not self._exists(name):
-                self._upload(stored.path, note)
-                self.verify(note)
+                try:
+                    self._upload(stored.path, note)
+                    self.verify(note)
+                except BaseException:
+                    # The name has this log's id, so what is incomplete there is nobody else's.
+                    with suppress(Exception):
+                        self._files.rm_file(self._path(name))
+                    raise
                 break
             if self._is_stored(note):
                 break
@@ -241,7 +247,7 @@ class Tier:
         if not self._is_own(note):
             _log.warning("an object that another log wrote stays in the tier", object=note.name)
             return
-        with self._reaching(note.name):
+        with self._reaching(note.name), suppress(FileNotFoundError):
             self._files.rm_file(self._path(note.name))
 
     # --- Reading ----------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class RangeDecoding:
         """Make ready for bytes that begin again after a lost connection; return where they are to begin."""
         before = self.decoder
         self._carried.clear()
-        handed_out = before.handed_out()
+        handed_out, aligned = before.handed_out(), before.aligned
         before.finish(drop_open=True)
         while before.state == "batch":
             self._kept.append(before.take_batch())
@@ -124,7 +124,7 @@ class RangeDecoding:
         if (executed := self._options.get("executed")) is not None:
             known = [one for one in (executed, before.gtid_set) if one]
             self._options["executed"] = ",".join(known)
-        self.decoder = self._make_decoder(position, True, *handed_out)
+        self.decoder = self._make_decoder(position, aligned, *handed_out)
         return position
 
     def _make_decoder(

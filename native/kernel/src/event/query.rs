@@ -139,7 +139,7 @@ pub fn verb(text: &[u8]) -> Verb {
         return Verb::Change;
     }
     // MariaDB's ANALYZE runs the statement behind it, unless it is ANALYZE TABLE.
-    const ANALYZE_TABLE: [&str; 3] = ["TABLE", "LOCAL", "NO_WRITE_TO_BINLOG"];
+    const ANALYZE_TABLE: [&str; 4] = ["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"];
     if is(first, "ANALYZE") && !ANALYZE_TABLE.iter().any(|option| is(second, option)) {
         return Verb::Change;
     }
@@ -252,6 +252,7 @@ mod tests {
             ("SELECT `d`.`g`(7)", Verb::Change),
             ("DO f(1)", Verb::Change),
             ("ANALYZE TABLE t", Verb::Definition),
+            ("ANALYZE TABLES a, b", Verb::Definition),
             ("ANALYZE NO_WRITE_TO_BINLOG TABLE t", Verb::Definition),
             ("ANALYZE FORMAT=JSON UPDATE t SET a = 1", Verb::Change),
             ("SET PASSWORD FOR `u`@`h` = 'x'", Verb::Definition),

@@ -124,7 +124,7 @@ impl TableMap {
             })
             .collect();
         let mut map = TableMap { table_id, database, table, columns, primary_key: Vec::new() };
-        map.read_optional(cursor)?;
+        map.read_optional(cursor, if format.mariadb { is_text_of_mariadb } else { is_text })?;
         Ok(map)
     }
 
@@ -138,7 +138,7 @@ impl TableMap {
         self.columns.iter().map(|column| Kind::opaque(column.wire, column.hints.mariadb)).collect()
     }
 
-    fn read_optional(&mut self, mut cursor: Cursor<'_>) -> Result<()> {
+    fn read_optional(&mut self, mut cursor: Cursor<'_>, text: fn(Wire) -> bool) -> Result<()> {
         let mut key: Vec<usize> = Vec::new();
         let mut members: Vec<(bool, &[u8])> = Vec::new();
         while !cursor.is_empty() {
@@ -147,8 +147,8 @@ impl TableMap {
             let mut value_cursor = Cursor::new(value);
             match field {
                 1 => self.signs(value),
-                2 => self.default_charset(value_cursor, is_text)?,
-                3 => self.charset_of_each(value_cursor, is_text)?,
+                2 => self.default_charset(value_cursor, text)?,
+                3 => self.charset_of_each(value_cursor, text)?,
                 4 => {
                     for column in &mut self.columns {
                         let text = value_cursor.length_encoded_bytes()?;
@@ -308,6 +308,11 @@ fn is_text(wire: Wire) -> bool {
         code::STRING | code::VAR_STRING | code::VARCHAR | code::BLOB | code::BLOB_COMPRESSED | code::VARCHAR_COMPRESSED
     );
     string && !is_enumerated(wire)
+}
+
+/// MariaDB counts a spatial column among those with a character set, the binary one.
+fn is_text_of_mariadb(wire: Wire) -> bool {
+    is_text(wire) || wire.code == code::GEOMETRY
 }
 
 /// Both servers give YEAR a sign bit, and BIT none.

@@ -271,6 +271,7 @@ impl Decoder {
 
     /// A format description in the stream: a new file begins, perhaps after the server died.
     fn new_file(&mut self, header: &Header, span: Span) -> Result<Flow> {
+        self.prove_resume(span)?;
         if self.is_past_stop(span.start) {
             return Ok(Flow::Done);
         }

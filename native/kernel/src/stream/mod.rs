@@ -335,6 +335,11 @@ impl Decoder {
         self.offset
     }
 
+    /// Whether `position` is known to be the first byte of an event, with no transaction open before it.
+    pub fn is_aligned(&self) -> bool {
+        !self.searching && !self.orphan
+    }
+
     /// Where the open transaction starts.
     pub fn open_transaction(&self) -> Option<u64> {
         self.open.as_ref().map(|open| open.view.start)

@@ -505,6 +505,8 @@ fn prove_described(kind: Kind, logged: &LogColumn) -> Result<Kind> {
         (Kind::Integer { unsigned, .. }, _) if *unsigned != logged.hints.unsigned => {
             if *unsigned { "a signed number" } else { "an unsigned number" }.to_owned()
         }
+        // What was utf8mb3 when it was logged reads the same as utf8mb4.
+        (Kind::Text { charset: Charset::Utf8mb4, .. }, Some(Charset::Utf8mb3)) => return Ok(kind),
         (Kind::Text { charset, .. } | Kind::CompressedText { charset, .. }, Some(told)) if *charset != told => {
             format!("the character set {}", told.name())
         }

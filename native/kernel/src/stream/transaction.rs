@@ -54,7 +54,7 @@ impl Decoder {
         };
         self.orphan = false;
         self.seen.add(&head.gtid);
-        let resume_rows = if skipped { 0 } else { self.resume.take().map_or(0, |resume| resume.rows) };
+        let resume_rows = if skipped { 0 } else { self.take_resume_rows(span) };
         self.tally = Tally { server_id: header.server_id, ..Tally::default() };
         self.open = Some(Open {
             view: TransactionView {
@@ -84,9 +84,18 @@ impl Decoder {
         Ok(Flow::Next)
     }
 
-    /// Fails where a transaction begins behind the one that was handed out in part, which is gone: a server that
+    /// Changes to drop from the transaction in range that begins at `span`, where it is the one they are of.
+    fn take_resume_rows(&mut self, span: Span) -> u32 {
+        let here = (self.file_number, span.start);
+        self.resume
+            .take()
+            .filter(|resume| resume.start.is_none_or(|start| start == here))
+            .map_or(0, |resume| resume.rows)
+    }
+
+    /// Fails where a transaction or file begins behind the one that was handed out in part, which is gone: a server that
     /// crashed in the middle of it has cut it from its log, and its rows never were.
-    fn prove_resume(&self, span: Span) -> Result<()> {
+    pub(super) fn prove_resume(&self, span: Span) -> Result<()> {
         let Some(Resume { start: Some(start), rows }) = self.resume else { return Ok(()) };
         if (self.file_number, span.start) <= start || matches!(self.emitter, Emitter::Events(_)) {
             return Ok(());
