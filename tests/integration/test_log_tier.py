@@ -279,6 +279,7 @@ def test_a_copy_that_is_not_what_was_given_is_refused_and_the_segment_stays(
     monkeypatch.setattr(MemoryFileSystem, "cat_file", flipped)
     with pytest.raises(ChecksumMismatch):
         move_all(log, Tier("memory://bucket", log.disk, log.layout), cold=False)
+    assert not MemoryFileSystem.store, "the refused object is removed"
     assert data_files(log) == files
     assert log.segments[0].state == CLOSED
     check_log(log, whole=True)

@@ -154,9 +154,7 @@ class Tier:
                     self._upload(stored.path, note)
                     self.verify(note)
                 except BaseException:
-                    # The name has this log's id, so what is incomplete there is nobody else's.
-                    with suppress(Exception):
-                        self._files.rm_file(self._path(name))
+                    self._discard(name)
                     raise
                 break
             if self._is_stored(note):
@@ -193,6 +191,14 @@ class Tier:
                 while piece := source.read(start, start + _COPY_BYTES):
                     target.write(piece)
                     start += len(piece)
+
+    def _discard(self, name: str) -> None:
+        """Remove what a failed upload left under a name of this log; report it where that fails."""
+        try:
+            with self._reaching(name), suppress(FileNotFoundError):
+                self._files.rm_file(self._path(name))
+        except ConnectionLost as problem:
+            _log.warning("part of an upload stays in the tier", object=name, reason=str(problem))
 
     def _exists(self, name: str) -> bool:
         with self._reaching(name):
