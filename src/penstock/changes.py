@@ -59,6 +59,18 @@ class Target:
         raise KeyError(name)
 
     @property
+    def row_key(self) -> tuple[str, ...]:
+        """The columns that tell rows apart: the primary key, or the first unique key without nulls, or ()."""
+        nullable = {column.name for column in self.columns if column.nullable}
+        keys = (key for key in self.unique_keys if nullable.isdisjoint(key))
+        return self.primary_key or next(keys, ())
+
+    @property
+    def keyed(self) -> Self:
+        """The same with its row key as the primary key."""
+        return replace(self, primary_key=self.row_key)
+
+    @property
     def declared(self) -> list[tuple[str, str, str | None, bool]]:
         """Its columns as the kernel takes them."""
         return [(one.name, one.type_text, one.charset, one.nullable) for one in self.columns]

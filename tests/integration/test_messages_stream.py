@@ -39,8 +39,12 @@ DEFINITIONS = [
     ("ALTER TABLE a ADD COLUMN b INT", "ALTER", "a"),
     ("CREATE INDEX i ON a (b)", "CINDEX", "a"),
     ("DROP INDEX i ON a", "DINDEX", "a"),
+    ("ALTER TABLE a ADD UNIQUE KEY u (b), ADD COLUMN d INT", "CINDEX", "a"),
+    ("ALTER TABLE a DROP KEY u", "DINDEX", "a"),
     ("TRUNCATE TABLE a", "TRUNCATE", "a"),
-    ("RENAME TABLE a TO c", "RENAME", "a"),
+    # A table that is renamed is told by its new name.
+    ("RENAME TABLE a TO b", "RENAME", "b"),
+    ("ALTER TABLE b RENAME TO c", "RENAME", "c"),
     ("CREATE VIEW v AS SELECT 1", "QUERY", ""),
     ("DROP VIEW v", "QUERY", ""),
     ("DROP TABLE c", "ERASE", "c"),
@@ -69,10 +73,41 @@ def test_definitions_are_named_by_what_they_define(server: Server, fresh_databas
     assert [(one["type"], one["table"]) for one in flat] == [one[1:] for one in wanted]
     assert all(one["isDdl"] and one["data"] is None and one["old"] is None for one in flat)
     events = [event_of(message.value) for message in read(file, "ptubes", f"{database}.*")]
+    # Ptubes tells it by the name that the statement begins with.
+    before = {"RENAME TABLE a TO b": "a", "ALTER TABLE b RENAME TO c": "b"}
     assert [(event.isDdl, event.eventType, event.ddlSchemaName) for event in events] == [
-        (True, 7, f"{database}.{table}") for _, _, table in wanted
+        (True, 7, f"{database}.{before.get(text, table)}") for text, _, table in wanted
     ]
     assert events[0].sql == f"{{dbTableName={database}.a, sql={wanted[0][0]}}}"
+
+
+def test_each_table_of_a_statement_has_a_message(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+    database = fresh_database(mysql_server)
+    renamed, dropped = f"RENAME TABLE a TO {database}.c, b TO a", "DROP TABLE a, c"
+    file = run_logged(
+        mysql_server,
+        "CREATE TABLE a (id INT)",
+        "CREATE TABLE b (id INT)",
+        renamed,
+        dropped,
+        database=database,
+    )
+    told_by = {
+        dialect: [json.loads(message.value) for message in read(file, dialect, f"{database}.*")][2:]
+        for dialect in ("maxwell", "debezium")
+    }
+    assert [(one["type"], one["database"], one["table"]) for one in told_by["maxwell"]] == [
+        ("table-alter", database, "a"),
+        ("table-alter", database, "b"),
+        ("table-drop", database, "a"),
+        ("table-drop", database, "c"),
+    ]
+    assert [(one["databaseName"], one["source"]["table"], one["ddl"]) for one in told_by["debezium"]] == [
+        (database, "c", f"RENAME TABLE `{database}`.`a` TO `{database}`.`c`"),
+        (database, "a", f"RENAME TABLE `{database}`.`b` TO `{database}`.`a`"),
+        (database, "a", f"DROP TABLE `{database}`.`a`"),
+        (database, "c", f"DROP TABLE `{database}`.`c`"),
+    ]
 
 
 def test_only_what_is_selected_is_told(mysql_server: Server, fresh_database: FreshDatabase) -> None:

@@ -2,6 +2,7 @@
 """Changes as messages of a queue: their kinds, their keys, and the partitions of these keys."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -10,7 +11,9 @@ import pytest
 
 from penstock import _native
 from penstock.changes import Changes, Origin
-from penstock.sinks.messages import Format, messages_of
+from penstock.model import Column, TableName
+from penstock.sinks.kafka_writer import topic_of
+from penstock.sinks.messages import Format, key_of, messages_of
 from tests.changes_made import changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "status": "varchar(20)"})
@@ -50,10 +53,46 @@ def test_row_that_moves_is_a_delete_of_its_old_key() -> None:
     assert messages.kind.to_pylist() == [0, 1, 2, 0, 2]
 
 
+def test_debezium_takes_a_unique_key_without_nulls_for_a_missing_primary_key() -> None:
+    columns = {name: Column(name, "int", None, nullable) for name, nullable in (("a", True), ("b", False))}
+    table = target_of(columns, key=(), unique=(("a",), ("b",)))
+    moved = changes_of(table, update(1, {"a": 1, "b": 1}, {"a": 1, "b": 2}))
+    messages = messages_of(moved, "debezium", key_of(table, "debezium"))
+    assert messages.key.to_pylist() == [b'{"b":1}', b'{"b":2}']
+    assert [json.loads(value)["op"] for value in messages.value.to_pylist()] == ["d", "c"]
+    assert key_of(table, "maxwell") == ()
+
+
 def test_loaded_row_is_marked_as_a_snapshot() -> None:
     loaded = changes_of(ORDERS, insert(1, id=1), origin=Origin.LOAD)
     (message,) = (json.loads(value) for value in messages_of(loaded, "debezium", ("id",)).value.to_pylist())
     assert (message["op"], message["source"]["snapshot"]) == ("r", "true")
+
+
+def test_every_member_of_a_set_is_told() -> None:
+    members = target_of({"id": "int", "s": "set('x','y z','')", "t": "set('','x')"})
+    (message,) = messages_of(
+        changes_of(members, insert(1, id=1, s="x,", t=",x")), "json", ("id",)
+    ).value.to_pylist()
+    assert json.loads(message)["after"] == {"id": 1, "s": "x,", "t": ",x"}
+
+
+def test_schema_of_debezium_has_names_and_types_of_its_own() -> None:
+    types = {"id": "int", "e": "enum('d,e','a\\\\b')", "f": "float(7,4)", "g": "float"}
+    changes = changes_of(target_of(types), insert(1, id=1, e="d,e", f=999.0001, g=999.0001))
+    (message,) = messages_of(changes, "debezium_schema", ("id",)).value.to_pylist()
+    schema, payload = (json.loads(message)[part] for part in ("schema", "payload"))
+    fields = {field["field"]: field for field in schema["fields"][0]["fields"]}
+    assert fields["e"]["parameters"] == {"allowed": r"d\,e,a\\b"}
+    assert (fields["f"]["type"], fields["g"]["type"]) == ("double", "float")
+    assert (payload["after"]["f"], payload["after"]["g"]) == (999.0001220703125, 999.0001)
+
+
+def test_letters_that_names_of_topics_lack_become_underscores() -> None:
+    changes = changes_of(replace(ORDERS, name=TableName("shop", "dot.t-b$é")), insert(1, id=1, status="new"))
+    (message,) = messages_of(changes, "debezium_schema", ("id",)).value.to_pylist()
+    assert json.loads(message)["schema"]["name"].endswith("shop.dot.t-b__.Envelope")
+    assert topic_of("{database}.{table}", changes.target) == "shop.dot.t-b__"
 
 
 def test_partition_of_a_key_is_that_of_kafka_s_own_producers() -> None:

@@ -390,8 +390,9 @@ impl Statement {
     /// The database and the table that a definition names first, by its first words alone; None where there is none.
     #[getter]
     fn table(&self) -> Option<(String, String)> {
-        let found = ddl::classify(&self.inner.text, &self.inner.database);
-        (!found.table.is_empty()).then(|| (found.database.into_owned(), found.table.into_owned()))
+        let definition = ddl::classify(&self.inner.text, &self.inner.database);
+        let (database, table) = definition.name_before();
+        (!table.is_empty()).then(|| (database.to_owned(), table.to_owned()))
     }
 
     /// Whether it changes rows that are therefore not in the log.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.changes import Changes, Target
 from penstock.sinks.images import LastImages
-from penstock.sinks.sql_rows import feed_rows, feed_target, keyed_target
+from penstock.sinks.sql_rows import feed_rows, feed_target
 
 WriteImages = Callable[[Target, LastImages], None]
 
@@ -35,7 +35,7 @@ class HeldRows:
             # The columns changed: what came before has the old ones.
             for other in [one for one in self._images if one.name == target.name]:
                 self._write(other, self._images.pop(other))
-            self._images[target] = LastImages(keyed_target(target))
+            self._images[target] = LastImages(target.keyed)
         images = self._images[target]
         images.add(replace(changes, target=images.target))
         self._bytes += changes.rows.nbytes
@@ -43,7 +43,7 @@ class HeldRows:
     def empty(self, target: Target, version: int) -> None:
         """Forget what came of a table up to a version, and what still comes of before it."""
         found = [images for one, images in self._images.items() if one.name == target.name]
-        for images in found or [self._images.setdefault(target, LastImages(keyed_target(target)))]:
+        for images in found or [self._images.setdefault(target, LastImages(target.keyed))]:
             images.empty(version)
 
     def is_full(self) -> bool:

@@ -294,10 +294,12 @@ def topic_of(template: str, target: Target) -> str | None:
     return None if constant is None else _checked(constant)
 
 
-def _checked(topic: str) -> str:
-    if not topic or len(topic) > _TOPIC_LENGTH_MAX or _TOPIC_LETTERS.search(topic) or topic in (".", ".."):
+def _checked(name: str) -> str:
+    """Return the topic of a name: letters that Kafka refuses become underscores, as in Debezium's topics."""
+    topic = _TOPIC_LETTERS.sub("_", name)
+    if not topic or len(topic) > _TOPIC_LENGTH_MAX or topic in (".", ".."):
         raise OptionInvalid(
-            f"{topic!r} cannot be the name of a topic",
-            hint="It may have 249 letters, digits, dots, dashes and underscores: change topic of the sink",
+            f"{name!r} cannot be the name of a topic",
+            hint="It may have 1 to 249 letters and cannot be . or ..: change topic of the sink",
         )
     return topic

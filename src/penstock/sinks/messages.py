@@ -8,7 +8,7 @@ from typing import Literal
 import pyarrow
 
 from penstock import _native
-from penstock.changes import Changes, Origin
+from penstock.changes import Changes, Origin, Target
 
 Format = Literal["debezium", "debezium_schema", "maxwell", "canal_flat", "canal", "json"]
 
@@ -32,6 +32,14 @@ class Messages:
         return len(self.value)
 
 
+def key_of(target: Target, form: Format) -> tuple[str, ...]:
+    """Return the columns that a dialect takes for the key of a table's rows.
+
+    Debezium takes the first unique key without nulls where there is no primary key, the others take none.
+    """
+    return target.row_key if form in ("debezium", "debezium_schema") else target.primary_key
+
+
 def messages_of(changes: Changes, form: Format, key: Sequence[str] = (), *, lines: bool = False) -> Messages:
     """Return the messages of changes, with the values of the columns `key` as their keys.
 
@@ -39,6 +47,7 @@ def messages_of(changes: Changes, form: Format, key: Sequence[str] = (), *, line
     a column that is not there, SchemaInvalid for rows that are not of the target's columns.
     """
     target = changes.target
+    primary_key = key_of(target, form)
     made = pyarrow.record_batch(
         _native.encode_changes(
             changes.rows,
@@ -46,7 +55,7 @@ def messages_of(changes: Changes, form: Format, key: Sequence[str] = (), *, line
             dialect=form,
             database=target.name.database,
             table=target.name.table,
-            primary_key=target.primary_key,
+            primary_key=primary_key,
             key=key,
             mariadb=target.mariadb,
             snapshot=changes.origin is Origin.LOAD,

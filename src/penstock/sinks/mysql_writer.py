@@ -44,7 +44,6 @@ from penstock.sinks.sql_rows import (
     Counted,
     bounded,
     in_one_batch,
-    keyed_target,
     lanes,
     refuse_partial,
     runs,
@@ -107,7 +106,7 @@ class MysqlWriter(Writer):
     def _empty(self, target: Target, version: int) -> None:
         self._held.empty(target, version)
         name = target.name.sql.encode()
-        keyed = bool(keyed_target(target).primary_key)
+        keyed = bool(target.row_key)
         if self._manner.truncate and self._main.repeatable:
             self._commit(self._main)
             self._main.execute(b"TRUNCATE TABLE ", name, again=True)

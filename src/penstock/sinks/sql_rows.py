@@ -79,16 +79,6 @@ def refuse_other_key(target: Target, there: Sequence[str]) -> None:
         )
 
 
-def keyed_target(target: Target) -> Target:
-    """Return the target with the key that tells rows apart: the primary one, else a unique one."""
-    if target.primary_key:
-        return target
-    for key in target.unique_keys:
-        if not any(target.column(name).nullable for name in key):
-            return replace(target, primary_key=key)
-    return target
-
-
 def feed_target(target: Target) -> Target:
     """Return the table that keeps every change of a target: no key, and columns that say when."""
     columns = tuple(replace(column, nullable=True) for column in target.columns)

@@ -150,7 +150,8 @@ impl<'a> CellColumn<'a> {
             },
             Kind::Set { values, .. } => {
                 let mut bits = 0;
-                for member in text.split(',').filter(|member| !member.is_empty()) {
+                // An empty text has no member; else the empty member, too, stands between commas.
+                for member in text.split(',').filter(|_| !text.is_empty()) {
                     let at =
                         values.iter().position(|value| **value == *member).ok_or_else(|| wrong("member of the SET"))?;
                     bits |= 1u64 << at.min(63);

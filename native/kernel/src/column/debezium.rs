@@ -13,6 +13,8 @@ pub struct Place {
     pub nullable: bool,
     /// Whether it was declared as a POINT, which has its coordinates beside the geometry.
     pub is_point: bool,
+    /// Whether it was declared as FLOAT with digits, FLOAT(M,D), which the connector takes for a DOUBLE.
+    pub has_digits: bool,
 }
 
 impl Value<'_> {
@@ -26,6 +28,7 @@ impl Value<'_> {
             (Value::Int(value), _) => integer::write_signed(*value, out),
             // As a long: what is over its range turns negative.
             (Value::UInt(value), _) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
+            (Value::Float(value), _) if place.has_digits => float::write_json((*value).into(), out),
             (Value::Float(value), _) => float::write_json_single(*value, out),
             (Value::Double(value), _) => float::write_json(*value, out),
             (Value::Decimal(value), _) => decimal::write_debezium(value, out)?,
@@ -74,8 +77,8 @@ mod tests {
     use crate::column::{Date, DateTime, Form, Layout, Time, Timestamp};
     use crate::cursor::Cursor;
 
-    const REQUIRED: Place = Place { nullable: false, is_point: false };
-    const OPTIONAL: Place = Place { nullable: true, is_point: false };
+    const REQUIRED: Place = Place { nullable: false, is_point: false, has_digits: false };
+    const OPTIONAL: Place = Place { nullable: true, is_point: false, has_digits: false };
 
     fn shown(value: &Value<'_>, kind: &Kind, place: Place) -> String {
         let mut out = Vec::new();
@@ -98,6 +101,8 @@ mod tests {
         assert_eq!(required(Value::Bit(0x201), Kind::Bit { bits: 10 }), r#""AQI=""#);
         assert_eq!(required(Value::Year(0), Kind::Year), "0");
         assert_eq!(required(Value::Float(0.1), Kind::Float), "0.1");
+        let with_digits = Place { has_digits: true, ..REQUIRED };
+        assert_eq!(shown(&Value::Float(999.0001), &Kind::Float, with_digits), "999.0001220703125");
         assert_eq!(required(Value::Double(-2.0), Kind::Double), "-2.0");
         assert_eq!(shown(&Value::Null, &Kind::Year, OPTIONAL), "null");
     }

@@ -13,7 +13,7 @@ from penstock.settings_values import Seconds
 from penstock.sinks import kafka_connection as connection
 from penstock.sinks.kafka_connection import Cluster
 from penstock.sinks.kafka_writer import KafkaWriter, Producing, topic_of
-from penstock.sinks.messages import Format
+from penstock.sinks.messages import Format, key_of
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 
 EXTRA = "kafka"
@@ -95,7 +95,9 @@ class KafkaSink(Sink):
         """Return the columns of a target's keys. Raises OptionInvalid for one that it lacks."""
         if self.settings.key == "none":
             return ()
-        columns = target.primary_key if self.settings.key == "primary_key" else self.settings.key
+        columns = (
+            key_of(target, self.settings.format) if self.settings.key == "primary_key" else self.settings.key
+        )
         for name in (*columns, *self.settings.partition_by):
             if name not in target.column_names:
                 raise OptionInvalid(

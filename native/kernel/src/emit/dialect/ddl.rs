@@ -1,6 +1,7 @@
 //! What a definition defines, by its first words: enough for the marks that messages carry, not a parser.
 
 use std::borrow::Cow;
+use std::iter::Peekable;
 
 /// The kinds of definition that Canal tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,15 +49,48 @@ impl DefinitionKind {
     }
 }
 
-/// A definition, and the first table that it names.
+/// What a definition does to one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition<'a> {
-    /// What it does.
+    /// What it does, an ALTER TABLE by its first clause.
     pub kind: DefinitionKind,
+    /// Whether it is an ALTER TABLE.
+    pub alters: bool,
     /// The table's database, or the default one.
     pub database: Cow<'a, str>,
-    /// The table; empty where none is named.
+    /// The table, by its new name where it is renamed; empty where none is named.
     pub table: Cow<'a, str>,
+    /// The database and table before it was renamed.
+    pub renamed_from: Option<(Cow<'a, str>, Cow<'a, str>)>,
+}
+
+impl<'a> Definition<'a> {
+    fn of(kind: DefinitionKind, (database, table): (Cow<'a, str>, Cow<'a, str>)) -> Definition<'a> {
+        Definition { kind, alters: false, database, table, renamed_from: None }
+    }
+
+    /// The part of a DROP TABLE or RENAME TABLE that is about this table, as a statement of its own.
+    pub fn own_text(&self) -> String {
+        let name = |(database, table): (&str, &str)| format!("{}.{}", quoted_name(database), quoted_name(table));
+        match self.kind {
+            DefinitionKind::Rename => {
+                format!("RENAME TABLE {} TO {}", name(self.name_before()), name((&self.database, &self.table)))
+            }
+            _ => format!("DROP TABLE {}", name(self.name_before())),
+        }
+    }
+
+    /// The database and table that the statement finds.
+    pub fn name_before(&self) -> (&str, &str) {
+        match &self.renamed_from {
+            Some((database, table)) => (database, table),
+            None => (&self.database, &self.table),
+        }
+    }
+}
+
+fn quoted_name(name: &str) -> String {
+    format!("`{}`", name.replace('`', "``"))
 }
 
 /// One piece of a statement.
@@ -167,90 +201,253 @@ const FILLERS: [&str; 15] = [
     "NOWAIT",
 ];
 
-/// Tells what a definition does, and to which table first.
+/// Tells what a definition does to the table that it names first.
 pub fn classify<'a>(text: &'a str, database: &'a str) -> Definition<'a> {
-    let mut tokens = Tokens { rest: text };
-    let none = Definition { kind: DefinitionKind::Query, database: database.into(), table: "".into() };
-    let Some(verb) = tokens.next() else { return none };
-    let mut next = || tokens.find(|token| !FILLERS.iter().any(|filler| token.is(filler)));
-    let Some(second) = next() else { return none };
-    let is_table = second.is("TABLE") || second.is("TABLES");
-    let kind = if verb.is("TRUNCATE") {
-        let first = if is_table { next() } else { Some(second) };
-        return named(DefinitionKind::Truncate, first, &mut tokens, none);
-    } else if verb.is("CREATE") && is_table {
-        DefinitionKind::Create
-    } else if verb.is("ALTER") && is_table {
-        DefinitionKind::Alter
-    } else if verb.is("DROP") && is_table {
-        DefinitionKind::Erase
-    } else if verb.is("RENAME") && is_table {
-        DefinitionKind::Rename
-    } else if (verb.is("CREATE") || verb.is("DROP")) && second.is("INDEX") {
-        let kind = if verb.is("CREATE") { DefinitionKind::CreateIndex } else { DefinitionKind::DropIndex };
-        // The index's own name may be the word ON in quotes, which is no word.
-        if tokens.find(|token| token.is("ON")).is_none() {
-            return none;
-        }
-        kind
-    } else {
-        return none;
-    };
-    let first = tokens.find(|token| !FILLERS.iter().any(|filler| token.is(filler)));
-    named(kind, first, &mut tokens, none)
+    Reader::new(text, database).next_or_query()
 }
 
-/// Reads a name of one part or two.
-fn named<'a>(
-    kind: DefinitionKind,
-    first: Option<Token<'a>>,
-    tokens: &mut Tokens<'a>,
-    none: Definition<'a>,
-) -> Definition<'a> {
-    let name = |token: Option<Token<'a>>| match token {
-        Some(Token::Word(word)) => Some(Cow::Borrowed(word)),
-        Some(Token::Quoted(name)) => Some(name),
-        _ => None,
-    };
-    let Some(first) = name(first) else { return none };
-    if tokens.next() == Some(Token::Sign('.')) {
-        if let Some(second) = name(tokens.next()) {
-            return Definition { kind, database: first, table: second };
+/// Tells what a definition does, table by table, in its own order; one `Query` where it names no table.
+pub fn definitions<'a>(text: &'a str, database: &'a str) -> impl Iterator<Item = Definition<'a>> {
+    let mut reader = Reader::new(text, database);
+    let first = reader.next_or_query();
+    std::iter::once(first).chain(std::iter::from_fn(move || reader.next_listed()))
+}
+
+/// Reads a definition from its start, then each further table of its list.
+struct Reader<'a> {
+    tokens: Peekable<Tokens<'a>>,
+    database: &'a str,
+    /// What the statement does to each table of its list, once the first is read.
+    listed: Option<DefinitionKind>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(text: &'a str, database: &'a str) -> Reader<'a> {
+        Reader { tokens: Tokens { rest: text }.peekable(), database, listed: None }
+    }
+
+    fn next_or_query(&mut self) -> Definition<'a> {
+        self.first().unwrap_or_else(|| Definition::of(DefinitionKind::Query, (self.database.into(), "".into())))
+    }
+
+    fn first(&mut self) -> Option<Definition<'a>> {
+        let verb = self.tokens.next()?;
+        self.pass_fillers();
+        if verb.is("TRUNCATE") {
+            self.tokens.next_if(|token| token.is("TABLE"));
+            return Some(Definition::of(DefinitionKind::Truncate, self.name()?));
+        }
+        let object = self.tokens.next()?;
+        if object.is("INDEX") && (verb.is("CREATE") || verb.is("DROP")) {
+            // The index's own name may be the word ON in quotes, which is no word.
+            self.tokens.find(|token| token.is("ON"))?;
+            let kind = if verb.is("CREATE") { DefinitionKind::CreateIndex } else { DefinitionKind::DropIndex };
+            return Some(Definition::of(kind, self.name()?));
+        }
+        if !object.is("TABLE") && !object.is("TABLES") {
+            return None;
+        }
+        self.pass_fillers();
+        if verb.is("CREATE") {
+            Some(Definition::of(DefinitionKind::Create, self.name()?))
+        } else if verb.is("ALTER") {
+            let name = self.name()?;
+            Some(Definition { alters: true, ..self.altered(name) })
+        } else if verb.is("DROP") {
+            self.listed = Some(DefinitionKind::Erase);
+            Some(Definition::of(DefinitionKind::Erase, self.name()?))
+        } else if verb.is("RENAME") {
+            self.listed = Some(DefinitionKind::Rename);
+            self.renamed()
+        } else {
+            None
         }
     }
-    Definition { kind, table: first, ..none }
+
+    /// The next table of a DROP TABLE or RENAME TABLE, behind its comma.
+    fn next_listed(&mut self) -> Option<Definition<'a>> {
+        let kind = self.listed?;
+        self.tokens.next_if(|token| *token == Token::Sign(','))?;
+        match kind {
+            DefinitionKind::Rename => self.renamed(),
+            _ => Some(Definition::of(kind, self.name()?)),
+        }
+    }
+
+    fn renamed(&mut self) -> Option<Definition<'a>> {
+        let before = self.name()?;
+        self.pass_wait();
+        self.tokens.next_if(|token| token.is("TO"))?;
+        let after = self.name()?;
+        Some(Definition { renamed_from: Some(before), ..Definition::of(DefinitionKind::Rename, after) })
+    }
+
+    /// What the first clause of an ALTER TABLE makes of it for Canal, which goes by that clause alone.
+    fn altered(&mut self, name: (Cow<'a, str>, Cow<'a, str>)) -> Definition<'a> {
+        let alter = |name| Definition::of(DefinitionKind::Alter, name);
+        self.pass_wait();
+        match self.tokens.next() {
+            Some(token) if token.is("ADD") => match self.adds_index() {
+                true => Definition::of(DefinitionKind::CreateIndex, name),
+                false => alter(name),
+            },
+            Some(token) if token.is("DROP") => {
+                let drops = ["INDEX", "KEY", "CONSTRAINT"];
+                match self.tokens.next() {
+                    Some(token) if drops.iter().any(|word| token.is(word)) => {
+                        Definition::of(DefinitionKind::DropIndex, name)
+                    }
+                    _ => alter(name),
+                }
+            }
+            Some(token) if token.is("RENAME") => {
+                if self.tokens.peek().is_some_and(|token| ["COLUMN", "INDEX", "KEY"].iter().any(|word| token.is(word)))
+                {
+                    return alter(name);
+                }
+                self.tokens.next_if(|token| token.is("TO") || token.is("AS") || *token == Token::Sign('='));
+                match self.name() {
+                    Some(after) => {
+                        Definition { renamed_from: Some(name), ..Definition::of(DefinitionKind::Rename, after) }
+                    }
+                    None => alter(name),
+                }
+            }
+            _ => alter(name),
+        }
+    }
+
+    /// Whether an index, a unique key or a primary key stands behind ADD.
+    fn adds_index(&mut self) -> bool {
+        let indexes = ["INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "PRIMARY"];
+        let is_index = |token: &Token<'_>| indexes.iter().any(|word| token.is(word));
+        let Some(token) = self.tokens.next() else { return false };
+        if !token.is("CONSTRAINT") {
+            return is_index(&token);
+        }
+        let symbol = self.tokens.next();
+        symbol.is_some_and(|token| is_index(&token)) || self.tokens.next().is_some_and(|token| is_index(&token))
+    }
+
+    /// Passes MariaDB's NOWAIT or WAIT and its number.
+    fn pass_wait(&mut self) {
+        self.pass_fillers();
+        let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+        self.tokens.next_if(|token| matches!(token, Token::Word(word) if is_number(word)));
+    }
+
+    fn pass_fillers(&mut self) {
+        while self.tokens.next_if(|token| FILLERS.iter().any(|filler| token.is(filler))).is_some() {}
+    }
+
+    /// Reads a name of one part or two: a database and a table.
+    fn name(&mut self) -> Option<(Cow<'a, str>, Cow<'a, str>)> {
+        let first = self.word()?;
+        if self.tokens.next_if(|token| *token == Token::Sign('.')).is_none() {
+            return Some((self.database.into(), first));
+        }
+        Some((first, self.word()?))
+    }
+
+    fn word(&mut self) -> Option<Cow<'a, str>> {
+        match self.tokens.next()? {
+            Token::Word(word) => Some(Cow::Borrowed(word)),
+            Token::Quoted(name) => Some(name),
+            Token::Sign(_) => None,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The kind, with the names before and after; of the definition and of each that follows it in the statement.
+    fn told(text: &str) -> Vec<String> {
+        let tell = |definition: Definition<'_>| {
+            let (database, table) = definition.name_before();
+            let before = definition.renamed_from.is_some().then(|| format!("{database}.{table} -> "));
+            let before = before.unwrap_or_default();
+            format!("{} {before}{}.{}", definition.kind.name(), definition.database, definition.table)
+        };
+        definitions(text, "shop").map(tell).collect()
+    }
+
     #[test]
     fn definitions_are_known_by_their_first_words() {
-        use DefinitionKind::*;
-        for (text, kind, database, table) in [
-            ("CREATE TABLE t (a int)", Create, "shop", "t"),
-            ("/* by us */ create temporary table if not exists `x y`.`a``b` (a int)", Create, "x y", "a`b"),
-            ("CREATE OR REPLACE TABLE \"t\" (a int)", Create, "shop", "t"),
-            ("ALTER TABLE other . t ADD COLUMN b int", Alter, "other", "t"),
-            ("ALTER ONLINE IGNORE TABLE t FORCE", Alter, "shop", "t"),
-            ("/*!40000 ALTER TABLE `t` DISABLE KEYS */", Alter, "shop", "t"),
-            ("DROP TABLE IF EXISTS `t`,`u` /* generated by server */", Erase, "shop", "t"),
-            ("TRUNCATE t", Truncate, "shop", "t"),
-            ("TRUNCATE TABLE `s`.`t`", Truncate, "s", "t"),
-            ("RENAME TABLE a TO b", Rename, "shop", "a"),
-            ("CREATE UNIQUE INDEX i ON s.t (a)", CreateIndex, "s", "t"),
-            ("CREATE INDEX `ON` USING BTREE ON t (a)", CreateIndex, "shop", "t"),
-            ("-- why\nDROP INDEX i ON t", DropIndex, "shop", "t"),
-            ("CREATE DATABASE x", Query, "shop", ""),
-            ("CREATE VIEW v AS SELECT 1", Query, "shop", ""),
-            ("GRANT ALL ON *.* TO 'a'@'%'", Query, "shop", ""),
-            ("DROP TABLE", Query, "shop", ""),
-            ("ALTER TABLE `open", Alter, "shop", "open"),
-            ("", Query, "shop", ""),
+        for (text, definition) in [
+            ("CREATE TABLE t (a int)", "CREATE shop.t"),
+            ("/* by us */ create temporary table if not exists `x y`.`a``b` (a int)", "CREATE x y.a`b"),
+            ("CREATE OR REPLACE TABLE \"t\" (a int)", "CREATE shop.t"),
+            ("DROP TABLE t", "ERASE shop.t"),
+            ("TRUNCATE t", "TRUNCATE shop.t"),
+            ("TRUNCATE TABLE `s`.`t`", "TRUNCATE s.t"),
+            ("CREATE UNIQUE INDEX i ON s.t (a)", "CINDEX s.t"),
+            ("CREATE INDEX `ON` USING BTREE ON t (a)", "CINDEX shop.t"),
+            ("-- why\nDROP INDEX i ON t", "DINDEX shop.t"),
+            ("CREATE DATABASE x", "QUERY shop."),
+            ("CREATE VIEW v AS SELECT 1", "QUERY shop."),
+            ("GRANT ALL ON *.* TO 'a'@'%'", "QUERY shop."),
+            ("DROP TABLE", "QUERY shop."),
+            ("RENAME TABLE a", "QUERY shop."),
+            ("ALTER TABLE `open", "ALTER shop.open"),
+            ("", "QUERY shop."),
         ] {
-            let found = classify(text, "shop");
-            assert_eq!((found.kind, &*found.database, &*found.table), (kind, database, table), "{text}");
+            assert_eq!(told(text), [definition], "{text}");
+            let first = classify(text, "shop");
+            assert_eq!(format!("{} {}.{}", first.kind.name(), first.database, first.table), definition, "{text}");
         }
+    }
+
+    /// What Canal 1.1.7's own parser tells of each, run on the same text. It goes by the first clause.
+    #[test]
+    fn an_alter_is_told_by_its_first_clause() {
+        for (text, definition) in [
+            ("ALTER TABLE other . t ADD COLUMN b int", "ALTER other.t"),
+            ("ALTER ONLINE IGNORE TABLE t FORCE", "ALTER shop.t"),
+            ("/*!40000 ALTER TABLE `t` DISABLE KEYS */", "ALTER shop.t"),
+            ("ALTER TABLE t ADD b int, ADD INDEX i (b)", "ALTER shop.t"),
+            ("ALTER TABLE t ADD INDEX i (b), ADD c int", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD KEY i (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t WAIT 5 ADD KEY i (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD UNIQUE (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD CONSTRAINT c UNIQUE KEY k (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD CONSTRAINT UNIQUE (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD CONSTRAINT PRIMARY KEY (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD PRIMARY KEY (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD FULLTEXT i (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t ADD SPATIAL INDEX i (b)", "CINDEX shop.t"),
+            ("ALTER TABLE t DROP INDEX i", "DINDEX shop.t"),
+            ("ALTER TABLE t DROP KEY i", "DINDEX shop.t"),
+            ("ALTER TABLE t DROP CONSTRAINT c", "DINDEX shop.t"),
+            ("ALTER TABLE t DROP PRIMARY KEY", "ALTER shop.t"),
+            ("ALTER TABLE t DROP FOREIGN KEY f", "ALTER shop.t"),
+            ("ALTER TABLE t DROP c", "ALTER shop.t"),
+            ("ALTER TABLE t ADD `index` int", "ALTER shop.t"),
+            ("ALTER TABLE t ADD CONSTRAINT c CHECK (a > 1)", "ALTER shop.t"),
+            ("ALTER TABLE t RENAME INDEX a TO b", "ALTER shop.t"),
+            ("ALTER TABLE t RENAME COLUMN a TO b", "ALTER shop.t"),
+            ("ALTER TABLE t COMMENT 'x', ADD INDEX i (a)", "ALTER shop.t"),
+            ("ALTER TABLE t RENAME TO u", "RENAME shop.t -> shop.u"),
+            ("ALTER TABLE t RENAME AS u", "RENAME shop.t -> shop.u"),
+            ("ALTER TABLE t RENAME = u", "RENAME shop.t -> shop.u"),
+            ("ALTER TABLE s.t RENAME u, ADD c int", "RENAME s.t -> shop.u"),
+            ("ALTER TABLE `a`.`b c` RENAME TO `d`.`e f`", "RENAME a.b c -> d.e f"),
+            ("ALTER TABLE t ADD c int, RENAME TO u", "ALTER shop.t"),
+        ] {
+            assert_eq!(told(text), [definition], "{text}");
+        }
+    }
+
+    #[test]
+    fn each_table_of_a_list_is_told() {
+        let dropped = "DROP TABLE IF EXISTS `t`,s.`u` , v WAIT 5 /* generated by server */";
+        assert_eq!(told(dropped), ["ERASE shop.t", "ERASE s.u", "ERASE shop.v"]);
+        let renamed = "RENAME TABLE IF EXISTS a WAIT 5 TO b, `s`.`c` NOWAIT TO r.d";
+        assert_eq!(told(renamed), ["RENAME shop.a -> shop.b", "RENAME s.c -> r.d"]);
+        assert_eq!(told("CREATE TABLE t (a int, b int)"), ["CREATE shop.t"]);
+        let own = |text: &str| definitions(text, "shop").map(|definition| definition.own_text()).collect::<Vec<_>>();
+        assert_eq!(own("drop table `a``b`, t"), ["DROP TABLE `shop`.`a``b`", "DROP TABLE `shop`.`t`"]);
+        assert_eq!(own("RENAME TABLE a TO s.b"), ["RENAME TABLE `shop`.`a` TO `s`.`b`"]);
     }
 }

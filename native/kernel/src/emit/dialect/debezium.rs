@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::ddl::{definitions, Definition};
 use super::{debezium_schema, TableView, TableWriter};
 use super::{json_object, walk, At, Dialect, End, Image, Images, Row, StatementKind, StatementView};
 use crate::column::{quoted, write_integer, write_unsigned_integer, Kind, Place};
@@ -29,6 +30,32 @@ impl Debezium {
     /// Messages of a cluster of that name, with or without schema.
     pub fn new(instance: &Arc<str>, with_schema: bool) -> Debezium {
         Debezium { instance: instance.clone(), with_schema }
+    }
+}
+
+impl Debezium {
+    /// Adds the message of what a statement does to one table.
+    fn tell_definition(&self, at: &At<'_>, definition: &Definition<'_>, text: &str, out: &mut Messages) -> Result<()> {
+        let (database, table) = (&*definition.database, &*definition.table);
+        let value = &mut out.value;
+        if self.with_schema {
+            debezium_schema::write_statement_head(value);
+        }
+        value.extend_from_slice(b"{\"source\":");
+        source_head(at, database, Some(table), value);
+        source_tail(at, 0, value);
+        value.extend_from_slice(b",\"ts_ms\":");
+        write_integer(at.transaction.commit_us.div_euclid(1_000), value);
+        value.extend_from_slice(b",\"databaseName\":");
+        quoted::write(database.as_bytes(), value);
+        value.extend_from_slice(b",\"schemaName\":null,\"ddl\":");
+        quoted::write(text.as_bytes(), value);
+        value.extend_from_slice(b",\"tableChanges\":[]}");
+        if self.with_schema {
+            value.push(b'}');
+        }
+        value.push(b'\n');
+        out.close(MessageKind::Statement, SLOT_ALL, 0)
     }
 }
 
@@ -60,25 +87,15 @@ impl Dialect for Debezium {
         if statement.kind != StatementKind::Definition {
             return Ok(());
         }
-        let value = &mut out.value;
-        if self.with_schema {
-            debezium_schema::write_statement_head(value);
+        let mut tables = definitions(statement.text, statement.database).peekable();
+        let Some(first) = tables.next() else { return Ok(()) };
+        if tables.peek().is_none() {
+            return self.tell_definition(at, &first, statement.text, out);
         }
-        value.extend_from_slice(b"{\"source\":");
-        source_head(at, statement.database, None, value);
-        source_tail(at, 0, value);
-        value.extend_from_slice(b",\"ts_ms\":");
-        write_integer(at.transaction.commit_us.div_euclid(1_000), value);
-        value.extend_from_slice(b",\"databaseName\":");
-        quoted::write(statement.database.as_bytes(), value);
-        value.extend_from_slice(b",\"schemaName\":null,\"ddl\":");
-        quoted::write(statement.text.as_bytes(), value);
-        value.extend_from_slice(b",\"tableChanges\":[]}");
-        if self.with_schema {
-            value.push(b'}');
+        for definition in std::iter::once(first).chain(tables) {
+            self.tell_definition(at, &definition, &definition.own_text(), out)?;
         }
-        value.push(b'\n');
-        out.close(MessageKind::Statement, SLOT_ALL, 0)
+        Ok(())
     }
 
     fn end(&mut self, _at: &At<'_>, _end: End<'_>, out: &mut Messages) -> Result<()> {
@@ -89,7 +106,8 @@ impl Dialect for Debezium {
 /// What a type as it was declared, and whether it may be null, say of a column's values.
 pub(super) fn place(type_text: &str, nullable: bool) -> Place {
     let name = type_text.split(|letter: char| !letter.is_ascii_alphanumeric()).next().unwrap_or_default();
-    Place { nullable, is_point: name.eq_ignore_ascii_case("point") }
+    let is = |word: &str| name.eq_ignore_ascii_case(word);
+    Place { nullable, is_point: is("point"), has_digits: is("float") && type_text.contains(',') }
 }
 
 struct Field {

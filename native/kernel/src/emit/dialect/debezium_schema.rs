@@ -1,6 +1,8 @@
 //! The schemas of Debezium's messages, in the JSON of Kafka Connect: made once for each definition of a table.
 
-use crate::column::{quoted, write_unsigned_integer, Kind};
+use std::sync::Arc;
+
+use crate::column::{quoted, write_unsigned_integer, Kind, Place};
 
 use super::debezium::place;
 use super::{MessageColumn, TableView};
@@ -51,7 +53,7 @@ pub(super) fn write_statement_head(out: &mut Vec<u8>) {
 /// Everything before the payload of a table's messages, for a cluster of that name.
 pub(super) fn head(instance: &str, table: &TableView) -> Vec<u8> {
     let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
-    let topic = format!("{instance}.{}.{}", table.database, table.table);
+    let topic = topic(instance, table);
     for side in ["before", "after"] {
         write_row(&topic, table, side, &mut out);
         out.push(b',');
@@ -73,7 +75,7 @@ pub(super) fn key_head(instance: &str, table: &TableView, columns: &[&MessageCol
         write_column(column, &mut out);
     }
     out.extend_from_slice(br#"],"optional":false,"name":"#);
-    quoted::write(format!("{instance}.{}.{}.Key", table.database, table.table).as_bytes(), &mut out);
+    quoted::write(format!("{}.Key", topic(instance, table)).as_bytes(), &mut out);
     out.extend_from_slice(br#"},"payload":"#);
     out
 }
@@ -127,11 +129,26 @@ const POINT: &str = concat!(
     r#"{"type":"int32","optional":true,"field":"srid"}]"#,
 );
 
-fn meaning(kind: &Kind, is_point: bool) -> Meaning {
+/// Members with commas between them. A comma or backslash inside a member has a backslash before it.
+fn allowed(members: &[Arc<str>]) -> [(&'static str, String); 1] {
+    let escaped = members.iter().map(|member| member.replace('\\', r"\\").replace(',', r"\,"));
+    [("allowed", escaped.collect::<Vec<_>>().join(","))]
+}
+
+/// The name that topics and schemas have for a table: whatever is no letter, digit, dot, dash or underscore of ASCII
+/// becomes an underscore.
+fn topic(instance: &str, table: &TableView) -> String {
+    let is_kept = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
+    let name = format!("{instance}.{}.{}", table.database, table.table);
+    name.chars().map(|letter| if is_kept(letter) { letter } else { '_' }).collect()
+}
+
+fn meaning(kind: &Kind, place: Place) -> Meaning {
     match kind {
         Kind::Integer { bytes: 1, .. } | Kind::Integer { bytes: 2, unsigned: false } => plain(r#""int16""#),
         Kind::Integer { bytes: 2 | 3, .. } | Kind::Integer { bytes: 4, unsigned: false } => plain(r#""int32""#),
         Kind::Integer { .. } => plain(r#""int64""#),
+        Kind::Float if place.has_digits => plain(r#""double""#),
         Kind::Float => plain(r#""float""#),
         Kind::Double => plain(r#""double""#),
         Kind::Decimal { precision, scale } => with(
@@ -148,12 +165,10 @@ fn meaning(kind: &Kind, is_point: bool) -> Meaning {
         Kind::DateTime { .. } => named(r#""int64""#, "io.debezium.time.MicroTimestamp"),
         Kind::Timestamp { .. } => named(r#""string""#, "io.debezium.time.ZonedTimestamp"),
         Kind::Binary { .. } | Kind::CompressedBinary { .. } => plain(r#""bytes""#),
-        Kind::Enumeration { values, .. } => {
-            with(r#""string""#, "io.debezium.data.Enum", &[("allowed", values.join(","))])
-        }
-        Kind::Set { values, .. } => with(r#""string""#, "io.debezium.data.EnumSet", &[("allowed", values.join(","))]),
+        Kind::Enumeration { values, .. } => with(r#""string""#, "io.debezium.data.Enum", &allowed(values)),
+        Kind::Set { values, .. } => with(r#""string""#, "io.debezium.data.EnumSet", &allowed(values)),
         Kind::Json { .. } => named(r#""string""#, "io.debezium.data.Json"),
-        Kind::Geometry { .. } if is_point => named(POINT, "io.debezium.data.geometry.Point"),
+        Kind::Geometry { .. } if place.is_point => named(POINT, "io.debezium.data.geometry.Point"),
         Kind::Geometry { .. } => named(GEOMETRY, "io.debezium.data.geometry.Geometry"),
         Kind::Vector { .. } => {
             named(r#""array","items":{"type":"float","optional":false}"#, "io.debezium.data.FloatVector")
@@ -165,7 +180,7 @@ fn meaning(kind: &Kind, is_point: bool) -> Meaning {
 }
 
 fn write_column(column: &MessageColumn, out: &mut Vec<u8>) {
-    let meaning = meaning(&column.kind, place(&column.type_text, column.nullable).is_point);
+    let meaning = meaning(&column.kind, place(&column.type_text, column.nullable));
     out.extend_from_slice(br#"{"type":"#);
     out.extend_from_slice(meaning.shape.as_bytes());
     out.extend_from_slice(if column.nullable { br#","optional":true"# } else { br#","optional":false"# });

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use memchr::memmem;
 
-use super::ddl::{classify, DefinitionKind};
+use super::ddl::{definitions, Definition, DefinitionKind};
 use super::{json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter};
 use crate::column::{quoted, write_integer, write_unsigned_integer, Kind};
 use crate::emit::messages::{MessageKind, Messages};
@@ -48,27 +48,31 @@ impl Dialect for Maxwell {
     }
 
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
-        let found = match statement.kind {
-            StatementKind::Definition => definition(statement.text, statement.database),
-            StatementKind::XaCommit | StatementKind::XaRollback => None,
-        };
-        let Some((kind, database, table)) = found else { return Ok(()) };
-        let value = &mut out.value;
-        value.extend_from_slice(b"{\"type\":\"");
-        value.extend_from_slice(kind.as_bytes());
-        value.extend_from_slice(b"\",\"database\":");
-        quoted::write(database.as_bytes(), value);
-        if !table.is_empty() {
+        if statement.kind != StatementKind::Definition {
+            return Ok(());
+        }
+        for (number, definition) in definitions(statement.text, statement.database).enumerate() {
+            let Some(kind) = kind_name(&definition) else { return Ok(()) };
+            let (database, table) = definition.name_before();
+            let value = &mut out.value;
+            value.extend_from_slice(b"{\"type\":\"");
+            value.extend_from_slice(kind.as_bytes());
+            value.extend_from_slice(b"\",\"database\":");
+            quoted::write(database.as_bytes(), value);
             value.extend_from_slice(b",\"table\":");
             quoted::write(table.as_bytes(), value);
+            value.extend_from_slice(b",\"ts\":");
+            write_unsigned_integer(u64::from(at.event.timestamp) * 1_000, value);
+            value.extend_from_slice(b",\"sql\":");
+            match number < WHOLE_TEXTS_MAX {
+                true => quoted::write(statement.text.as_bytes(), value),
+                false => quoted::write(definition.own_text().as_bytes(), value),
+            }
+            write_place(at, value);
+            value.extend_from_slice(b"}\n");
+            out.close(MessageKind::Statement, SLOT_ALL, 0)?;
         }
-        value.extend_from_slice(b",\"ts\":");
-        write_unsigned_integer(u64::from(at.event.timestamp) * 1_000, value);
-        value.extend_from_slice(b",\"sql\":");
-        quoted::write(statement.text.as_bytes(), value);
-        write_place(at, value);
-        value.extend_from_slice(b"}\n");
-        out.close(MessageKind::Statement, SLOT_ALL, 0)
+        Ok(())
     }
 
     fn end(&mut self, _at: &At<'_>, end: End<'_>, out: &mut Messages) -> Result<()> {
@@ -104,17 +108,19 @@ impl Dialect for Maxwell {
     }
 }
 
-/// The type of a definition, and what it defines: a database, or a table of one. None for the definitions that Maxwell
-/// does not tell of.
-fn definition<'a>(text: &'a str, database: &'a str) -> Option<(&'static str, String, String)> {
-    let found = classify(text, database);
-    let kind = match found.kind {
-        DefinitionKind::Create => "table-create",
-        DefinitionKind::Alter | DefinitionKind::Rename => "table-alter",
-        DefinitionKind::Erase => "table-drop",
-        _ => return None,
-    };
-    Some((kind, found.database.into_owned(), found.table.into_owned()))
+/// Messages of one statement that hold its whole text. Behind them each holds its own table's part, because the text grows
+/// with the number of tables.
+const WHOLE_TEXTS_MAX: usize = 100;
+
+/// The type of a definition; None for the definitions that Maxwell does not tell of.
+fn kind_name(definition: &Definition<'_>) -> Option<&'static str> {
+    match definition.kind {
+        _ if definition.alters => Some("table-alter"),
+        DefinitionKind::Create => Some("table-create"),
+        DefinitionKind::Rename => Some("table-alter"),
+        DefinitionKind::Erase => Some("table-drop"),
+        _ => None,
+    }
 }
 
 struct Field {

@@ -113,9 +113,9 @@ impl Dialect for Ptubes {
             return Ok(());
         }
         let definition = classify(statement.text, statement.database);
-        let name = match definition.table.is_empty() {
-            true => definition.database.into_owned(),
-            false => format!("{}.{}", definition.database, definition.table),
+        let name = match definition.name_before() {
+            (database, "") => database.to_owned(),
+            (database, table) => format!("{database}.{table}"),
         };
         let value = &mut out.value;
         let start = pb::open(MESSAGES_FIELD, value);
