@@ -115,6 +115,10 @@ CREDIT_BYTES_MAX = 1 << 40
 # Slots of shard keys lie below this; more shards would have none.
 SLOTS = 32_767
 SHARDS_MAX = SLOTS
+# Table patterns and columns of one request: each is compiled and tried where others wait.
+REQUEST_PATTERNS_MAX = 500
+REQUEST_COLUMNS_MAX = 4096
+# How long an answer waits for a change where the request does not say, and how long it may say.
 WAIT_SECONDS_DEFAULT = 25.0
 WAIT_SECONDS_MAX = 55.0
 

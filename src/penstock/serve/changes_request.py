@@ -15,6 +15,8 @@ from penstock.limits import (
     BATCH_ROWS_MAX,
     CREDIT_BYTES_DEFAULT,
     CREDIT_BYTES_MAX,
+    REQUEST_COLUMNS_MAX,
+    REQUEST_PATTERNS_MAX,
     SHARDS_MAX,
     WAIT_SECONDS_DEFAULT,
     WAIT_SECONDS_MAX,
@@ -75,6 +77,7 @@ class ShardsPart(_Part):
     of: list[int] = Field(min_length=1, description="The shards that are wanted, from 0")
     columns: dict[str, list[str]] = Field(
         default_factory=dict,
+        max_length=REQUEST_PATTERNS_MAX,
         description="Table pattern to the columns that are hashed; the primary key where none fits",
     )
 
@@ -85,11 +88,19 @@ class ChangesRequest(_Part):
     subscriber: str = Field(
         "", max_length=256, description="Who asks, for GET /v1/subscribers: orders-cache/host-1"
     )
-    tables: list[str] | None = Field(None, description="Patterns: shop.orders, shop.*, /regex/; all if none")
-    exclude: list[str] | None = None
+    tables: list[str] | None = Field(
+        None,
+        max_length=REQUEST_PATTERNS_MAX,
+        description="Patterns: shop.orders, shop.*, /regex/; all if none",
+    )
+    exclude: list[str] | None = Field(
+        None, max_length=REQUEST_PATTERNS_MAX, description="Patterns, as in tables"
+    )
     changes: list[ChangeKind] | None = None
     where: str | None = Field(None, max_length=16384, description="An SQL predicate over a row's columns")
-    columns: list[str] | None = Field(None, description="Columns to send, system columns among them")
+    columns: list[str] | None = Field(
+        None, max_length=REQUEST_COLUMNS_MAX, description="Columns to send, system columns among them"
+    )
     format: Format = "arrow"
     compression: Literal["none", "lz4", "zstd"] = "none"
     shards: ShardsPart | None = None

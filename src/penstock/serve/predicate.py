@@ -33,6 +33,8 @@ _HINT = (
 )
 _METADATA = "_metadata"
 _DIGITS_MAX = 76
+# No column has numbers of more digits, and arithmetic with far more would hold up everybody else.
+_CONSTANT_DIGITS_MAX = 400
 _TIME = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 
 _Constant = bool | int | float | Decimal | str | bytes | date | datetime | None
@@ -309,7 +311,27 @@ class _Compiler:
 def _number(text: str) -> int | float | Decimal:
     if "e" in text.lower():
         return float(text)
-    return Decimal(text) if "." in text else int(text)
+    number = _decimal(text)
+    assert number is not None, "the parser takes nothing else for a number"
+    return number if "." in text else int(number)
+
+
+def _decimal(text: str) -> Decimal | None:
+    """Return the finite number that a text is, else None. Raises OptionInvalid for very many digits."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    if not number.is_finite():
+        return None
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int), "the number is finite"
+    if len(text) > _CONSTANT_DIGITS_MAX or max(number.adjusted(), -exponent) > _CONSTANT_DIGITS_MAX:
+        raise OptionInvalid(
+            f"where: the number {text[:64]!r} has over {_CONSTANT_DIGITS_MAX} digits",
+            hint="No column has such numbers: write it without an exponent",
+        )
+    return number
 
 
 def _with_backslashes(pattern: str, escape: str) -> str:
@@ -402,10 +424,10 @@ def _refuse_kinds(column: _Column, kind: pyarrow.DataType, constant: _Constant, 
 
 def _numbers_alike(column: _Column, values: pyarrow.Array, constant: _Constant) -> tuple[Any, pyarrow.Scalar]:
     if isinstance(constant, str):
-        try:
-            constant = Decimal(constant.strip())
-        except InvalidOperation:
-            _refuse_kinds(column, values.type, constant, "Compare a number with a number")
+        number_of_text = _decimal(constant.strip())
+        if number_of_text is None:
+            _refuse_kinds(column, values.type, constant[:64], "Compare a number with a number")
+        constant = number_of_text
     if isinstance(constant, bytes | date):
         _refuse_kinds(column, values.type, constant, "Compare a number with a number")
     assert isinstance(constant, bool | int | float | Decimal), "NULL was left out before"
@@ -442,7 +464,10 @@ def _days_alike(column: _Column, values: pyarrow.Array, constant: str) -> tuple[
     except ValueError:
         _refuse_kinds(column, values.type, constant, "Write 2026-11-21 or 2026-11-21 08:00:00")
     if moment.tzinfo is not None:
-        moment = moment.astimezone(UTC).replace(tzinfo=None)
+        try:
+            moment = moment.astimezone(UTC).replace(tzinfo=None)
+        except OverflowError:
+            _refuse_kinds(column, values.type, constant, "Write a moment of the years 1 to 9999 in UTC")
     if pyarrow.types.is_date(values.type):
         values = values.cast(pyarrow.timestamp("us"))
     zone = values.type.tz
