@@ -162,6 +162,23 @@ def replayed(feed: Iterable[Row], key: Sequence[str]) -> list[Row]:
     return list(state.values())
 
 
+def net_rows(feed: Iterable[Row], source: Source) -> list[Row]:
+    """Return the rows that a feed of changes leaves, of the columns of the source.
+
+    No key is needed: each delete and before image takes away one row that is equal in every column. Raises
+    AssertionError where no such row was ever added.
+    """
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for row in feed:
+        values = tuple(_hashable(value_of(kind, row[name])) for name, kind in source.types.items())
+        counts[values] += -1 if row["_change_type"] in ("delete", "update_preimage") else 1
+    removed = [_told(list(source.types), values) for values, count in counts.items() if count < 0]
+    assert not removed, f"{len(removed)} rows were removed that were never added:\n" + "\n".join(
+        removed[:SHOWN_MAX]
+    )
+    return [dict(zip(source.types, values, strict=True)) for values in counts.elements()]
+
+
 # --- comparison -------------------------------------------------------------------------------------
 
 

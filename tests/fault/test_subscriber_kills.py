@@ -44,6 +44,8 @@ SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 7))
 SUBSCRIBERS = 3
 SHARDS = 6
 KEYS = 60
+# Of each of the two writers: one that stopped early has put no load on the troubles.
+TRANSACTIONS_MIN = 50
 
 # A checkpoint is on its way for so long, on a machine that does all this at once. Where the machine stands
 # still for longer than the second, nothing is on its way.
@@ -60,6 +62,7 @@ class Counting:
         server.sql("CREATE DATABASE d")
         server.sql("CREATE TABLE d.counters (k INT PRIMARY KEY, step INT NOT NULL)")
         server.sql(f"INSERT INTO d.counters VALUES {', '.join(f'({key}, 0)' for key in range(KEYS))}")
+        self.transactions = [0, 0]
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(2)]
 
     def __enter__(self) -> "Counting":
@@ -88,6 +91,7 @@ class Counting:
                 except pymysql.err.OperationalError:
                     # The two sessions waited for each other: this one was rolled back.
                     continue
+                self.transactions[number] += 1
                 # The server shares the machine with everybody else.
                 time.sleep(0.004)
 
@@ -290,6 +294,7 @@ def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(
             count += 1
             time.sleep(dice.uniform(0.1, 1.2))
         counting.__exit__()
+        assert min(counting.transactions) >= TRANSACTIONS_MIN, f"too little load: {counting.transactions}"
         counters = counting.counters()
         wait_for(lambda: _reached(deliveries(tmp_path)) == counters, tmp_path)
         assert [process.terminate() for process in processes] == [0] * SUBSCRIBERS
