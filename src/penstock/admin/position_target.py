@@ -12,6 +12,7 @@ from penstock.capture.connection import Connection, connect
 from penstock.capture.refusal import check_position
 from penstock.capture.start import begin_after
 from penstock.errors import OptionInvalid, PenstockError, PositionInvalid, ServerChanged
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import MIB
 from penstock.logstore.position_set import Gap, Stretch, held_position
 from penstock.logstore.reader import LogReader
@@ -32,7 +33,7 @@ class Target:
     """Where capture is to go on. `note` says what a reader must know."""
 
     position: Position
-    gtid_set: str
+    gtid_set: LoggedSet
     note: str | None = None
 
 

@@ -17,6 +17,7 @@ import pymysql.cursors
 
 from penstock.capture.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_of, translate
 from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerUnsupported
+from penstock.gtid_sets import ExecutedSet
 from penstock.model import ServerAddress
 from penstock.mysql_dial import CONNECT_SECONDS_MAX, dial
 
@@ -29,9 +30,6 @@ QUERY_SECONDS_MAX = 600.0
 # MySQL 8.2 brought SHOW BINARY LOG STATUS, 8.0.22 SHOW REPLICAS; MariaDB 10.5 SHOW REPLICA HOSTS.
 _BINARY_LOG_STATUS_SINCE = (8, 2, 0)
 _SHOW_REPLICAS_SINCE = (8, 0, 22)
-
-# How often the head is read again while the server's GTID position moves between the two readings.
-_HEAD_READS_MAX = 5
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,10 @@ class ServerIdentity:
 
 @dataclass(frozen=True)
 class LogHead:
-    """The end of the binlog: where the next event will be written, and the GTIDs before it."""
+    """The end of the binlog: where the next event will be written."""
 
     file: str
     offset: int
-    gtid_set: str
 
 
 @dataclass(frozen=True)
@@ -144,25 +141,19 @@ class Connection:
         return self._identity
 
     def head(self) -> LogHead:
-        """Return the end of the binlog. Raises ServerUnsupported where the binlog is off."""
-        if self.identity().flavor == MYSQL:
-            row = self.log_status()
-            gtid_set = str(row.get("Executed_Gtid_Set") or "").replace("\n", "")
-            return LogHead(str(row["File"]), int(row["Position"]), gtid_set)
-        return self._head_with_gtid_position()
+        """Return the end of the binlog. Raises ServerUnsupported where the binlog is off.
 
-    def _head_with_gtid_position(self) -> LogHead:
-        """MariaDB tells file and GTID position apart: read until neither moved in between."""
-        for _ in range(_HEAD_READS_MAX):
-            before = self.log_status()
-            gtid_set = str(self.query("SELECT @@global.gtid_binlog_pos AS gtid_set")[0]["gtid_set"])
-            after = self.log_status()
-            if (before["File"], before["Position"]) == (after["File"], after["Position"]):
-                return LogHead(str(after["File"]), int(after["Position"]), gtid_set)
-        place = (str(after["File"]), int(after["Position"]))
-        # The server scans the file for this, so it is the last resort.
-        found = self.query("SELECT BINLOG_GTID_POS(%s, %s) AS gtid_set", place)
-        return LogHead(*place, str(found[0]["gtid_set"] or ""))
+        The Executed_Gtid_Set beside it is left out: it may miss transactions before this position, which
+        MySQL counts only once they are committed.
+        """
+        row = self.log_status()
+        return LogHead(str(row["File"]), int(row["Position"]))
+
+    def executed(self) -> ExecutedSet:
+        """Return the GTIDs that the server reports as executed; empty where it has no GTIDs."""
+        variable = "gtid_binlog_pos" if self.identity().flavor == MARIADB else "gtid_executed"
+        row = self.query(f"SELECT @@global.{variable} AS executed")[0]
+        return ExecutedSet(str(row["executed"] or "").replace("\n", ""))
 
     def log_status(self) -> dict[str, Any]:
         """Return the row of SHOW BINARY LOG STATUS. Raises ServerUnsupported where the binlog is off."""

@@ -16,6 +16,7 @@ from penstock.capture.refusal import refusal_of
 from penstock.capture.replica import ReplicaStream
 from penstock.capture.status import Rate
 from penstock.errors import ConnectionLost, LogFull, StreamError
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
 from penstock.logstore.log import Log
 from penstock.model import Position
@@ -153,7 +154,7 @@ class Receiver:
             cutter.file,
             cutter.offset,
             cutter.format_description,
-            cutter.gtid_set,
+            LoggedSet(cutter.gtid_set),
             epoch=self._epoch,
             server_id=self._server_id,
             flavor=self._flavor,
@@ -196,7 +197,7 @@ class Receiver:
                     boundary,
                     records,
                     time_max_us=cutter.time_max_us,
-                    gtid_set=cutter.gtid_set,
+                    gtid_set=LoggedSet(cutter.gtid_set),
                 )
                 break
             except LogFull as problem:

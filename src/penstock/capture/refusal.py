@@ -132,7 +132,7 @@ def _mariadb_gtid_bounds(connection: Connection, gtid_set: str) -> tuple[bool, b
     # The first events of a file are its format description and the list of GTIDs before it.
     events = connection.query("SHOW BINLOG EVENTS IN %s LIMIT 4", (oldest,))
     listed = next((str(event["Info"]) for event in events if event["Event_type"] == "Gtid_list"), "")
-    newest = _sequences(connection.head().gtid_set)
+    newest = _sequences(connection.executed().text)
     purged = any(asked.get(domain, 0) < number for domain, number in _sequences(listed).items())
     return purged, any(newest.get(domain, 0) < number for domain, number in asked.items())
 

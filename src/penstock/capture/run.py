@@ -15,26 +15,24 @@ from typing import Any
 
 import structlog
 
-from penstock._native import BlockCutter, GtidSet
+from penstock._native import BlockCutter
 from penstock.capture.attempts import Attempts
 from penstock.capture.connection import Connection, ServerIdentity, connect
 from penstock.capture.receive import Progress, Receiver, Schemas
-from penstock.capture.refusal import check_position
 from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
-from penstock.capture.start import Beginning, Places, StartAt, begin_after, begin_elsewhere, begin_empty
+from penstock.capture.resume import PlacesOf, Resumption
+from penstock.capture.start import Beginning, StartAt
 from penstock.capture.status import CaptureStatus, Failure, State, lag_seconds
 from penstock.errors import (
     ConnectionLost,
     DiskFailed,
     DumpReplaced,
-    LimitExceeded,
     LogFull,
     PenstockError,
     PositionInvalid,
-    PositionPurged,
     ServerBusy,
 )
-from penstock.limits import CAPTURE_CHUNK_BYTES, EPOCH_MAX, SILENCE_SECONDS_MAX
+from penstock.limits import CAPTURE_CHUNK_BYTES, SILENCE_SECONDS_MAX
 from penstock.logstore.log import Log
 from penstock.model import Position, ServerAddress
 from penstock.settings import InstanceSettings, LogSettings
@@ -45,7 +43,6 @@ _log = structlog.get_logger(__name__)
 _MEMORY_CHUNKS_MIN = 32
 
 OpenLog = Callable[[], Log]
-PlacesOf = Callable[[ServerAddress, int, str], Places]
 
 
 @dataclass(frozen=True)
@@ -299,27 +296,17 @@ class Capture:
         """Return where to receive from, in a new epoch where the log is of another server, or of none yet."""
         log = self._log
         assert log is not None, "the log was opened before"
-        last = log.epoch
-        if last is not None and last.server_key == identity.key:
-            return self._same_server(connection, identity, log)
-        epoch = 0 if last is None else last.epoch + 1
-        if epoch > EPOCH_MAX:
-            raise LimitExceeded(
-                f"the log has had {EPOCH_MAX + 1} servers, and an epoch number has 8 bits",
-                hint=f"Begin a new log: move {self._log_settings.folder} away",
-            )
-        places = self._parts.places_of(address, epoch, identity.key)
-        try:
-            if last is None:
-                beginning = begin_empty(connection, self._start_at, places, epoch)
-            else:
-                position = log.visible
-                begun = position is not None and position.epoch == last.epoch
-                # Of an epoch without a byte, as one is that was set by hand, only its beginning is known.
-                gtid_set = log.gtid_set(position) if position is not None and begun else last.gtid_set
-                beginning = begin_elsewhere(connection, gtid_set, log.time_max_us, places, epoch)
-        finally:
-            places.close()
+        beginning = Resumption(
+            log,
+            connection,
+            self._parts.places_of,
+            instance=self._name,
+            start_at=self._start_at,
+            accept_loss=not self._settings.fail_on_data_loss,
+        ).find()
+        epoch = beginning.position.epoch
+        if log.epoch is not None and log.epoch.epoch == epoch:
+            return beginning
         log.begin_epoch(
             epoch=epoch,
             server_key=identity.key,
@@ -339,78 +326,6 @@ class Capture:
             note=beginning.note,
         )
         return beginning
-
-    def _same_server(self, connection: Connection, identity: ServerIdentity, log: Log) -> Beginning:
-        """Go on where the log ends, if the server still knows all that the log has."""
-        last = log.epoch
-        assert last is not None, "the log has an epoch"
-        position = log.visible
-        if position is None or position.epoch != last.epoch:
-            return Beginning(last.position, last.gtid_set)
-        gtid_set = log.gtid_set(position)
-        head = connection.head()
-        problem = check_position(connection, position)
-        known = not gtid_set or GtidSet.parse(head.gtid_set).contains(GtidSet.parse(gtid_set))
-        if not known and (
-            problem is not None or not self._is_logged(connection, identity, position, gtid_set)
-        ):
-            raise PositionInvalid(
-                f"{connection.address} no longer knows transactions that it sent before",
-                position=str(position),
-                hint="Was it reset or restored? Begin a new log: move the folder of this one away",
-            )
-        if not isinstance(problem, PositionPurged):
-            return Beginning(position, gtid_set)
-        found = self._with_nothing_lost(connection, identity, position, gtid_set)
-        if found is None and not self._settings.fail_on_data_loss:
-            return self._over_the_gap(connection, identity, position)
-        # Where transactions are missing the server's own refusal says it, and is told as it is.
-        return found or Beginning(position, gtid_set)
-
-    def _is_logged(
-        self, connection: Connection, identity: ServerIdentity, position: Position, gtid_set: str
-    ) -> bool:
-        """Tell whether the server's own log has a set before a position, whatever it counts as executed.
-
-        MySQL sends a transaction before it counts it; with semi-synchronous replication it first waits for
-        the answer, which may have been lost with the connection.
-        """
-        places = self._parts.places_of(connection.address, position.epoch, identity.key)
-        try:
-            return GtidSet.parse(places.logged_gtid_set(position)).contains(GtidSet.parse(gtid_set))
-        finally:
-            places.close()
-
-    def _with_nothing_lost(
-        self, connection: Connection, identity: ServerIdentity, position: Position, gtid_set: str
-    ) -> Beginning | None:
-        """Return where to go on if of a purged file nothing is missing here, None where that is not so.
-
-        A log that ends where a file of its server ends stands in that file until the next one is seen.
-        """
-        if not gtid_set:
-            return None
-        places = self._parts.places_of(connection.address, position.epoch, identity.key)
-        try:
-            return begin_after(connection, gtid_set, places, position.epoch)
-        except PositionPurged:
-            return None
-        finally:
-            places.close()
-
-    def _over_the_gap(
-        self, connection: Connection, identity: ServerIdentity, position: Position
-    ) -> Beginning:
-        """Go on at the first position that the server still has, and say what is lost."""
-        places = self._parts.places_of(connection.address, position.epoch, identity.key)
-        try:
-            earliest = places.earliest()
-            gtid_set = places.gtid_set(earliest)
-        finally:
-            places.close()
-        note = f"what the server logged between {position} and {earliest} was purged before it was received"
-        _log.error("transactions are lost", instance=self._name, after=str(position), until=str(earliest))
-        return Beginning(earliest, gtid_set, note)
 
     def _chunk_bytes(self) -> int:
         """Return how many bytes are handed to the log at once: a small log in memory takes small ones."""

@@ -15,6 +15,7 @@ from penstock.capture.connection import Connection
 from penstock.capture.refusal import check_gtid_set, check_position
 from penstock.capture.replica import DUMP_OFFSET_MAX, FIRST_EVENT_OFFSET, DumpStart, open_stream
 from penstock.errors import ConnectionLost, PositionInvalid, ServerBehind
+from penstock.gtid_sets import LoggedSet
 from penstock.model import Position
 
 _EVENT_HEADER_BYTES = 19
@@ -35,11 +36,8 @@ class Places(Protocol):
     def earliest(self) -> Position:
         """Return the first position the server still has."""
 
-    def gtid_set(self, position: Position) -> str:
-        """Return the GTIDs of every transaction before a position, "" where there are none."""
-
-    def logged_gtid_set(self, position: Position) -> str:
-        """Return the same as the log itself tells, those included that the server has yet to commit."""
+    def gtid_set(self, position: Position) -> LoggedSet:
+        """Return the GTIDs of every transaction that the log holds before a position."""
 
     def find_time(self, time_us: int) -> Position:
         """Return a position before which nothing was committed at or after a time."""
@@ -63,7 +61,7 @@ class Beginning:
     """Where capture begins, and the GTIDs of all that lies before. `note` says what a reader must know."""
 
     position: Position
-    gtid_set: str
+    gtid_set: LoggedSet
     note: str | None = None
 
 
@@ -81,7 +79,7 @@ def begin_empty(connection: Connection, wanted: StartAt, places: Places, epoch: 
     elif wanted.earliest:
         position = places.earliest()
     else:
-        return _at_head(connection, epoch)
+        position = _head_of(connection, epoch)
     return Beginning(position, places.gtid_set(position))
 
 
@@ -93,10 +91,11 @@ def begin_elsewhere(
     `gtid_set` is that of everything in the log, `time_us` the time of its last commit. Raises PositionPurged
     where the server no longer has what comes next, and ServerBehind where it lacks what the log has.
     """
-    if gtid_set and connection.head().gtid_set:
+    if gtid_set and connection.executed():
         return begin_after(connection, gtid_set, places, epoch)
     if not time_us:
-        return _at_head(connection, epoch)
+        position = _head_of(connection, epoch)
+        return Beginning(position, places.gtid_set(position))
     position = places.find_time(time_us - _TIME_MARGIN_US)
     note = (
         f"epoch {epoch} begins at {position} on {connection.address}, found by time: without GTIDs,"
@@ -119,10 +118,13 @@ def begin_after(connection: Connection, gtid_set: str, places: Places, epoch: in
         )
     if problem is not None:
         raise problem
-    head = _at_head(connection, epoch)
     known = GtidSet.parse(gtid_set)
-    if known.contains(GtidSet.parse(head.gtid_set)):
-        return head
+    if known.contains(GtidSet.parse(connection.executed().text)):
+        # The server may have logged more than it counts, so only its log proves that nothing is left.
+        head = _head_of(connection, epoch)
+        logged = places.gtid_set(head)
+        if known.contains(GtidSet.parse(logged)):
+            return Beginning(head, logged)
     position = _first_outside(connection, gtid_set, epoch)
     before = places.gtid_set(position)
     again = known.subtract(GtidSet.parse(before))
@@ -134,9 +136,9 @@ def begin_after(connection: Connection, gtid_set: str, places: Places, epoch: in
     return Beginning(position, before, note)
 
 
-def _at_head(connection: Connection, epoch: int) -> Beginning:
+def _head_of(connection: Connection, epoch: int) -> Position:
     head = connection.head()
-    return Beginning(Position(epoch, head.file, head.offset), head.gtid_set)
+    return Position(epoch, head.file, head.offset)
 
 
 def _first_outside(connection: Connection, gtid_set: str, epoch: int) -> Position:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.errors import LogDamaged, SourceMissing
+from penstock.gtid_sets import LoggedSet, union
 from penstock.logstore.disk import Disk
 from penstock.logstore.layout import Layout
 from penstock.model import Position
@@ -21,7 +22,8 @@ class EpochRecord:
     """One epoch: a server, and where its bytes begin in the log.
 
     `server_key` is `ServerIdentity.key`, `flavor` "mysql" or "mariadb", `version` the server's own text,
-    `gtid_set` what came before, `time_us` when it began, microseconds UTC since 1970.
+    `gtid_set` what came before, `time_us` when it began, microseconds UTC since 1970. `is_logged_set` tells
+    whether `gtid_set` was read from the server's log; that of version 0.1 may miss transactions.
     """
 
     epoch: int
@@ -31,8 +33,9 @@ class EpochRecord:
     version: str
     file: str
     offset: int
-    gtid_set: str
+    gtid_set: LoggedSet
     time_us: int
+    is_logged_set: bool = False
 
     @property
     def position(self) -> Position:
@@ -81,6 +84,17 @@ class EpochFile:
     def add(self, record: EpochRecord) -> Self:
         """Return the epochs with one more."""
         return type(self)((*self.epochs, record))
+
+    def complete(self, epoch: int, gtid_set: LoggedSet) -> Self:
+        """Return the epochs with more transactions in the set of what came before one of them."""
+        return type(self)(
+            tuple(
+                dataclasses.replace(one, gtid_set=union(one.gtid_set, gtid_set), is_logged_set=True)
+                if one.epoch == epoch
+                else one
+                for one in self.epochs
+            )
+        )
 
 
 def seal_json(values: dict[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from uuid import UUID
 
 from penstock._native import GtidSet
+from penstock.gtid_sets import LoggedSet
 from penstock.logstore.index import BlockIndex, scan
 from penstock.logstore.records import GTIDS_IN_SEQUENCE, Records
 from penstock.logstore.segment import SegmentReader
@@ -14,7 +15,7 @@ _EVENT_HEADER_BYTES = 19
 _LENGTH_AT = slice(9, 13)
 
 
-def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> str:
+def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> LoggedSet:
     """Return every transaction before a transaction boundary, as text; "" where the source has no GTIDs.
 
     Of a block whose GTIDs are numbers that follow one another the record is enough; the others are read,
@@ -40,7 +41,7 @@ def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> s
             place = end
     if place < offset:
         found = found.union(_read(reader, place, offset))
-    return str(found)
+    return LoggedSet(str(found))
 
 
 def _blocks_before(blocks: BlockIndex, offset: int) -> int:

@@ -23,6 +23,7 @@ from penstock.errors import (
     PositionInvalid,
     SourceMissing,
 )
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import LOG_SYNC_BYTES_MAX, POSITION_NOTED_BYTES, POSITION_NOTED_SECONDS
 from penstock.logstore.disk import Buffer, Disk, LocalDisk
 from penstock.logstore.epochs import EpochFile, EpochRecord
@@ -45,8 +46,7 @@ _MICROSECONDS = 1_000_000
 
 
 class Log(LogReader):
-    """The log in a folder, for the one process that writes it. Made by `open`; a context manager that
-    closes.
+    """The log in a folder, for the one process that writes it; `open` makes it, the context manager closes.
 
     `begin_file` and `append` belong to one thread; every other method may be called by any.
     """
@@ -79,7 +79,7 @@ class Log(LogReader):
         self._syncing = threading.RLock()
         self._indexing = threading.Lock()
         self._end = Tail(disk, self.layout, settings, clock)
-        self._gtid_set = ""
+        self._gtid_set = NO_GTIDS
         self._durable: Position | None = None
         self._noted: tuple[Position | None, float] = (None, 0.0)
         self._unnoted_bytes = 0
@@ -156,7 +156,7 @@ class Log(LogReader):
             changes=sum(one.changes for one in records),
         )
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return every GTID before a transaction boundary; see `LogReader.gtid_set`."""
         with self._changed:
             if position == self._visible:
@@ -164,8 +164,7 @@ class Log(LogReader):
         return super().gtid_set(position)
 
     def wait_visible(self, after: Position | None, timeout: float | None = None) -> Position | None:
-        """Wait until whole transactions end behind a position, at most so many seconds; return how far
-        they go.
+        """Wait up to `timeout` seconds for whole transactions behind a position; return how far they go.
 
         None for `after` waits for the first. The answer may lie at or before it: then the time ran out, or
         the log was closed.
@@ -190,10 +189,6 @@ class Log(LogReader):
             self._changed.wait_for(passed, timeout)
             return reached()
 
-    def has_room(self) -> bool:
-        """Tell whether the disk has more free bytes than the settings keep free; else stop receiving."""
-        return self.full_because() is None
-
     def full_because(self) -> str | None:
         """Return why nothing more should be received now, None while there is room.
 
@@ -217,10 +212,9 @@ class Log(LogReader):
         version: str,
         file: str,
         offset: int,
-        gtid_set: str,
+        gtid_set: LoggedSet,
     ) -> EpochRecord:
-        """Note, durably, that the bytes from here on are another server's. The same epoch may be begun
-        again.
+        """Note, durably, that the bytes from here on are another server's. An epoch may be begun twice.
 
         Raises PositionInvalid for an epoch that does not follow the latest, LogFull, DiskFailed.
         """
@@ -236,32 +230,34 @@ class Log(LogReader):
                     hint="Begin a new log: move the folder of this one away",
                 )
             # Durable before the epoch is: what is lost of the server before could never be asked for again.
-            now = self._end.file
-            if now is not None and now.unfinished:
-                self._drop_unfinished()
-            self._close_segment()
+            self._finish_segment()
             record = EpochRecord(
-                epoch, server_key, server_id, flavor, version, file, offset, gtid_set, self._now_us()
+                epoch, server_key, server_id, flavor, version, file, offset, gtid_set, self._now_us(), True
             )
-            epochs = self._epochs.add(record)
-            epochs.write(self.disk, self.layout)
-            with self._changed:
-                self._epochs = epochs
+            self._change_epochs(self._epochs.add(record))
             return record
+
+    def complete_epoch(self, epoch: int, gtid_set: LoggedSet) -> None:
+        """Add, durably, transactions to the set of what came before an epoch: `gtid_set` is from its server's
+        log. Raises LogFull, DiskFailed."""
+        with self._writing:
+            self._check()
+            self._change_epochs(self._epochs.complete(epoch, gtid_set))
+            with self._changed:
+                self._gtid_set = self._with_epoch(self._visible, self._gtid_set)
 
     def begin_file(
         self,
         file: str,
         offset: int,
         format_description: bytes,
-        gtid_set: str,
+        gtid_set: LoggedSet,
         *,
         epoch: int,
         server_id: int,
         flavor: str,
     ) -> None:
-        """Say that the next bytes are those of a source file from an offset on, which is a transaction
-        boundary.
+        """Say that the next bytes are those of a source file from an offset, a transaction boundary, on.
 
         Where the log ends there, it goes on in the same segment. A transaction that was not finished is
         dropped: the server sends it again. Anything else begins a new segment, with the first bytes.
@@ -293,10 +289,9 @@ class Log(LogReader):
         records: bytes = b"",
         *,
         time_max_us: int = 0,
-        gtid_set: str = "",
+        gtid_set: LoggedSet = NO_GTIDS,
     ) -> None:
-        """Add whole events [start, end) of the file that was begun, and the records of blocks closed
-        since.
+        """Add whole events [start, end) of the file that was begun, and the records of blocks closed since.
 
         `boundary` is the offset behind the last whole transaction, `gtid_set` what came before that, and
         `time_max_us` the latest commit time. The buffer must not change afterwards: the memory tier keeps
@@ -333,8 +328,7 @@ class Log(LogReader):
             self._sync_due.set()
 
     def sync(self) -> Position | None:
-        """Make durable what is visible, and return how far that is. Raises DiskFailed; then open the log
-        anew."""
+        """Make durable what is visible, and return how far. Raises DiskFailed; then open the log again."""
         with self._syncing:
             self._check()
             with self._changed:
@@ -361,10 +355,7 @@ class Log(LogReader):
                 return
             try:
                 if self._failure is None:
-                    now = self._end.file
-                    if now is not None and now.unfinished:
-                        self._drop_unfinished()
-                    self._close_segment()
+                    self._finish_segment()
             finally:
                 self._let_go()
         if self._sync_thread is not None:
@@ -392,7 +383,7 @@ class Log(LogReader):
     # --- What retention, compression and tiering change -------------------------------------
 
     def replace(self, segment: SegmentRecord) -> None:
-        """Put another L1 record in place of the one of its version, durably. Raises LogFull, DiskFailed."""
+        """Replace the L1 record of a version, durably. Raises LogFull, DiskFailed."""
         self._change_index(lambda index: index.put(segment))
 
     def drop(self, versions: set[int]) -> None:
@@ -408,7 +399,13 @@ class Log(LogReader):
     # --- Inside: segments -------------------------------------------------------------------
 
     def _store(
-        self, now: OpenFile, piece: memoryview, records: bytes, boundary: int, gtid_set: str, time_max_us: int
+        self,
+        now: OpenFile,
+        piece: memoryview,
+        records: bytes,
+        boundary: int,
+        gtid_set: LoggedSet,
+        time_max_us: int,
     ) -> None:
         """Write events, and make known to readers what they complete."""
         tail = self._end
@@ -435,6 +432,13 @@ class Log(LogReader):
         with self._changed:
             self._heads[writer.segment.version] = writer.head
         self._note_index(lambda index: index.put(writer.record()))
+
+    def _finish_segment(self) -> None:
+        """End the open segment behind its last whole transaction."""
+        now = self._end.file
+        if now is not None and now.unfinished:
+            self._drop_unfinished()
+        self._close_segment()
 
     def _close_segment(self) -> None:
         """End the open segment: index whole, everything durable, L1 and the noted position up to date."""
@@ -468,6 +472,11 @@ class Log(LogReader):
             if self.memory is not None and now is not None:
                 self.memory.cut(now.position(now.boundary))
 
+    def _change_epochs(self, epochs: EpochFile) -> None:
+        epochs.write(self.disk, self.layout)
+        with self._changed:
+            self._epochs = epochs
+
     # --- Inside: the rest -------------------------------------------------------------------
 
     def _recover(self, accept_loss: bool) -> None:
@@ -477,13 +486,13 @@ class Log(LogReader):
         self._end.resume(found.writer, found.gtid_set, found.time_max_us)
         self._index = found.index
         self._visible = self._durable = found.position
-        self._gtid_set = found.gtid_set
+        self._gtid_set = self._with_epoch(found.position, LoggedSet(found.gtid_set))
         if found.writer is not None:
             self._heads[found.writer.segment.version] = found.writer.head
         if found.position is not None:
             if self.memory is not None:
                 self.memory.show(found.position)
-            self._note(found.position, found.gtid_set, at_once=True)
+            self._note(found.position, self._gtid_set, at_once=True)
 
     def _keep_blocks(self, reader: SegmentReader, records: bytes) -> None:
         """Put an index that was made again in place of the wrong one. An open segment's grows on as it is."""
@@ -512,8 +521,7 @@ class Log(LogReader):
             )
 
     def _note_index(self, change: Callable[[SegmentIndex], SegmentIndex]) -> None:
-        """Change L1 where it may fail for want of room: it is made again from the segments when the log
-        opens."""
+        """Change L1 where it may fail for want of room: opening the log makes it again from the segments."""
         try:
             self._change_index(change)
         except LogFull as problem:
@@ -525,7 +533,7 @@ class Log(LogReader):
                 self._index = change(self._index)
             self._index.write(self.disk, self.layout.segments_index)
 
-    def _note(self, position: Position | None, gtid_set: str, *, at_once: bool = False) -> None:
+    def _note(self, position: Position | None, gtid_set: LoggedSet, *, at_once: bool = False) -> None:
         """Note how far the log is durable, not more often than need be."""
         noted, noted_at = self._noted
         if position is None or position == noted:

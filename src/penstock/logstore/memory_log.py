@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import LimitExceeded, LogFull, OptionInvalid, PositionInvalid
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import MIB
 from penstock.logstore.disk import Buffer
 from penstock.logstore.log import Log
@@ -125,7 +126,7 @@ class MemoryLog(Log):
         records: bytes = b"",
         *,
         time_max_us: int = 0,
-        gtid_set: str = "",
+        gtid_set: LoggedSet = NO_GTIDS,
     ) -> None:
         """Add whole events; see `Log.append`. What was acknowledged makes room where it is needed.
 

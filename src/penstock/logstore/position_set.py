@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import LimitExceeded, PositionInvalid, SourceMissing
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import EPOCH_MAX
 from penstock.logstore.audit import AuditLine
 from penstock.logstore.epochs import EpochRecord
@@ -68,7 +69,7 @@ class Standing:
     """
 
     position: Position
-    gtid_set: str
+    gtid_set: LoggedSet
     epoch: EpochRecord
     was_set: bool
 
@@ -79,7 +80,7 @@ class PositionChange:
 
     old: Position
     new: Position
-    gtid_set: str
+    gtid_set: LoggedSet
     again: Stretch
     gaps: tuple[Gap, ...]
 
@@ -121,7 +122,7 @@ def held_position(reader: LogReader, position: Position) -> Position | None:
 
 
 def plan_position(
-    reader: LogReader, target: Position, gtid_set: str, files: Sequence[tuple[str, int]] | None = None
+    reader: LogReader, target: Position, gtid_set: LoggedSet, files: Sequence[tuple[str, int]] | None = None
 ) -> PositionChange:
     """Return what going on at a position of the server would mean; nothing is changed.
 

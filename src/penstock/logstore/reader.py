@@ -19,6 +19,7 @@ from penstock.errors import (
     SequenceGap,
     SourceMissing,
 )
+from penstock.gtid_sets import LoggedSet, union
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.epochs import EpochFile
 from penstock.logstore.gtids import gtid_set_before
@@ -240,7 +241,7 @@ class LogReader:
         """Return a boundary at or before one transaction; see `Locator.gtid`."""
         return self._locator().gtid(gtid)
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return every GTID before a transaction boundary, "" where the source has none.
 
         Raises PositionPurged, PositionInvalid, and StreamError where the bytes before it do not hold.
@@ -255,10 +256,17 @@ class LogReader:
         with self.open_blocks(record) as (reader, blocks):
             if record.file_number != position.file_number or position.offset > blocks.end:
                 # Nothing lies between the end of what was kept and here.
-                return gtid_set_before(reader, blocks, blocks.end)
-            return gtid_set_before(reader, blocks, max(position.offset, record.base))
+                found = gtid_set_before(reader, blocks, blocks.end)
+            else:
+                found = gtid_set_before(reader, blocks, max(position.offset, record.base))
+        return self._with_epoch(position, found)
 
     # --- Inside -----------------------------------------------------------------------------
+
+    def _with_epoch(self, position: Position | None, gtid_set: LoggedSet) -> LoggedSet:
+        """Return a set at a position with what came before its epoch, as far as that was completed since."""
+        record = None if position is None else self._epochs.get(position.epoch)
+        return gtid_set if record is None or not record.is_logged_set else union(gtid_set, record.gtid_set)
 
     def _tail(self, segment: StoredSegment, before: SegmentIndex) -> tuple[SegmentRecord, Position]:
         """Return the newest segment's record, and where its last whole transaction ends now."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.capture.kept_schemas import kept_schemas
+from penstock.gtid_sets import LoggedSet
 from penstock.logstore.log import Log
 from penstock.model import Position, TableName
 from penstock.source.kept import EpochKey, KeptRun, KeptSource
@@ -27,7 +28,7 @@ class OwnLog:
         """Return what the log holds, up to the last whole transaction."""
         return [KeptRun(one.epoch, one.file, one.start, one.end) for one in self.log.extents()]
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a boundary, "" where the source has none."""
         return self.log.gtid_set(position)
 

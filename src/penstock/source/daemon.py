@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import structlog
 
 from penstock.errors import PenstockError, ServerBusy, TransientError
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import (
     MIB,
     RECONNECT_PAUSE_SECONDS_FIRST,
@@ -102,10 +103,12 @@ class DaemonLog:
             ]
         )
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the source has none."""
         return self._ask(
-            lambda client, shift: str(client.ask("gtid_set", position=_text(position, shift))["gtid_set"])
+            lambda client, shift: LoggedSet(
+                client.ask("gtid_set", position=_text(position, shift))["gtid_set"]
+            )
         )
 
     def locate_gtid_set(self, gtid_set: str) -> Position:

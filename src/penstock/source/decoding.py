@@ -4,11 +4,14 @@
 Only an event that a cut divides is copied; everything else is decoded where it lies.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from penstock._native import Decoder
+from penstock._native import Decoder, GtidSet
+from penstock.errors import ServerBusy
 from penstock.model import Position
 from penstock.source.source import ByteRange, Source, file_number
 
@@ -16,6 +19,9 @@ from penstock.source.source import ByteRange, Source, file_number
 _LENGTH_END = 13
 # What is added at a time where the length of an event cannot be told from its header.
 _BYTES_MORE = 64 * 1024
+# The longest that the sync of a commit may take, and the pause before the log is asked for again.
+_SYNC_SECONDS_MAX = 60.0
+_SYNC_PAUSE_SECONDS = 0.02
 
 
 class RangeDecoding:
@@ -35,6 +41,7 @@ class RangeDecoding:
         self._options = options
         self._carried = bytearray()
         self._kept: deque[Any] = deque()
+        self._passed = GtidSet()
         self.decoder = self._make_decoder(byte_range.position, byte_range.aligned)
 
     def states(self, *, drop_open: bool = False) -> Iterator[str]:
@@ -43,12 +50,19 @@ class RangeDecoding:
         With `drop_open` a transaction that is not whole where the bytes end is left out; without, it raises
         FileTruncated, after every whole transaction before it was handed out.
         """
-        for buffer in self._source.open(self.byte_range, self._resume):
+        byte_range, deadline = self.byte_range, None
+        while True:
+            for buffer in self._source.open(byte_range, self._resume):
+                yield from self._kept_states()
+                yield from self.feed(memoryview(buffer))
+                if self.decoder.state == "done":
+                    return
             yield from self._kept_states()
-            yield from self.feed(memoryview(buffer))
-            if self.decoder.state == "done":
-                return
-        yield from self._kept_states()
+            if not self._ends_early():
+                break
+            deadline = self._wait_for_sync(deadline)
+            position = self._resume()
+            byte_range = replace(byte_range, file=position.file, start=position.offset)
         while True:
             self.decoder.finish(len(self._carried), drop_open=drop_open or self._is_past_stop())
             if self.decoder.state == "done":
@@ -81,6 +95,35 @@ class RangeDecoding:
     def take_batch(self) -> Any:
         """Return the batch that is due."""
         return self._kept.popleft() if self._kept else self.decoder.take_batch()
+
+    @property
+    def gtid_set(self) -> str:
+        """The GTIDs seen so far: what the file lists as before it, and those of the transactions."""
+        return str(self._passed.union(GtidSet.parse(self.decoder.gtid_set)))
+
+    def _ends_early(self) -> bool:
+        """Tell whether a server has sent less than all of the range, though its log has all of it.
+
+        A server counts a transaction into the end of its log before the sync, and sends it only after that.
+        """
+        stop = self.byte_range.stop
+        if stop is None or not self._source.live or self._is_past_stop():
+            return False
+        head = self._source.head()
+        return (file_number(head.file), head.offset) >= (file_number(self.byte_range.file), stop)
+
+    def _wait_for_sync(self, deadline: float | None) -> float:
+        """Wait a moment for what the server has yet to send; return the deadline. Raises ServerBusy."""
+        clock = time.monotonic()
+        if deadline is not None and clock > deadline:
+            raise ServerBusy(
+                f"{self._source.instance} sends its log up to {self.decoder.next_offset} only, while its end"
+                f" lies behind {self.byte_range.stop}",
+                position=str(self.byte_range.position),
+                hint="SHOW PROCESSLIST tells whether a commit waits for the disk",
+            )
+        time.sleep(_SYNC_PAUSE_SECONDS)
+        return clock + _SYNC_SECONDS_MAX if deadline is None else deadline
 
     def _is_past_stop(self) -> bool:
         """Tell whether all of the range was read, so that the part of an event behind it is nobody's here."""
@@ -119,6 +162,7 @@ class RangeDecoding:
         before.finish(drop_open=True)
         while before.state == "batch":
             self._kept.append(before.take_batch())
+        self._passed = self._passed.union(GtidSet.parse(before.gtid_set))
         file, offset = before.position
         position = Position(self.byte_range.epoch, file, offset)
         if (executed := self._options.get("executed")) is not None:

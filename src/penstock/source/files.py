@@ -23,6 +23,7 @@ from penstock.errors import (
     PositionPurged,
     SourceMissing,
 )
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, READ_BYTES
 from penstock.model import Position, TableName
 from penstock.source.listing import LocatedFile, check_sequence, list_files
@@ -101,7 +102,7 @@ class FileSource:
             return self._position(last.file, max(last.path.stat().st_size, FIRST_EVENT_OFFSET))
         return self._walk_to_tail(last)
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the log has none."""
         return gtid_set_before(self, position)
 

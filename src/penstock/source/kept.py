@@ -21,6 +21,7 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, TableName
 from penstock.source.source import (
@@ -71,7 +72,7 @@ class KeptLog(Protocol):
     def runs(self) -> list[KeptRun]:
         """Return what the log holds, in order. Raises SourceMissing where there is no log."""
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the source has none."""
 
     def locate_gtid_set(self, gtid_set: str) -> Position:
@@ -164,7 +165,7 @@ class KeptSource:
         """Return the end of the last whole transaction."""
         return self._runs()[-1].last
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the source has none."""
         return self._log.gtid_set(self._there(position))
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.capture.schema_history import SchemaHistory
 from penstock.errors import PositionInvalid, PositionPurged, SourceMissing
+from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.reader import LogExtent, LogReader
 from penstock.logstore.schemas import SchemaLog
@@ -68,7 +69,7 @@ class FolderLog:
         reader = self._looked_at(again=True)
         return [KeptRun(one.epoch, one.file, one.start, one.end) for one in reader.extents()]
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a boundary, "" where the source has none."""
         return self._ask(lambda reader: reader.gtid_set(position))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from penstock._native import GtidSet
 from penstock.errors import PositionPurged
+from penstock.gtid_sets import LoggedSet, union
 from penstock.model import Position
 from penstock.source.source import FIRST_EVENT_OFFSET, MAGIC, ByteRange, Extent, Source
 from penstock.source.walk import TransactionWalk
@@ -22,15 +23,23 @@ _SECOND_US = 1_000_000
 _BEGUN_AT = slice(len(MAGIC), len(MAGIC) + 4)
 
 
-def gtid_set_before(source: Source, position: Position) -> str:
+def gtid_set_before(source: Source, position: Position) -> LoggedSet:
     """Return the GTIDs of every transaction before a position: the file's own list and what follows it."""
     whole_file = ByteRange(position.epoch, position.file, FIRST_EVENT_OFFSET, None, aligned=True)
     # A file begins with the list of what lies before it, so one file is enough.
     stop = max(position.offset, _end_of_list(source, whole_file))
-    walk = TransactionWalk(source, replace(whole_file, stop=stop))
-    for _ in walk:
-        continue
-    return walk.gtid_set
+    return _gtid_set_in(source, replace(whole_file, stop=stop))
+
+
+def gtid_set_after(source: Source, start: Position, gtid_set: LoggedSet, end: Position) -> LoggedSet:
+    """Return the GTIDs before `end`, where those before `start` are known: bytes between the two are read.
+
+    Where they lie in different files, the file of `end` is read from its beginning.
+    """
+    if (start.epoch, start.file) != (end.epoch, end.file) or end.offset < start.offset:
+        return source.gtid_set(end)
+    since = ByteRange(end.epoch, end.file, start.offset, end.offset, aligned=True)
+    return union(gtid_set, _gtid_set_in(source, since))
 
 
 def find_gtid_set(source: Source, gtid_set: str) -> Position:
@@ -60,6 +69,14 @@ def find_time_end(source: Source, time_us: int) -> Position | None:
     files = source.extents()
     later = bisect_left(files, time_us, key=lambda file: _begun_seconds(source, file) * _SECOND_US)
     return files[later].position if later < len(files) else None
+
+
+def _gtid_set_in(source: Source, byte_range: ByteRange) -> LoggedSet:
+    """Return the GTIDs of a range, and those that its file lists as before it."""
+    walk = TransactionWalk(source, byte_range)
+    for _ in walk:
+        continue
+    return LoggedSet(walk.gtid_set)
 
 
 def _begun_seconds(source: Source, file: Extent) -> int:

@@ -15,6 +15,7 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, ServerAddress, TableName
 from penstock.source.asking import ask_again
@@ -76,15 +77,13 @@ class ServerSource:
         head = self._ask(Connection.head)
         return self._position(head.file, head.offset)
 
-    def gtid_set(self, position: Position) -> str:
-        """Return the GTIDs of every transaction before a position, "" where the log has none."""
-        head = self._ask(Connection.head)
-        if (head.file, head.offset) == (position.file, position.offset):
-            return head.gtid_set
-        return self.logged_gtid_set(position)
+    def gtid_set(self, position: Position) -> LoggedSet:
+        """Return the GTIDs of every transaction before a position, as its file tells; "" where it has none.
 
-    def logged_gtid_set(self, position: Position) -> str:
-        """Return the same as the log itself tells, those included that the server has yet to commit."""
+        The transactions that the server has logged and not yet committed are among them.
+        """
+        if self._ask(Connection.identity).gtid_mode.upper() == "OFF":
+            return NO_GTIDS
         return gtid_set_before(self, position)
 
     def find_gtid_set(self, gtid_set: str) -> Position:

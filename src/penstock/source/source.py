@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from penstock.errors import OptionInvalid
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN
 from penstock.logstore.layout import is_log_folder
 from penstock.model import Position, Secret, ServerAddress, TableName, TablePatterns, Tls, is_server_url
@@ -203,7 +204,7 @@ class Source(Protocol):
     def head(self) -> Position:
         """Return the end of the last whole transaction known now."""
 
-    def gtid_set(self, position: Position) -> str:
+    def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the log has none."""
 
     def find_gtid_set(self, gtid_set: str) -> Position:

@@ -31,7 +31,7 @@ class TransactionWalk:
     @property
     def gtid_set(self) -> str:
         """The GTIDs seen so far: what the file lists as before it, and those of the transactions."""
-        return str(self._decoding.decoder.gtid_set)
+        return self._decoding.gtid_set
 
     def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
         for state in self._decoding.states(drop_open=True):

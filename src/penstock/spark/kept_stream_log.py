@@ -10,6 +10,7 @@ from dataclasses import replace
 import structlog
 
 from penstock.errors import PositionInvalid, PositionPurged, ServerChanged
+from penstock.gtid_sets import LoggedSet
 from penstock.model import Position
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.kept import KeptSource
@@ -98,6 +99,10 @@ class KeptStreamLog(StreamLog):
             begin = self._after_loss_in_log(source, begin, problem)
             return walk()
 
+    def unlimited(self, begin: Offset, head: Offset) -> Offset:
+        """Return the head, which has its GTID set already."""
+        return head
+
     def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
         """Return what a batch reads: ranges of a source, and the filters on its transactions.
 
@@ -140,7 +145,8 @@ class KeptStreamLog(StreamLog):
 
     def _by_set(self, source: KeptSource, gtid_set: str) -> Offset:
         found = self._ask(lambda: source.find_gtid_set(gtid_set))
-        return Offset(found, gtid_set, self._ask(lambda: source.server_key(found.epoch)), by_set=True)
+        key = self._ask(lambda: source.server_key(found.epoch))
+        return Offset(found, LoggedSet(gtid_set), key, by_set=True)
 
     def _relocate_in_log(self, begin: Offset) -> Offset:
         """Return an offset's place in a log of other servers, in an epoch that follows its own."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.errors import OptionInvalid
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.model import Position
 from penstock.source.bounds import Bound
 
@@ -28,7 +29,7 @@ class Offset:
     """
 
     position: Position
-    gtid_set: str = ""
+    gtid_set: LoggedSet = NO_GTIDS
     server_key: str = ""
     by_set: bool = False
 
@@ -60,7 +61,7 @@ class Offset:
                     and isinstance(server_key, str)
                     and isinstance(by_set, bool)
                 ):
-                    return cls(Position(epoch, file, offset), gtid_set, server_key, by_set)
+                    return cls(Position(epoch, file, offset), LoggedSet(gtid_set), server_key, by_set)
         raise OptionInvalid(
             f"{json.dumps(dict(value))} is not an offset",
             hint='Write {"file": "mysql-bin.000003", "offset": 1542}; epoch, gtid_set, server_key if known',

@@ -94,8 +94,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         moved = here.position.epoch != begin.position.epoch
         if place_of(head.position) <= place_of(here.position):
             return here.to_json() if moved else start
-        end = head if isinstance(limit, ReadAllAvailable) else log.limited(here, head)
-        return end.to_json()
+        takes_all = isinstance(limit, ReadAllAvailable)
+        return (log.unlimited if takes_all else log.limited)(here, head).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the end of the log as last seen, for Spark's progress reports."""

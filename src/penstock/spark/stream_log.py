@@ -12,9 +12,11 @@ import structlog
 
 from penstock.capture.connection import Connection, connect
 from penstock.errors import PenstockError, PositionInvalid, PositionPurged, ServerChanged
+from penstock.gtid_sets import LoggedSet
 from penstock.model import Position, ServerAddress
 from penstock.source.asking import PAUSES_OF_A_STREAM_SECONDS, ask_again
 from penstock.source.bounds import Bound, Bounds
+from penstock.source.search import gtid_set_after
 from penstock.source.source import ByteRange, Source, open_source, place_of
 from penstock.spark.offsets import EARLIEST, LATEST, Offset
 from penstock.spark.options import ReadSettings
@@ -42,7 +44,7 @@ class StreamLog:
         """Return where a stream without a checkpoint starts: a server's head, or the first of the files."""
         start = self._settings.start or (LATEST if self._settings.is_live else EARLIEST)
         if start == LATEST:
-            return self.head(0)
+            return self._completed(self.head(0))
         key = self.server_key()
         if start == EARLIEST:
             return Offset(self._ask(self.source(0, key).earliest), server_key=key)
@@ -55,13 +57,13 @@ class StreamLog:
         if start.gtid_set is not None:
             gtid_set = start.gtid_set
             found = self._ask(lambda: source.find_gtid_set(gtid_set))
-            return Offset(found, gtid_set, key, by_set=True)
+            return Offset(found, LoggedSet(gtid_set), key, by_set=True)
         assert start.time_us is not None, "a bound has one field"
         time_us = start.time_us
         return Offset(self._ask(lambda: source.find_time(time_us)), server_key=key)
 
     def head(self, epoch: int) -> Offset:
-        """Return the end of the log now, as an offset of an epoch."""
+        """Return the end of the log now, as an offset of an epoch, without its GTID set."""
         address = self._settings.source.address
         if address is None:
             return Offset(self._ask(self.source(epoch, "").head))
@@ -69,7 +71,7 @@ class StreamLog:
         def ask() -> Offset:
             session = self._connected(address)
             head = session.head()
-            return Offset(Position(epoch, head.file, head.offset), head.gtid_set, session.identity().key)
+            return Offset(Position(epoch, head.file, head.offset), server_key=session.identity().key)
 
         return self._ask(ask)
 
@@ -123,13 +125,13 @@ class StreamLog:
         return self._after_loss(begin, key, begin.position.epoch + 1, problem)
 
     def limited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the last transaction end up to the head that keeps the stream's limits.
+        """Return the last transaction end up to the head that keeps the stream's limits, with its GTID set.
 
         Raises PositionPurged, unless `failOnDataLoss` is off: then the limits count from the first position.
         """
         settings = self._settings
         if settings.rows_max is None and settings.bytes_max is None:
-            return head
+            return self.unlimited(begin, head)
         source = self.source(begin.position.epoch, head.server_key)
 
         def walk(start: Position) -> Position:
@@ -140,7 +142,12 @@ class StreamLog:
         except PositionPurged as problem:
             begin = self._after_loss(begin, head.server_key, begin.position.epoch, problem)
             end = walk(begin.position)
-        return head if place_of(end) >= place_of(head.position) else Offset(end, server_key=head.server_key)
+        reached = place_of(end) >= place_of(head.position)
+        return self._completed(head if reached else Offset(end, server_key=head.server_key), begin)
+
+    def unlimited(self, begin: Offset, head: Offset) -> Offset:
+        """Return the head with its GTID set, as the end of a batch that takes everything there is."""
+        return self._completed(head, begin)
 
     def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
         """Return what a batch reads: ranges of a source, and the filters on its transactions.
@@ -160,6 +167,22 @@ class StreamLog:
             begin = self._after_loss(begin, key, end.position.epoch, problem)
             ranges = self._split(source, begin.position, end.position)
         return source, ranges, bounds
+
+    def _completed(self, end: Offset, begin: Offset | None = None) -> Offset:
+        """Return an offset with the GTIDs before it, so that the stream can go on at another server.
+
+        The log itself tells them. Only what follows `begin` is read, where the set of that is known.
+        """
+        if not end.server_key or end.gtid_set:
+            return end
+        source = self.source(end.position.epoch, end.server_key)
+
+        def ask() -> LoggedSet:
+            if begin is None or begin.by_set or not begin.gtid_set:
+                return source.gtid_set(end.position)
+            return gtid_set_after(source, begin.position, begin.gtid_set, end.position)
+
+        return replace(end, gtid_set=self._ask(ask))
 
     def _origin(self, begin: Offset, end: Offset, key: str) -> tuple[Offset, Bounds]:
         """Return where a batch that crosses into a new epoch begins there."""

@@ -91,7 +91,7 @@ def _quiet(session: LoadSession, epoch: int) -> Watermark | None:
         settle(session)
         session.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         if session.connection.head() == before:
-            return _watermark(session, Position(epoch, before.file, before.offset), before.gtid_set)
+            return _watermark(session, Position(epoch, before.file, before.offset))
     return None
 
 
@@ -129,8 +129,8 @@ def _lock(session: LoadSession, tables: Sequence[TableName]) -> None:
 
 def _at_head(session: LoadSession, epoch: int) -> Watermark:
     head = session.connection.head()
-    return _watermark(session, Position(epoch, head.file, head.offset), head.gtid_set)
+    return _watermark(session, Position(epoch, head.file, head.offset))
 
 
-def _watermark(session: LoadSession, position: Position, gtid_set: str) -> Watermark:
-    return Watermark(position, gtid_set, session.identity.server_id, now_us(session), exact=True)
+def _watermark(session: LoadSession, position: Position) -> Watermark:
+    return Watermark(position, session.identity.server_id, now_us(session), exact=True)

@@ -27,13 +27,11 @@ _SETTLE_SECONDS = 1.0
 class Watermark:
     """A place in the log: what is read after it was taken holds every transaction before it. Pickles.
 
-    `exact` tells that it holds nothing else either. `gtid_set` holds transactions that stand before it, not
-    always all of them, and is "" where it would cost the server a search; `server_id` and `time_us` (since
-    1970) are the server's own.
+    `exact` tells that it holds nothing else either. `server_id` and `time_us` (since 1970) are the server's
+    own.
     """
 
     position: Position
-    gtid_set: str
     server_id: int
     time_us: int
     exact: bool = False
@@ -49,7 +47,6 @@ class Watermark:
             "epoch": self.position.epoch,
             "file": self.position.file,
             "offset": self.position.offset,
-            "gtid_set": self.gtid_set,
             "server_id": self.server_id,
             "time_us": self.time_us,
             "exact": self.exact,
@@ -63,13 +60,12 @@ class Watermark:
                 "epoch": int(epoch),
                 "file": str(file),
                 "offset": int(offset),
-                "gtid_set": str(gtid_set),
                 "server_id": int(server_id),
                 "time_us": int(time_us),
                 "exact": bool(exact),
             }:
-                return cls(Position(epoch, file, offset), gtid_set, server_id, time_us, exact)
-        raise PositionInvalid("a watermark has epoch, file, offset, gtid_set, server_id, time_us and exact")
+                return cls(Position(epoch, file, offset), server_id, time_us, exact)
+        raise PositionInvalid("a watermark has epoch, file, offset, server_id, time_us and exact")
 
 
 def take_watermark(address: ServerAddress, *, epoch: int = 0) -> Watermark:
@@ -91,7 +87,7 @@ def watermark_of(session: LoadSession, epoch: int = 0) -> Watermark:
     head = session.connection.head()
     settle(session)
     position = Position(epoch, head.file, head.offset)
-    return Watermark(position, head.gtid_set, session.identity.server_id, now_us(session))
+    return Watermark(position, session.identity.server_id, now_us(session))
 
 
 def settle(session: LoadSession) -> None:
@@ -156,5 +152,4 @@ def open_snapshot(session: LoadSession, epoch: int = 0) -> Watermark:
     file, offset = found.get("binlog_snapshot_file", "none"), int(found.get("binlog_snapshot_position", "0"))
     exact = file not in ("", "none")
     place = (file, offset) if exact else (head.file, head.offset)
-    gtid_set = head.gtid_set if place == (head.file, head.offset) else ""
-    return Watermark(Position(epoch, *place), gtid_set, session.identity.server_id, now_us(session), exact)
+    return Watermark(Position(epoch, *place), session.identity.server_id, now_us(session), exact)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transactions that a MySQL server has logged, but neither synced nor counted as executed.
+
+A delay between the write of a transaction and its sync holds the server in that state.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.capture.connection import connect
+from penstock.capture.start import StartAt, begin_after, begin_empty
+from penstock.model import Position, ServerAddress
+from penstock.source.files import FileSource
+from penstock.source.server import ServerSource
+from penstock.source.source import SourceOptions
+from penstock.source.walk import TransactionWalk
+from tests.patience import wait_until
+from tools.servers import Server
+
+DELAY_US = 200_000
+# Commits end in another order than they are logged in, and each is synced before it is counted.
+SLOW = {"sync_binlog": "1", "binlog_order_commits": "OFF", "binlog_group_commit_sync_delay": str(DELAY_US)}
+
+
+@pytest.fixture
+def slow_server(mysql_server: Server) -> Iterator[Server]:
+    """A server with an empty table `d.t` whose commits take a while from their write to their sync."""
+    mysql_server.sql("DROP DATABASE IF EXISTS d; CREATE DATABASE d; CREATE TABLE d.t (a INT)")
+    kept = {name: mysql_server.sql(f"SELECT @@GLOBAL.{name}")[0][0] for name in SLOW}
+    for name, value in SLOW.items():
+        mysql_server.sql(f"SET GLOBAL {name} = {value}")
+    try:
+        yield mysql_server
+    finally:
+        for name, value in kept.items():
+            mysql_server.sql(f"SET GLOBAL {name} = {value}")
+        mysql_server.sql("DROP DATABASE d")
+
+
+@contextmanager
+def slow_commit(server: Server, source: ServerSource) -> Iterator[tuple[Position, Future[object]]]:
+    """Give the end of the log before a commit, while the commit is in the log and not synced."""
+    with ThreadPoolExecutor() as pool:
+        before = source.head()
+        commit: Future[object] = pool.submit(server.sql, "INSERT INTO d.t VALUES (1)")
+        wait_until(lambda: source.head() != before)
+        yield before, commit
+
+
+def test_positions_are_paired_with_the_transactions_that_are_logged_before_them(slow_server: Server) -> None:
+    address = ServerAddress.parse(slow_server.url("root"))
+    source = ServerSource(SourceOptions(address=address, instance="shop"))
+    with connect(address) as connection, slow_commit(slow_server, source) as (before, commit):
+        executed = connection.executed()
+        latest = begin_empty(connection, StartAt(), source, 0)
+        assert not executed.contains(latest.gtid_set), "every logged transaction was counted already"
+        assert latest.position > before
+        # The set lacks a transaction that is in the log, so what begins after the set begins before that.
+        after = begin_after(connection, executed.text, source, 0)
+        assert after.position == before
+        assert executed.contains(after.gtid_set)
+        commit.result()
+    files = FileSource(SourceOptions(paths=(str(slow_server.binlog_files()[0].parent / "*-bin.*[0-9]"),)))
+    for beginning in (latest, after):
+        assert files.gtid_set(beginning.position) == beginning.gtid_set
+
+
+def test_range_up_to_the_end_of_the_log_holds_a_transaction_that_is_not_synced_yet(
+    slow_server: Server,
+) -> None:
+    source = ServerSource(SourceOptions(address=ServerAddress.parse(slow_server.url()), instance="shop"))
+    with slow_commit(slow_server, source) as (before, _):
+        (byte_range,) = source.split(before, source.head())
+        assert sum(batch.num_rows for batch in TransactionWalk(source, byte_range)) == 1
