@@ -173,9 +173,9 @@ class Log(LogReader):
 
     def wait_durable(self, after: Position | None, timeout: float | None = None) -> Position | None:
         """The same for what is durable. Raises what a sync in the background has failed with."""
-        found = self._wait(lambda: self._durable, after, timeout)
+        reached = self._wait(lambda: self._durable, after, timeout)
         self._check()
-        return found
+        return reached
 
     def _wait(
         self, reached: Callable[[], Position | None], after: Position | None, timeout: float | None
@@ -216,8 +216,7 @@ class Log(LogReader):
     ) -> EpochRecord:
         """Note, durably, that the bytes from here on are another server's. An epoch may be begun twice.
 
-        Raises PositionInvalid for an epoch that does not follow the latest, LogFull, DiskFailed.
-        """
+        Raises PositionInvalid for an epoch that does not follow the latest, LogFull, DiskFailed."""
         with self._writing:
             self._check()
             latest = self._epochs.latest
