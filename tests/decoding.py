@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow
 
-from penstock._native import Decoder
+from penstock._native import Decoder, follow_events
 from tests.binlog_bytes import MAGIC, first_event_end
 from tools.servers import Server
 
@@ -143,12 +143,14 @@ def decode_range(
 ) -> Decoded:
     """Decode the transactions that start in [start, stop), as an executor does that knows no boundary."""
     number = int(file.rpartition(".")[2])
+    opened, _ = follow_events(data[len(MAGIC) :], len(MAGIC), max(start, len(MAGIC)))
+    assert opened is not None, "the bytes hold an event"
     return decode(
-        memoryview(data)[max(start, len(MAGIC)) :],
+        memoryview(data)[opened:],
         file,
-        offset=max(start, len(MAGIC)),
+        offset=opened,
         head=data[: first_event_end(data)],
-        aligned=start <= len(MAGIC),
+        aligned=opened == len(MAGIC),
         start=(number, start),
         stop=(number, stop),
         **options,

@@ -39,6 +39,7 @@ __all__ = [
     "error_kinds",
     "event_kinds",
     "events_schema",
+    "follow_events",
     "json_objects",
     "key_groups",
     "messages_schema",
@@ -163,6 +164,7 @@ class Decoder:
         live: bool = False,
         start: tuple[int, int] | None = None,
         stop: tuple[int, int] | None = None,
+        joint: int | None = None,
         gtid_after: str | None = None,
         gtid_until: str | None = None,
         time_from_us: int | None = None,
@@ -352,6 +354,7 @@ def decode_envelope(
     mariadb: bool = False,
     declared: Sequence[_Column] | None = None,
 ) -> Batch: ...
+def follow_events(buffer: Buffer, offset: int, target: int) -> tuple[int | None, int]: ...
 def segment_head(
     format_description: Buffer,
     file: str,

@@ -35,6 +35,7 @@
         ├── EventUnknown             an event type that is not understood
         ├── EventUnsupported         an event that is understood, but cannot be turned into changes
         ├── SequenceGap              files or events are missing between two positions
+        ├── RangesDisagree           two ranges of one plan do not meet at an event
         ├── LogEncrypted             the file is encrypted at rest
         ├── IncidentLogged           the server logged that changes may be lost
         ├── TableMapMissing          rows arrive for a table that was not announced
@@ -215,6 +216,10 @@ class EventUnsupported(StreamError):
 
 class SequenceGap(StreamError):
     """Files or events are missing between two positions."""
+
+
+class RangesDisagree(StreamError):
+    """Two ranges of one plan do not meet at an event."""
 
 
 class LogEncrypted(StreamError):

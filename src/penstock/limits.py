@@ -63,9 +63,12 @@ RECONNECT_TRIES_MAX = 12
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS_MAX = 3 * HEARTBEAT_SECONDS
 
-# A file is cut into byte ranges of at least this size, so that finding the first transaction costs little.
+# A file is cut into byte ranges of at least this size, so that what each range costs by itself is little.
 RANGE_BYTES_MIN = 8 * MIB
 RANGE_BYTES_DEFAULT = 128 * MIB
+
+# Files of which a process remembers where events begin; one takes 8 bytes for each MiB of the file.
+FILES_FOLLOWED_MAX = 256
 
 # Connections to all listeners together, and from one address: each costs a descriptor and its buffers, and a
 # fleet of subscribers on one host has hundreds.

@@ -12,12 +12,13 @@ import resource
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 
-from penstock._native import Decoder
+from penstock._native import Decoder, follow_events
 from penstock.errors import PenstockError
 from tests.binlog_bytes import first_event_end
 from tests.block_cutting import Cutting
@@ -90,7 +91,10 @@ def make_decoder(data: bytes, chance: random.Random, plain: bool) -> tuple[Decod
             "live": chance.random() < 0.2,
         }
         if chance.random() < 0.3 and len(data) > 200:
-            start = chance.randrange(4, len(data))
+            with suppress(PenstockError):
+                # A range is opened at an event, as far as the damage leaves one to be found.
+                start = follow_events(data[4:], 4, chance.randrange(4, len(data)))[0] or 4
+            start = max(start, 4)
             options |= {"offset": start, "aligned": False, "head": head_of(data)}
         if chance.random() < 0.3:
             options["stop"] = (1, chance.randrange(len(data) + 100))

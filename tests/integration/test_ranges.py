@@ -62,7 +62,8 @@ def joined(data: bytes, cuts: list[int], **options: object) -> Decoded:
 
 
 def texts(decoded: Decoded) -> list[tuple[str, str]]:
-    return [(statement.position, statement.text) for statement in decoded.statements]
+    own = [statement for statement in decoded.statements if not statement.is_skipped]
+    return [(statement.position, statement.text) for statement in own]
 
 
 def in_order(decoded: Decoded) -> dict[str, list[pyarrow.Table]]:

@@ -57,13 +57,13 @@ fn set_of(py: Python<'_>, text: Option<&str>) -> PyResult<Option<GtidSet>> {
 
 #[pymethods]
 impl Decoder {
-    /// `statements` tells whether statements are handed out; None means where rows are decoded. `dialect` is that of
+    /// `offset` is that of an event; `joint`, where another range goes on, must be as well. `statements` tells whether statements are handed out; None means where rows are decoded. `dialect` is that of
     /// `emit="messages"`; `executed`, a GTID set, is what was executed before the range, and asks for the executed set in
     /// messages that can carry one.
     #[new]
     #[pyo3(signature = (
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
-        stop=None, gtid_after=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
+        stop=None, joint=None, gtid_after=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
         statements=None, changes=None, batch_rows_max=65_536, batch_bytes_max=8_388_608, held_bytes_max=67_108_864,
         verify_checksum=true, resume_rows=0, resume_start=None, dialect=None, message_per_row=false, server_zone_seconds=0, executed=None,
     ))]
@@ -80,6 +80,7 @@ impl Decoder {
         live: bool,
         start: Option<(u32, u64)>,
         stop: Option<(u32, u64)>,
+        joint: Option<u64>,
         gtid_after: Option<&str>,
         gtid_until: Option<&str>,
         time_from_us: Option<i64>,
@@ -117,6 +118,7 @@ impl Decoder {
             live,
             start,
             stop,
+            joint,
             gtid_after: set_of(py, gtid_after)?,
             gtid_until: set_of(py, gtid_until)?,
             time_from_us,

@@ -1,5 +1,6 @@
-//! Replication packets in, event bytes out.
+//! Replication packets in, event bytes out; and events found by their headers.
 
+use penstock_kernel::event::headers;
 use penstock_kernel::packet;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -66,4 +67,13 @@ impl Framer {
     fn take_acknowledge(&mut self) -> bool {
         self.inner.take_acknowledge()
     }
+}
+
+/// Follow the events of a buffer, which begins with a header at `offset`, by their headers alone. Return where the last
+/// one begins that begins at or before `target`, None where no such header is whole, and where the next one begins.
+#[pyfunction]
+pub fn follow_events(py: Python<'_>, buffer: PyBuffer<u8>, offset: u64, target: u64) -> PyResult<(Option<u64>, u64)> {
+    let bytes = slice_of(&buffer)?;
+    let followed = py.detach(|| headers::follow(bytes, offset, target)).map_err(|error| raise(py, &error))?;
+    Ok((followed.last, followed.next))
 }

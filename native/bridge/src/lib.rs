@@ -26,6 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<decoder::Statement>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<framer::Framer>()?;
+    module.add_function(wrap_pyfunction!(framer::follow_events, module)?)?;
     module.add_class::<gtid_set::GtidSet>()?;
     module.add_class::<blocks::BlockCutter>()?;
     module.add_class::<blocks::Chunk>()?;

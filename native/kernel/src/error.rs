@@ -34,6 +34,7 @@ error_kinds! {
     EventUnknown,
     EventUnsupported,
     SequenceGap,
+    RangesDisagree,
     LogEncrypted,
     IncidentLogged,
     TableMapMissing,

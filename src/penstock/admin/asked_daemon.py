@@ -16,7 +16,6 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
-from penstock.limits import RANGE_BYTES_MIN
 from penstock.model import Position, Tls
 from penstock.settings import LOOPBACK_DEFAULT, PORT_DEFAULT, load_settings
 from penstock.source.bounds import Bound
@@ -165,20 +164,16 @@ class AskedDaemon:
         if run is None:
             raise PositionInvalid("the log has no such place", position=str(position), hint="penstock status")
         begun = max(run.start, FIRST_EVENT_OFFSET)
-        window = RANGE_BYTES_MIN
-        while begun < position.offset < run.end:
-            first = max(begun, position.offset - window)
-            at, end = _around(source, ByteRange(run.epoch, run.file, first, position.offset, first == begun))
-            if end == position.offset:
-                return
-            if end > position.offset:
-                raise PositionInvalid(
-                    "no transaction begins or ends here",
-                    position=str(position),
-                    hint=f"The one around it begins at {run.file}:{at} and ends at {run.file}:{end}",
-                )
-            # All that was looked at lies inside one transaction.
-            window *= 8
+        if not begun < position.offset < run.end:
+            return
+        first = source.boundary_before(position)
+        at, end = _around(source, ByteRange(run.epoch, run.file, first, position.offset, aligned=True))
+        if end > position.offset:
+            raise PositionInvalid(
+                "no transaction begins or ends here",
+                position=str(position),
+                hint=f"The one around it begins at {run.file}:{at} and ends at {run.file}:{end}",
+            )
 
     # --- Answers ----------------------------------------------------------------------------
 

@@ -261,6 +261,19 @@ class LogReader:
                 found = gtid_set_before(reader, blocks, max(position.offset, record.base))
         return self._with_epoch(position, found)
 
+    def boundary_before(self, position: Position) -> int:
+        """Return the last transaction boundary of the same file at or before a position that the index has.
+
+        Raises PositionPurged and PositionInvalid for a position that the log does not have.
+        """
+        self._check_visible(position)
+        record = self._begun_before(position)
+        file = position.epoch, position.file_number
+        if record is None or (record.epoch, record.file_number) != file:
+            raise self._purged(position)
+        with self.open_blocks(record) as (_, blocks):
+            return blocks.boundary_before(position.offset)
+
     # --- Inside -----------------------------------------------------------------------------
 
     def _with_epoch(self, position: Position | None, gtid_set: LoggedSet) -> LoggedSet:

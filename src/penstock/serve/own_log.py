@@ -48,6 +48,10 @@ class OwnLog:
         """Return the definitions in force at a position, as JSON. Raises SchemaUnknown."""
         return self._schemas.in_force(position, name)
 
+    def boundary_before(self, position: Position) -> int:
+        """Return the last transaction boundary at or before a position that the index has."""
+        return self.log.boundary_before(position)
+
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:

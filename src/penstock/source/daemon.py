@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from penstock.errors import PenstockError, ServerBusy, TransientError
+from penstock.errors import PenstockError, PositionPurged, ServerBusy, TransientError
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import (
     MIB,
@@ -135,6 +135,26 @@ class DaemonLog:
             found: dict[str, Any] = client.ask("schema", position=_text(position, shift), table=table)
             schema: dict[str, Any] = found["schema"]
             return schema
+
+        return self._ask(ask)
+
+    def boundary_before(self, position: Position) -> int:
+        """Return the last transaction boundary at or before a position that the daemon's index has.
+
+        Of a daemon that does not tell, it is where its bytes of the file begin.
+        """
+
+        def ask(client: DaemonClient, shift: int) -> int:
+            boundary = client.ask("locate", position=_text(position, shift)).get("boundary")
+            if boundary is not None:
+                return _position(boundary, shift).offset
+            runs = client.ask("extents")["extents"]
+            here = position.epoch - shift, position.file
+            starts = [run["start"] for run in runs if (run["epoch"], run["file"]) == here]
+            before = [start for start in starts if start <= position.offset]
+            if not before:
+                raise PositionPurged(f"{client.url} does not have these bytes", position=str(position))
+            return int(max(before))
 
         return self._ask(ask)
 

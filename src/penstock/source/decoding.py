@@ -42,7 +42,9 @@ class RangeDecoding:
         self._carried = bytearray()
         self._kept: deque[Any] = deque()
         self._passed = GtidSet()
-        self.decoder = self._make_decoder(byte_range.position, byte_range.aligned)
+        self._opened = byte_range if byte_range.aligned else source.align(byte_range)
+        self._joint = source.joint(byte_range)
+        self.decoder = self._make_decoder(self._opened.position, self._opened.aligned)
 
     def states(self, *, drop_open: bool = False) -> Iterator[str]:
         """Yield "batch", "table" and "statement" as they come, until the range is decoded.
@@ -50,7 +52,7 @@ class RangeDecoding:
         With `drop_open` a transaction that is not whole where the bytes end is left out; without, it raises
         FileTruncated, after every whole transaction before it was handed out.
         """
-        byte_range, deadline = self.byte_range, None
+        byte_range, deadline = self._opened, None
         while True:
             for buffer in self._source.open(byte_range, self._resume):
                 yield from self._kept_states()
@@ -179,18 +181,19 @@ class RangeDecoding:
         resume_start: tuple[int, int] | None = None,
     ) -> Decoder:
         stop, live = self.byte_range.stop, self._source.live
-        first = file_number(self.byte_range.file)
+        number, first = file_number(position.file), file_number(self.byte_range.file)
         return Decoder(
             instance=self._source.instance,
             epoch=position.epoch,
             file=position.file,
-            file_number=file_number(position.file),
+            file_number=number,
             offset=position.offset,
             head=None if live else self._source.head_bytes(position.file, position.epoch),
             aligned=aligned,
             live=live,
-            start=(file_number(position.file), position.offset),
+            start=max((number, position.offset), (first, self.byte_range.start)),
             stop=(first + 1, 0) if stop is None else (first, stop),
+            joint=self._joint,
             resume_rows=resume_rows,
             resume_start=resume_start,
             **self._options,

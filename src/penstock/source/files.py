@@ -26,6 +26,7 @@ from penstock.errors import (
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, READ_BYTES
 from penstock.model import Position, TableName
+from penstock.source.event_starts import last_event_start
 from penstock.source.listing import LocatedFile, check_sequence, list_files
 from penstock.source.search import find_gtid_set, find_time, gtid_set_before
 from penstock.source.source import (
@@ -59,7 +60,7 @@ class _FileHead:
     """What a file's first bytes say. `raw` is the magic and the format description.
 
     The events of a `copied` file (a relay log, a segment of a kept log) keep the positions of the file from
-    which they come, so no event can be found from the middle of it.
+    which they come, so the offsets of its events are not those that they say.
     """
 
     raw: bytes
@@ -157,6 +158,17 @@ class FileSource:
             while size := stream.read_into(buffer):
                 yield buffer[:size]
 
+    def align(self, byte_range: ByteRange) -> ByteRange:
+        """Return a range from an event on that begins at or before its start; see `Source.align`."""
+        start = self._event_start(byte_range.file, byte_range.start)
+        return replace(byte_range, start=start, aligned=start == FIRST_EVENT_OFFSET)
+
+    def joint(self, byte_range: ByteRange) -> int | None:
+        """Return where the next range of the same file is opened, None where there is none."""
+        if not byte_range.is_cut or byte_range.stop is None:
+            return None
+        return self._event_start(byte_range.file, byte_range.stop)
+
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
         """Return the file's magic and format description."""
         return self._head_of(self._located(file)).raw
@@ -173,6 +185,14 @@ class FileSource:
     ) -> Position:
         """Return the last transaction end within the limits, at least one transaction on."""
         return walk(self, start, end, rows_max, bytes_max)
+
+    def _event_start(self, file: str, offset: int) -> int:
+        """Return where the last event begins at or before an offset; the first one of compressed files."""
+        located = self._located(file)
+        self._head_of(located)
+        if located.compression is not None:
+            return FIRST_EVENT_OFFSET
+        return last_event_start(located.path, FIRST_EVENT_OFFSET, offset)
 
     def _epoch(self, start: Position | None) -> int:
         return self.options.epoch if start is None else start.epoch
@@ -217,7 +237,7 @@ class FileSource:
         stop = self._walk_to_tail(located).offset
         if stop <= byte_range.start:
             return None
-        return ByteRange(byte_range.epoch, byte_range.file, byte_range.start, stop, byte_range.aligned)
+        return replace(byte_range, stop=stop)
 
     def _walk_to_tail(self, located: LocatedFile) -> Position:
         """Return the end of the last whole transaction; a plain file is read on from the last answer."""

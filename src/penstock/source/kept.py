@@ -84,6 +84,9 @@ class KeptLog(Protocol):
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description."""
 
+    def boundary_before(self, position: Position) -> int:
+        """Return the last transaction boundary of the same file at or before a position that is known."""
+
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
@@ -205,7 +208,8 @@ class KeptSource:
         """Cut [start, end) into ranges that all have a stop: what arrives later belongs to a later plan."""
         extents = self.extents(start, end)
         ends = {(one.epoch, one.file): one.bytes for one in extents}
-        ranges = cut(extents, start or extents[0].position, end, ranges_min, range_bytes)
+        first = start or extents[0].position
+        ranges = cut(extents, first, end, ranges_min, range_bytes, self.boundary_before)
         stopped = [one if one.stop else replace(one, stop=ends[one.epoch, one.file]) for one in ranges]
         return [
             replace(one, gtid_after=self._repeated(one.epoch))
@@ -225,6 +229,21 @@ class KeptSource:
         start = self._there(byte_range.position)
         stop = byte_range.start if byte_range.stop is None else byte_range.stop
         yield from self._log.read(start, stop, resumed if resume_at is not None else None)
+
+    def boundary_before(self, position: Position) -> int:
+        """Return the last transaction boundary at or before a position that the log's index has.
+
+        Raises PositionPurged, PositionInvalid.
+        """
+        return self._log.boundary_before(self._there(position))
+
+    def align(self, byte_range: ByteRange) -> ByteRange:
+        """Return a range from a transaction boundary at or before its start on; see `Source.align`."""
+        return replace(byte_range, start=self.boundary_before(byte_range.position), aligned=True)
+
+    def joint(self, byte_range: ByteRange) -> int | None:
+        """Return the stop of a range where another one goes on: a log is cut at boundaries."""
+        return byte_range.stop if byte_range.is_cut else None
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
         """Return the file's magic and format description, by default of the newest epoch that has it."""

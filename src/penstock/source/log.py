@@ -89,6 +89,10 @@ class FolderLog:
         """Return the definitions in force at a position, as JSON. Raises SchemaUnknown."""
         return self._schemas.in_force(position, name)
 
+    def boundary_before(self, position: Position) -> int:
+        """Return the last transaction boundary at or before a position that the index has."""
+        return self._ask(lambda reader: reader.boundary_before(position))
+
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:

@@ -162,6 +162,13 @@ class ServerSource:
             if stretch.failure is not None and resume_at is None:
                 raise stretch.failure
 
+    def align(self, byte_range: ByteRange) -> ByteRange:
+        """Return the range from the front of its file, which is never cut."""
+        return replace(byte_range, start=FIRST_EVENT_OFFSET, aligned=True)
+
+    def joint(self, byte_range: ByteRange) -> None:
+        """Return None: a server's files are never cut."""
+
     def schema_history(self, position: Position, name: TableName | None = None) -> None:
         """Return None: a server knows its tables as they are now; `ServerTables` takes them back."""
 

@@ -50,9 +50,10 @@ def place_of(position: Position) -> tuple[int, int, int]:
 class ByteRange:
     """The transactions whose first byte lies in [start, stop) of one file.
 
-    `stop` None means to the end of the file. `aligned` tells whether `start` is known to be the first
-    byte of an event; otherwise the decoder finds the first whole event after it. Transactions of `gtid_after`
-    are left out: the log has them further in front, from another server. Pickles.
+    `stop` None means to the end of the file. `aligned` tells whether `start` is known to lie between two
+    transactions; otherwise the source says where to open the range (`Source.align`). `is_cut` tells that
+    another range of the same plan goes on at `stop`. Transactions of `gtid_after` are left out: the log has
+    them further in front, from another server. Pickles.
     """
 
     epoch: int
@@ -61,6 +62,7 @@ class ByteRange:
     stop: int | None
     aligned: bool
     gtid_after: str = ""
+    is_cut: bool = False
 
     @property
     def position(self) -> Position:
@@ -248,6 +250,19 @@ class Source(Protocol):
         ConnectionLost is raised.
         """
 
+    def align(self, byte_range: ByteRange) -> ByteRange:
+        """Return a range that is not aligned from an event on that begins at or before its start.
+
+        The event is proved by the log's index, or by following event headers from the front of the file; it
+        is never recognized by its bytes. The range is aligned where no transaction is open there.
+        """
+
+    def joint(self, byte_range: ByteRange) -> int | None:
+        """Return the offset at which an event must begin, so that the next range of a cut file is read.
+
+        None where no other range goes on at the stop.
+        """
+
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
         """Return the file's magic and format description, which bytes from its middle need to be read.
 
@@ -315,11 +330,14 @@ def cut(
     end: Position | None,
     ranges_min: int = 1,
     range_bytes: int = RANGE_BYTES_DEFAULT,
+    boundary: Callable[[Position], int] | None = None,
 ) -> list[ByteRange]:
     """Cut consecutive extents into ranges that cover [start, end), in order.
 
-    No range of a cut file is under RANGE_BYTES_MIN, so that finding its first transaction costs little.
-    `start` and `end` must be transaction boundaries.
+    A file is cut where `boundary`, asked for the last transaction boundary at or before a position, says,
+    and all its ranges are aligned. Without it cuts fall anywhere, and each range finds its first event by
+    itself; none is under RANGE_BYTES_MIN, so that this costs little. `start` and `end` must be transaction
+    boundaries.
     """
     spans = []
     for extent in extents:
@@ -333,10 +351,12 @@ def cut(
     for extent, first, last in spans:
         pieces = round(((last or extent.bytes) - first) / size) if extent.splittable else 1
         step = ((last or extent.bytes) - first) // max(pieces, 1)
-        cuts = [first, *(first + step * piece for piece in range(1, pieces)), last]
-        ranges += [
-            ByteRange(extent.epoch, extent.file, one, other, aligned=one == first)
-            for one, other in itertools.pairwise(cuts)
-            if one is not None
-        ]
+        inner = [first + step * piece for piece in range(1, pieces)]
+        if boundary is not None:
+            places = (Position(extent.epoch, extent.file, offset) for offset in inner)
+            inner = sorted({offset for offset in map(boundary, places) if offset > first})
+        for begin, stop in itertools.pairwise([first, *inner, last]):
+            assert begin is not None, "only the last cut may be the end of a file"
+            aligned = begin == first or boundary is not None
+            ranges.append(ByteRange(extent.epoch, extent.file, begin, stop, aligned, is_cut=stop in inner))
     return ranges

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding transaction ends by event headers alone, without decoding a value.
 
-Where a file can be opened at any byte, only a window before the place in question is read: a decoder finds
-its way from the middle of a file to the next transaction.
+Where a file can be opened at any byte, only a window before the place in question is decoded: the source says
+where an event begins (`Source.align`).
 """
 
 from collections.abc import Iterator

@@ -6,6 +6,7 @@
 pub mod compressed;
 pub mod format_description;
 pub mod gtid;
+pub mod headers;
 pub mod heartbeat;
 pub mod incident;
 pub mod mariadb_gtid;

@@ -136,6 +136,15 @@ impl Decoder {
                 self.boundary = (self.file.clone(), span.end);
                 Ok(Flow::Next)
             }
+            (_, Some(Verb::Definition)) => {
+                // The schema history at the range's first byte lacks what a statement across that byte defines.
+                let query = QueryBody::read(body)?;
+                if query.error_code == 0 {
+                    let database = String::from_utf8_lossy(query.database).into_owned();
+                    self.push_statement(header, query.text_utf8(query.text), database, false, span);
+                }
+                Ok(Flow::Next)
+            }
             (EventKind::Rotate, _) => {
                 self.follow_file(&RotateBody::read(body)?)?;
                 Ok(Flow::Next)
@@ -302,7 +311,7 @@ impl Decoder {
             database,
             text,
             is_change,
-            is_skipped: open.is_some_and(|open| open.skipped),
+            is_skipped: self.orphan || open.is_some_and(|open| open.skipped),
             file: self.file.clone(),
             offset: span.start,
             end_offset: span.end,

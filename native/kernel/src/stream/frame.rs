@@ -203,6 +203,7 @@ impl Decoder {
         };
         match flow {
             Flow::Next => {
+                self.prove_joint(span)?;
                 self.taken(size, span);
                 Ok(Some(size))
             }
@@ -229,6 +230,17 @@ impl Decoder {
             self.boundary.0 = self.file.clone();
         }
         self.boundary.1 = offset;
+    }
+
+    /// Fails where the next range of the file begins in the middle of this event.
+    #[inline]
+    pub(super) fn prove_joint(&self, span: Span) -> Result<()> {
+        let Some(joint) = self.options.joint.filter(|joint| span.start < *joint && *joint < span.end) else {
+            return Ok(());
+        };
+        let message = format!("the next range begins at {joint}, inside the event from {} to {}", span.start, span.end);
+        Err(Error::new(ErrorKind::RangesDisagree, message)
+            .hint("the file was changed or its index is wrong; read again, and if it stays so: penstock log verify"))
     }
 
     /// Moves behind an event.

@@ -2,7 +2,8 @@
 //!
 //! It is a machine that is fed and asked, and never calls back: `feed` takes whole events from the front of a buffer
 //! and stops early when it has something to say, which [`Decoder::state`] names. A transaction belongs to the range
-//! in which its first event lies, so ranges can be cut at any byte, read in parallel, and put together again.
+//! in which its first event lies, so ranges can be cut at any byte, read in parallel, and put together again. The first
+//! byte fed is always that of an event: nothing in the middle of one is taken for an event (`event::headers`).
 
 mod dispatch;
 pub(crate) mod frame;
@@ -10,7 +11,6 @@ mod message_tables;
 mod options;
 pub(crate) mod payload;
 mod prepared;
-mod resync;
 mod statement;
 mod tables;
 mod transaction;
@@ -95,7 +95,6 @@ pub struct Decoder {
     offset: u64,
     boundary: (Arc<str>, u64),
     magic_due: bool,
-    searching: bool,
     orphan: bool,
     /// The range opened at a BEGIN that may belong to a GTID event before it.
     in_doubt: bool,
@@ -152,7 +151,6 @@ impl Decoder {
             offset: options.offset,
             boundary: (options.file.clone(), options.offset),
             magic_due: options.offset == 0 && !options.live,
-            searching: !options.aligned,
             orphan: !options.aligned,
             in_doubt: false,
             open: None,
@@ -238,8 +236,6 @@ impl Decoder {
                 self.step_payload(rest)?
             } else if self.magic_due {
                 self.read_magic(rest)?
-            } else if self.searching {
-                self.search(rest)?
             } else {
                 self.next_event(rest)?
             };
@@ -267,7 +263,7 @@ impl Decoder {
         if let Some(failure) = self.failure.clone() {
             return if self.ready.is_empty() { Err(failure) } else { Ok(()) };
         }
-        if self.done || self.searching || drop_open {
+        if self.done || drop_open {
             self.done = true;
             return Ok(());
         }
@@ -335,9 +331,9 @@ impl Decoder {
         self.offset
     }
 
-    /// Whether `position` is known to be the first byte of an event, with no transaction open before it.
+    /// Whether `position` is known to have no transaction open before it.
     pub fn is_aligned(&self) -> bool {
-        !self.searching && !self.orphan
+        !self.orphan
     }
 
     /// Where the open transaction starts.

@@ -34,7 +34,8 @@ pub struct Options {
     pub file_number: u32,
     /// Where the first byte lies in it. 0 means the magic comes first.
     pub offset: u64,
-    /// Whether the first byte is the first of an event. Otherwise the first transaction behind it is searched.
+    /// Whether the first byte is known to lie between two transactions. Otherwise the rest of the transaction in which it
+    /// may lie is passed over.
     pub aligned: bool,
     /// Whether the bytes come from a live server, which leaves events out and makes others up.
     pub live: bool,
@@ -42,6 +43,8 @@ pub struct Options {
     pub start: Option<(u32, u64)>,
     /// The range ends before the first transaction that starts at or behind this.
     pub stop: Option<(u32, u64)>,
+    /// Where the next range of the file begins: an event must begin there.
+    pub joint: Option<u64>,
     /// Transactions in this set are passed over.
     pub gtid_after: Option<GtidSet>,
     /// Transactions outside this set are passed over, and the range ends when all of it was seen.
@@ -92,6 +95,7 @@ impl Options {
             live: false,
             start: None,
             stop: None,
+            joint: None,
             gtid_after: None,
             gtid_until: None,
             time_from_us: None,

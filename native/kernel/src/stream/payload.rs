@@ -204,6 +204,7 @@ impl Decoder {
         let packed = Packed::Passing { payload, behind, checksum };
         self.payload = Some(Box::new(Payload::new(&head, packed, span, self.spare_zstd.take())?));
         self.note_event(&header, EventKind::TransactionPayload, span, None);
+        self.prove_joint(span)?;
         self.taken(size, span);
         Ok(Some(taken))
     }

@@ -7,6 +7,7 @@ Positions are text, `mysql-bin.000003:1542`, with `2/` before it in epoch 2. All
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
@@ -123,6 +124,10 @@ async def _locate(served: Served, request: Request) -> Response:
         located = await run_in_threadpool(log.locate_gtid_set, asked.text("gtid_set"))
     else:
         located = await run_in_threadpool(log.locate_position, asked.needed_position("position"))
+        boundary = await run_in_threadpool(log.boundary_before, located.position)
+        return JSONResponse(
+            {"position": str(located.position), "boundary": str(replace(located.position, offset=boundary))}
+        )
     return JSONResponse({"position": str(located.position)})
 
 

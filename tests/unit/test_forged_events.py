@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A BLOB that contains perfect transactions is a BLOB, wherever the log is cut."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from penstock import read_binlog
+from penstock._native import follow_events
+from penstock.errors import EventMalformed, RangesDisagree
+from penstock.limits import MIB, RANGE_BYTES_MIN
+from penstock.source import event_starts
+from penstock.source.files import FileSource
+from penstock.source.reading import read_range
+from penstock.source.source import ByteRange, Source, SourceOptions, open_source
+from penstock.source.walk import TransactionWalk
+from tests.binlog_bytes import FLAG_IN_USE, assemble, events
+from tests.forged_log import ACCOUNTS, NAME, NOTE_IDS, NOTES, forged_log, keep_forged_log, write_forged_log
+from tests.nonempty import each
+
+# A prime, so that cuts fall on every part of an event.
+CUT_STEP_BYTES = 13
+LARGE_BYTES = 3 * RANGE_BYTES_MIN
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_forged_log(tmp_path_factory.mktemp("files"), LARGE_BYTES, spacing=MIB // 2)
+
+
+@pytest.fixture(scope="module")
+def large_kept(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    keep_forged_log(folder, large.read_bytes())
+    return folder
+
+
+def rows_of(source: Source, ranges: Sequence[ByteRange]) -> list[tuple[str, int]]:
+    batches = [batch for byte_range in ranges for batch in read_range(source, byte_range)]
+    return [
+        (batch.table, number)
+        for batch in batches
+        for number in pyarrow.record_batch(batch).column("id").to_pylist()
+    ]
+
+
+GENUINE = [(NOTES, number) for number in NOTE_IDS]
+
+
+def source_of(path: Path) -> Source:
+    return open_source(SourceOptions.parse(str(path)))
+
+
+def test_a_file_cut_anywhere_gives_the_rows_of_no_value(tmp_path: Path) -> None:
+    path = write_forged_log(tmp_path, 4000)
+    size = path.stat().st_size
+    source = source_of(path)
+    for cut in each(range(5, size, CUT_STEP_BYTES), least=100):
+        first = ByteRange(0, NAME, 4, cut, aligned=True, is_cut=True)
+        assert rows_of(source, [first, ByteRange(0, NAME, cut, None, aligned=False)]) == GENUINE, cut
+
+
+def test_a_kept_log_cut_anywhere_gives_the_rows_of_no_value(tmp_path: Path) -> None:
+    content = forged_log(4000)
+    keep_forged_log(tmp_path, content)
+    source = source_of(tmp_path)
+    (extent,) = source.extents()
+    for cut in each(range(extent.start + 1, extent.bytes, CUT_STEP_BYTES), least=100):
+        ranges = [
+            ByteRange(0, NAME, extent.start, cut, aligned=True),
+            ByteRange(0, NAME, cut, extent.bytes, aligned=False),
+        ]
+        assert rows_of(source, ranges) == GENUINE, cut
+
+
+def test_a_plan_over_a_file_gives_the_rows_of_no_value(large: Path) -> None:
+    source = source_of(large)
+    ranges = source.split(ranges_min=3)
+    assert len(ranges) == 3
+    assert rows_of(source, ranges) == GENUINE
+
+
+def test_a_plan_over_a_kept_log_is_cut_between_transactions(large_kept: Path) -> None:
+    source = source_of(large_kept)
+    ranges = source.split(ranges_min=3)
+    boundaries = set(transaction_ends(source, ranges))
+    assert len(ranges) > 1
+    assert all(one.aligned and one.start in boundaries for one in ranges[1:])
+    assert [one.is_cut for one in ranges] == [True] * (len(ranges) - 1) + [False]
+    assert rows_of(source, ranges) == GENUINE
+
+
+def transaction_ends(source: Source, ranges: Sequence[ByteRange]) -> list[int]:
+    whole = replace(ranges[0], stop=ranges[-1].stop, is_cut=False)
+    return [end for batch in TransactionWalk(source, whole) for end in batch["end_offset"].to_pylist()]
+
+
+@pytest.mark.parametrize("place", ["large", "large_kept"])
+def test_a_limit_of_bytes_ends_at_a_transaction_and_never_in_a_value(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    source = source_of(request.getfixturevalue(place))
+    start, head = source.earliest(), source.head()
+    ends = transaction_ends(source, source.split(ranges_min=1))
+    for bytes_max in each(range(100, LARGE_BYTES + 8000, LARGE_BYTES // 20), least=20):
+        assert source.walk(start, head, bytes_max=bytes_max).offset in ends, bytes_max
+
+
+def test_the_tail_of_a_file_in_use_is_no_transaction_of_a_value(tmp_path: Path) -> None:
+    whole = list(events(forged_log(2 * RANGE_BYTES_MIN, spacing=MIB)))
+    whole[0] = replace(whole[0], flags=FLAG_IN_USE)
+    content = assemble(whole)
+    path = tmp_path / NAME
+    # The server has written all of the BLOB but its last bytes.
+    end = next(event.offset + event.size for event in events(content) if event.size > MIB)
+    path.write_bytes(content[: end - 100])
+    begun = [event.offset for event in events(content) if event.offset < end][-4:]
+    assert source_of(path).head().offset == begun[0]
+    assert rows_of(source_of(path), source_of(path).split()) == GENUINE[: NOTE_IDS.index(40)]
+
+
+def test_read_binlog_gives_the_rows_of_no_value(large: Path, large_kept: Path) -> None:
+    for place in (large, large_kept):
+        tables = [batch.table for batch in read_binlog(str(place))]
+        assert NOTES in tables
+        assert ACCOUNTS not in tables
+
+
+def test_ranges_that_do_not_meet_at_an_event_are_refused(tmp_path: Path) -> None:
+    content = forged_log(4000)
+    keep_forged_log(tmp_path, content)
+    source = source_of(tmp_path)
+    whole = source.split()[0]
+    blob = next(event for event in events(content) if event.size > 4000)
+    for cut in (blob.offset + 1, blob.offset + blob.size // 2, blob.offset + blob.size - 1):
+        with pytest.raises(RangesDisagree, match=f"begins at {cut}, inside the event from {blob.offset}"):
+            rows_of(source, [replace(whole, stop=cut, is_cut=True)])
+    assert rows_of(source, [replace(whole, stop=blob.offset + blob.size, is_cut=True)])
+
+
+def test_a_file_that_is_replaced_is_followed_again(tmp_path: Path) -> None:
+    path = write_forged_log(tmp_path, 4000)
+    first = event_starts.last_event_start(path, 4, 8000)
+    assert first in {event.offset for event in events(path.read_bytes())}
+    content = forged_log(9000)
+    path.write_bytes(content)
+    assert event_starts.last_event_start(path, 4, 20_000) in {event.offset for event in events(content)}
+
+
+def test_a_damaged_size_stops_by_name(tmp_path: Path) -> None:
+    path = write_forged_log(tmp_path, 4000)
+    content = bytearray(path.read_bytes())
+    damaged = list(events(bytes(content)))[10].offset
+    content[damaged + 9 : damaged + 13] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(EventMalformed, match=f"the event at {damaged} says it is 0 bytes long"):
+        event_starts.last_event_start(path, 4, len(content))
+
+
+def test_headers_are_followed_past_bytes_that_are_not_there() -> None:
+    content = forged_log(4000)
+    starts = [event.offset for event in events(content)]
+    for here, following in each(list(pairwise(starts))):
+        assert follow_events(content[here : here + 19], here, following - 1) == (here, following)
+
+
+def test_the_position_of_a_loss_is_an_event(tmp_path: Path) -> None:
+    path = write_forged_log(tmp_path, 4000)
+    source = FileSource(SourceOptions.parse(str(path)))
+    starts = {event.offset for event in events(path.read_bytes())}
+    for cut in each(range(5, path.stat().st_size, 97)):
+        assert source.align(ByteRange(0, NAME, cut, None, aligned=False)).start in starts
