@@ -108,7 +108,7 @@ def keep(
 
 def append(log: Log, schemas: SchemaLog[SchemaHistory], cutter: BlockCutter, epoch: int) -> None:
     """Add what a cutter has gathered, its statements first, as capture does."""
-    for text, database, _, place in cutter.take_statements():
+    for text, database, _, place, _ in cutter.take_statements():
         schemas.apply(text, database, Position(epoch, cutter.file, place))
     if cutter.gathered:
         begin, until, boundary = cutter.data_start, cutter.data_end, cutter.boundary

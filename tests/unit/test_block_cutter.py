@@ -245,6 +245,7 @@ def test_statements_are_handed_out_with_their_places(log: Path) -> None:
             one.database,
             int(one.position.rpartition(":")[2]),
             int(one.end_position.rpartition(":")[2]),
+            one.session,
         )
         for one in decoded.statements
     ]

@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::convert::slice_of;
+use crate::convert::{session_of, slice_of, SessionTuple};
 use crate::raise::{option_invalid, raise};
 
 /// Memory of a chunk that was dropped, for the cutter to fill again; one thread drops where another cuts.
@@ -69,7 +69,7 @@ impl Chunk {
 }
 
 /// A definition as Python sees it: text, database, and the source offsets of its event's start and end.
-type StatementTuple = (String, String, u64, u64);
+type StatementTuple = (String, String, u64, u64, SessionTuple);
 
 /// Cuts the bytes of a log into blocks: event bytes to store, and records to find them by.
 ///
@@ -281,10 +281,11 @@ impl BlockCutter {
         self.inner.close_block();
     }
 
-    /// Take the definitions (DDL) since the last call: text, database, and the source offsets of start and end.
+    /// Take the definitions (DDL) since the last call: text, database, the source offsets of start
+    /// and end, and what its event says of the session.
     fn take_statements(&mut self) -> Vec<StatementTuple> {
         let statements = self.inner.take_statements().into_iter();
-        statements.map(|one| (one.text, one.database, one.start, one.end)).collect()
+        statements.map(|one| (one.text, one.database, one.start, one.end, session_of(one.session))).collect()
     }
 
     /// Every whole transaction up to `boundary`, those before the start included, as text.

@@ -6,6 +6,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::Schema;
 use penstock_kernel::charset::Charset;
 use penstock_kernel::error::{Error, ErrorKind};
+use penstock_kernel::event::session::Session;
 use penstock_kernel::event::EventKind;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -13,6 +14,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::raise::{option_invalid, raise};
+
+/// A statement's session: the databases that it changes, where they are listed, and the server's character set.
+pub type SessionTuple = (Option<Vec<String>>, Option<&'static str>);
+
+/// A session as Python takes it.
+pub fn session_of(session: Session) -> SessionTuple {
+    (session.updated_databases, session.server_charset)
+}
 
 /// A Python buffer as a slice, for the length of a call.
 pub fn slice_of(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {

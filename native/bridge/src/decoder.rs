@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::batch::Batch;
-use crate::convert::slice_of;
+use crate::convert::{session_of, slice_of, SessionTuple};
 use crate::raise::{option_invalid, raise};
 use crate::schema::{declared, ColumnTuple};
 
@@ -362,6 +362,13 @@ impl TableRequest {
         self.inner.columns.is_some()
     }
 
+    /// Prove a definition against everything that the table map tells of the table.
+    ///
+    /// Raises `SchemaMismatch` where they contradict each other, `SchemaInvalid` for a type that cannot be read.
+    fn prove(&self, py: Python<'_>, columns: Vec<ColumnTuple>, primary_key: Vec<String>) -> PyResult<()> {
+        self.inner.prove(&declared(columns), &primary_key).map_err(|error| raise(py, &error))
+    }
+
     /// Where the table map stands: `file:offset`.
     #[getter]
     fn position(&self) -> String {
@@ -381,6 +388,13 @@ impl Statement {
     #[getter]
     fn database(&self) -> &str {
         &self.inner.database
+    }
+
+    /// What its event says of the session: the databases that it changes, or None where they are not listed, and the
+    /// character set that a database gets where the statement names none.
+    #[getter]
+    fn session(&self) -> SessionTuple {
+        session_of(self.inner.session.clone())
     }
 
     /// The text.

@@ -100,10 +100,11 @@ def _row_metadata(facts: Facts) -> Iterator[Finding]:
     elif value.upper() == "FULL":
         yield Finding("row_metadata", "ok", "binlog_row_metadata is FULL: the log names its columns")
     else:
+        missing = "columns, signs or character sets" if value.upper() == "NO_LOG" else "columns"
         yield Finding(
             "row_metadata",
             "warning",
-            f"binlog_row_metadata is {value}: the log names no columns, so their schema must be followed",
+            f"binlog_row_metadata is {value}: the log names no {missing}, so definitions must be followed",
             facts.setting("binlog_row_metadata", "FULL"),
         )
 

@@ -218,7 +218,7 @@ class Receiver:
         """Apply the statements of the gathered bytes; those that fail, and what follows, stay unapplied."""
         self._unapplied += [
             (text, database, Position(self._epoch, cutter.data_file, end))
-            for text, database, _, end in cutter.take_statements()
+            for text, database, _, end, _ in cutter.take_statements()
         ]
         while self._unapplied:
             schemas.apply(*self._unapplied[0])

@@ -29,6 +29,7 @@ from penstock.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, TRANSACTION_HELD_BY
 from penstock.model import Column, Position, TableName, TablePatterns, TableSchema
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
+from penstock.source.proof import PLAIN_STRINGS, columns_of, contradiction_of, with_types_of
 from penstock.source.source import ByteRange, Source, place_of
 from penstock.source.statement import altered_table, changed_tables, emptied_tables, named_by
 
@@ -45,9 +46,6 @@ _HINTS: dict[type[StreamError], str] = {
     EventMalformed: "The bytes are damaged: copy the file again, or read from the live server",
     ValueMalformed: "The definition in force may differ from the one at hand: see penstock inspect",
 }
-
-# As which the log shows MariaDB's types that only a declaration tells.
-_PLAIN_STRINGS = ("binary(", "varbinary(")
 
 _log = structlog.get_logger(__name__)
 
@@ -76,7 +74,7 @@ class Selection:
                     f"change type {kind!r} is unknown", hint=f"Use some of {', '.join(CHANGE_TYPES)}"
                 )
 
-    def shard_columns_of(self, database: str, table: str) -> tuple[str, ...] | None:
+    def shardcolumns_of(self, database: str, table: str) -> tuple[str, ...] | None:
         """Return the columns that tell the shard of a table's rows, None for the primary key."""
         for pattern, columns in self.shard_columns:
             if TablePatterns(pattern).matches(database, table):
@@ -242,7 +240,7 @@ class _RangeReader:
         self._columns: dict[tuple[str, int], tuple[Column, ...]] = {}
         self._selection = selection
         self._schemas = schemas
-        self._declared = _columns_of(declared) if declared is not None else None
+        self._declared = columns_of(declared) if declared is not None else None
         self._epoch = byte_range.epoch
         self._in_messages = options.get("emit") == "messages"
         self._keys: dict[str, tuple[str, ...]] = {}
@@ -333,7 +331,7 @@ class _RangeReader:
             schema = told = self._known_schema(name, request)
         self._check_columns(name, schema.columns, request.position)
         primary_key = tuple(request.primary_key or (told.primary_key if told else ()))
-        shard_columns = self._selection.shard_columns_of(name.database, name.table)
+        shard_columns = self._selection.shardcolumns_of(name.database, name.table)
         self._primary_keys[str(name)] = primary_key
         key = self._keys[str(name)] = primary_key if shard_columns is None else shard_columns
         wanted = self._selection.columns
@@ -342,7 +340,7 @@ class _RangeReader:
         version = schema_version(schema.columns)
         self._columns[str(name), version] = (told or schema).columns
         decoder.answer_table(
-            _columns_of(told.columns) if told else self._declared,
+            columns_of(told.columns) if told else self._declared,
             from_log=from_log,
             schema_version=version,
             wanted=wanted,
@@ -361,17 +359,28 @@ class _RangeReader:
         return self._definition(self._schemas, name, request)
 
     def _definition(self, schemas: Schemas, name: TableName, request: Any) -> TableSchema:
-        """Return what the history knows at the table map, else what the server tells.
+        """Return what the history knows and the table map proves, else what the server tells.
 
-        Raises SchemaUnknown.
+        Raises SchemaUnknown; SchemaMismatch where the table map contradicts it and no other is known.
         """
         place = self._position(request.position)
-        found = None
+        schema = None
         if not schemas.needs_reread(name):
-            found = schemas.schema(name.database, name.table, place)
+            schema = schemas.schema(name.database, name.table, place)
+        contradiction = contradiction_of(request, schema) if schema is not None else None
+        if schema is not None and contradiction is None:
+            return schema
         # A server is asked as of the transaction's start: its log cannot be opened in the middle of one.
         opened = self._decoding.decoder.open_transaction()
-        return found or schemas.reread(name, place if opened is None else replace(place, offset=opened))
+        try:
+            schema = schemas.reread(name, place if opened is None else replace(place, offset=opened))
+        except SchemaUnknown as unknown:
+            if contradiction is None:
+                raise
+            raise contradiction from unknown
+        if (contradiction := contradiction_of(request, schema)) is not None:
+            raise contradiction
+        return schema
 
     def _told_schema(self, name: TableName, logged: TableSchema, request: Any) -> TableSchema | None:
         """Return the definition that tells what the log does not, None where none is needed or known.
@@ -379,7 +388,7 @@ class _RangeReader:
         A table map shows MariaDB's UUID, INET4, INET6 and VECTOR as strings of bytes; and messages carry
         types as they were declared.
         """
-        plain = any(column.type_text.startswith(_PLAIN_STRINGS) for column in logged.columns)
+        plain = any(column.type_text.startswith(PLAIN_STRINGS) for column in logged.columns)
         needed = self._in_messages or (plain and self._decoding.decoder.mariadb)
         if not needed or self._schemas is None:
             return None
@@ -388,6 +397,11 @@ class _RangeReader:
         except SchemaUnknown:
             # The table is gone by now: its bytes are read as the bytes that the log says they are.
             return None
+        except SchemaMismatch:
+            # The log names every column, so a definition of other columns still tells those of its names.
+            place = self._position(request.position)
+            known = self._schemas.schema(name.database, name.table, place)
+            return None if known is None else with_types_of(logged, known)
 
     def _check_columns(self, name: TableName, columns: Sequence[Column], position: Any) -> None:
         """Raise OptionInvalid where the one table asked for lacks a column that is asked for."""
@@ -558,7 +572,3 @@ def schema_version(columns: Sequence[Column]) -> int:
     """
     text = "\n".join(f"{one.name}\t{one.type_text}\t{one.charset or ''}" for one in columns)
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
-
-
-def _columns_of(columns: Sequence[Column]) -> list[tuple[str, str, str | None, bool]]:
-    return [(column.name, column.type_text, column.charset, column.nullable) for column in columns]

@@ -19,6 +19,7 @@ pub use record::{FLAG_BEGINS, FLAG_CONSECUTIVE, FLAG_ENDS, FLAG_STATEMENT, FLAG_
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::format_description::Format;
+use crate::event::session::Session;
 use crate::gtid::{Gtid, GtidSet};
 use crate::packet::{Packets, ServerError};
 use crate::stream::file_number;
@@ -78,6 +79,8 @@ pub struct Statement {
     pub text: String,
     /// The default database when it ran; may be empty.
     pub database: String,
+    /// What its event says of the session.
+    pub session: Session,
     /// The source offset of its event.
     pub start: u64,
     /// The source offset behind its event.

@@ -7,6 +7,7 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
 use crate::event::gtid::{self, TransactionHead};
 use crate::event::query::{verb, Query, Verb};
+use crate::event::session::Session;
 use crate::event::{mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header, FLAG_IGNORABLE};
 use crate::gtid::Gtid;
 use crate::stream::frame::{unknown, Span};
@@ -183,6 +184,7 @@ impl BlockCutter {
         self.statements.push(Statement {
             text: query.text_utf8(text),
             database: String::from_utf8_lossy(query.database).into_owned(),
+            session: Session::read(query.variables),
             start: span.start,
             end: span.end,
         });

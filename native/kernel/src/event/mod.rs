@@ -14,6 +14,7 @@ pub mod previous_gtids;
 pub mod query;
 pub mod rotate;
 pub mod rows;
+pub mod session;
 pub mod table_map;
 pub mod tagged_gtid;
 pub mod transaction_payload;

@@ -15,6 +15,8 @@ pub struct Query<'a> {
     pub database: &'a [u8],
     /// The collation of the text, where the event says so.
     pub collation: Option<u16>,
+    /// The status variables, as `Session` reads them.
+    pub variables: &'a [u8],
     /// The statement, in the client's character set; compressed when the event type says so.
     pub text: &'a [u8],
 }
@@ -57,7 +59,14 @@ impl<'a> Query<'a> {
         if cursor.u8()? != 0 {
             return Err(malformed("a query event's database does not end with a zero"));
         }
-        Ok(Query { thread_id, error_code, database, collation: collation(variables), text: cursor.take_rest() })
+        Ok(Query {
+            thread_id,
+            error_code,
+            database,
+            collation: collation(variables),
+            variables,
+            text: cursor.take_rest(),
+        })
     }
 
     /// The statement as UTF-8. Bytes that are not valid in the session's character set are shown as U+FFFD: a

@@ -11,6 +11,7 @@ use crate::event::compressed::decompress;
 use crate::event::gtid::{self, TransactionHead};
 use crate::event::query::{verb, Query as QueryBody, Verb};
 use crate::event::rotate::Rotate as RotateBody;
+use crate::event::session::Session;
 use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid};
 use crate::event::{EventKind, Header};
 use crate::stream::frame::Span;
@@ -243,20 +244,21 @@ impl Decoder {
             return Ok(Flow::Next);
         }
         let database = String::from_utf8_lossy(query.database).into_owned();
+        let session = Session::read(query.variables);
         let text = query.text_utf8(text);
         if is_change {
             self.logged_change(header, text, database, span);
             return Ok(Flow::Next);
         }
         if !matches!(self.emitter, Emitter::Messages(_)) {
-            self.push_statement(header, text, database, false, span);
+            self.push_statement(header, text, database, session, false, span);
             return Ok(Flow::Next);
         }
         match self.statement_wanted.take() {
             // Who takes the statement says whether it is told of; then the event comes again.
             None if self.options.statements => {
                 self.statement_wanted = Some(true);
-                self.push_statement(header, text, database, false, span);
+                self.push_statement(header, text, database, session, false, span);
                 return Ok(Flow::Ask);
             }
             Some(false) => {}
@@ -295,10 +297,18 @@ impl Decoder {
     }
 
     fn logged_change(&mut self, header: &Header, text: String, database: String, span: Span) {
-        self.push_statement(header, text, database, true, span);
+        self.push_statement(header, text, database, Session::default(), true, span);
     }
 
-    fn push_statement(&mut self, header: &Header, text: String, database: String, is_change: bool, span: Span) {
+    fn push_statement(
+        &mut self,
+        header: &Header,
+        text: String,
+        database: String,
+        session: Session,
+        is_change: bool,
+        span: Span,
+    ) {
         if !self.options.statements {
             return;
         }
@@ -309,6 +319,7 @@ impl Decoder {
         }
         self.statements.push_back(Statement {
             database,
+            session,
             text,
             is_change,
             is_skipped: self.orphan || open.is_some_and(|open| open.skipped),

@@ -1,5 +1,6 @@
 //! Tables as dialects see them.
 
+use super::proof::prove_column;
 use super::tables::DeclaredColumn;
 use crate::column::Kind;
 use crate::emit::dialect::{MessageColumn, TableView};
@@ -31,7 +32,7 @@ pub(super) fn table_view(
     };
     let column = |(source, logged): (SourceColumn, &LogColumn)| {
         let found = declared.unwrap_or_default().iter().find(|declared| *declared.name == *source.name);
-        let fits = found.filter(|found| found.kind(mariadb).is_ok_and(|kind| kind.fit(logged.wire).is_ok()));
+        let fits = found.filter(|found| prove_column(found, logged, mariadb).is_ok());
         MessageColumn {
             type_text: match fits {
                 Some(declared) => declared.type_text.as_str().into(),

@@ -11,6 +11,7 @@ mod message_tables;
 mod options;
 pub(crate) mod payload;
 mod prepared;
+mod proof;
 mod statement;
 mod tables;
 mod transaction;

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use crate::event::session::Session;
+
 /// One statement of the log: a definition (DDL), or a change that was logged as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// The default database when it ran; may be empty.
     pub database: String,
+    /// What its event says of the session.
+    pub session: Session,
     /// The text, as UTF-8.
     pub text: String,
     /// Whether it changes rows that are therefore not in the log.

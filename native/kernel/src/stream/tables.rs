@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::message_tables::{table_view, Keys};
+use super::proof::{charset_of, source_columns};
 use super::{Decoder, Emitter, Flow};
 use crate::charset::Charset;
 use crate::column::Kind;
@@ -72,6 +73,10 @@ pub struct TableRequest {
     pub file: Arc<str>,
     /// The offset of the table map.
     pub offset: u64,
+    /// The table map, by which `prove` judges definitions.
+    pub(super) map: Arc<TableMap>,
+    /// Whether the log is MariaDB's.
+    pub(super) mariadb: bool,
 }
 
 /// How a table is to be read.
@@ -252,6 +257,8 @@ impl Decoder {
                 primary_key: map.primary_key.clone(),
                 file: self.file.clone(),
                 offset: span.start,
+                map: Arc::new(map.clone()),
+                mariadb: self.format.as_ref().is_some_and(|format| format.mariadb),
             });
             return Ok(None);
         };
@@ -443,7 +450,7 @@ fn declared_columns(columns: &[DeclaredColumn], mariadb: bool) -> Result<Vec<Sou
 
 /// The columns as the log describes them. A table map shows some of MariaDB's types as plain strings, so a declared
 /// column of the same name may say which it is; the table map still has to fit it.
-fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
+pub(super) fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
     let named = |column: &LogColumn| {
         column.name.clone().ok_or_else(|| {
             Error::new(ErrorKind::SchemaUnknown, "the log does not name the columns")
@@ -467,61 +474,6 @@ fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) ->
 
 fn is_told_only_by_declaration(kind: &Kind) -> bool {
     matches!(kind, Kind::Uuid | Kind::Inet4 | Kind::Inet6 | Kind::Vector { .. })
-}
-
-/// The columns of rows: from the log, or as declared once the table map has proved them.
-fn source_columns(map: &TableMap, declared: Option<&[DeclaredColumn]>, mariadb: bool) -> Result<Vec<SourceColumn>> {
-    let Some(declared) = declared else { return logged_sources(map, &[], mariadb) };
-    if declared.len() != map.columns.len() {
-        let message = format!("the schema has {} columns, the table map {}", declared.len(), map.columns.len());
-        return Err(Error::new(ErrorKind::SchemaMismatch, message)
-            .hint("the schema is not the one in force here; give the schema of this time in `schemas`"));
-    }
-    let columns = declared.iter().zip(&map.columns);
-    columns
-        .map(|(declared, logged)| {
-            let named = logged.name.as_deref().is_none_or(|name| name == declared.name);
-            if !named {
-                let message = format!(
-                    "the schema names a column `{}` where the log has `{}`",
-                    declared.name,
-                    logged.name.as_deref().unwrap_or_default()
-                );
-                return Err(Error::new(ErrorKind::SchemaMismatch, message));
-            }
-            let kind = declared.kind(mariadb)?.fit(logged.wire).and_then(|kind| prove_described(kind, logged));
-            let kind = kind.map_err(|error| error.within(&format!("column `{}`", declared.name)))?;
-            Ok(SourceColumn { name: declared.name.as_str().into(), kind })
-        })
-        .collect()
-}
-
-/// Fails where the log tells another sign or character set than the declaration: MySQL 8 logs both in every table map.
-fn prove_described(kind: Kind, logged: &LogColumn) -> Result<Kind> {
-    if !logged.described {
-        return Ok(kind);
-    }
-    let told = match (&kind, logged.hints.charset) {
-        (Kind::Integer { unsigned, .. }, _) if *unsigned != logged.hints.unsigned => {
-            if *unsigned { "a signed number" } else { "an unsigned number" }.to_owned()
-        }
-        // What was utf8mb3 when it was logged reads the same as utf8mb4.
-        (Kind::Text { charset: Charset::Utf8mb4, .. }, Some(Charset::Utf8mb3)) => return Ok(kind),
-        (Kind::Text { charset, .. } | Kind::CompressedText { charset, .. }, Some(told)) if *charset != told => {
-            format!("the character set {}", told.name())
-        }
-        (Kind::Binary { .. } | Kind::CompressedBinary { .. }, Some(told)) if !told.is_binary() => {
-            format!("the character set {}", told.name())
-        }
-        _ => return Ok(kind),
-    };
-    let declared = match charset_of(&kind) {
-        Some(charset) => format!("{} of the character set {}", kind.type_text(), charset.name()),
-        None => kind.type_text(),
-    };
-    let message = format!("declared as {declared}, but the log tells {told}");
-    Err(Error::new(ErrorKind::SchemaMismatch, message)
-        .hint("the schema is not the one in force here; give the schema of this time in `schemas`"))
 }
 
 /// The definition that envelope rows carry.
@@ -550,13 +502,6 @@ fn definition_text(table: &TableRef, map: &TableMap, columns: &[SourceColumn], m
     }
     out.push_str("]}");
     out
-}
-
-fn charset_of(kind: &Kind) -> Option<Charset> {
-    match kind {
-        Kind::Text { charset, .. } | Kind::CompressedText { charset, .. } => Some(*charset),
-        _ => None,
-    }
 }
 
 fn push_json(text: &str, out: &mut String) {

@@ -1,0 +1,126 @@
+//! What a statement's event says of the session that ran it, for the definitions that it makes.
+
+use crate::charset::Charset;
+use crate::cursor::Cursor;
+use crate::error::Result;
+
+/// MySQL lists the databases that a statement changes, unless they are more than 16.
+const DATABASES_UNLISTED: u8 = 254;
+
+/// The status variables of a query event on which its meaning depends.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Session {
+    /// The databases that the statement changes; None where the event does not list them.
+    pub updated_databases: Option<Vec<String>>,
+    /// The character set that a database gets where the statement names none (`collation_server`).
+    pub server_charset: Option<&'static str>,
+}
+
+impl Session {
+    /// Reads the status variables (`Query_event`, MariaDB's `Query_log_event`). What follows a variable of unknown length
+    /// cannot be found, so it counts as not said.
+    pub fn read(variables: &[u8]) -> Session {
+        let mut session = Session::default();
+        let mut cursor = Cursor::new(variables);
+        while let Ok(true) = session.take(&mut cursor) {}
+        session
+    }
+
+    /// Takes one variable; false where there is none, or one that is not known.
+    fn take(&mut self, cursor: &mut Cursor<'_>) -> Result<bool> {
+        if cursor.is_empty() {
+            return Ok(false);
+        }
+        match cursor.u8()? {
+            // Flags, the increments, and the old count of bytes written.
+            0 | 3 | 10 => cursor.skip(4)?,
+            // The SQL mode, a bitmap of tables, the commit time, the XID of a definition; MariaDB's XID.
+            1 | 9 | 15 | 17 | 129 => cursor.skip(8)?,
+            2 => {
+                cursor.prefixed(1)?;
+                cursor.skip(1)?;
+            }
+            4 => {
+                cursor.skip(4)?;
+                let collation = Charset::from_collation_id(u32::from(cursor.u16()?));
+                self.server_charset = collation.map(Charset::name);
+            }
+            // The time zone, and the catalog.
+            5 | 6 => {
+                cursor.prefixed(1)?;
+            }
+            // The language of names, the default database's collation, that of utf8mb4.
+            7 | 8 | 18 => cursor.skip(2)?,
+            // The account: its name and its host.
+            11 => {
+                cursor.prefixed(1)?;
+                cursor.prefixed(1)?;
+            }
+            12 => self.updated_databases = updated_databases(cursor)?,
+            // Microseconds; MariaDB's as well.
+            13 | 128 => cursor.skip(3)?,
+            16 | 19 | 20 => cursor.skip(1)?,
+            // MariaDB from 11.2 on: pairs of collation ids, four bytes each.
+            131 => {
+                let pairs = usize::from(cursor.u8()?);
+                cursor.skip(4 * pairs)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// A count, then as many names that end with a zero.
+fn updated_databases(cursor: &mut Cursor<'_>) -> Result<Option<Vec<String>>> {
+    let count = cursor.u8()?;
+    if count >= DATABASES_UNLISTED {
+        return Ok(None);
+    }
+    let mut databases = Vec::with_capacity(usize::from(count));
+    for _ in 0..count {
+        let mut name = Vec::new();
+        loop {
+            match cursor.u8()? {
+                0 => break,
+                byte => name.push(byte),
+            }
+        }
+        databases.push(String::from_utf8_lossy(&name).into_owned());
+    }
+    Ok(Some(databases))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables() -> Vec<u8> {
+        let mut variables = vec![0, 1, 2, 3, 4];
+        variables.extend([1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        variables.extend(b"\x06\x03std");
+        // client utf8mb4, connection utf8mb4, server latin1.
+        variables.extend([4, 255, 0, 255, 0, 8, 0]);
+        variables.extend(b"\x05\x03UTC\x0b\x01u\x01h");
+        variables
+    }
+
+    #[test]
+    fn updated_databases_are_read_behind_every_earlier_variable() {
+        let with = |listed: &[u8]| Session::read(&[variables().as_slice(), listed].concat());
+        let listed = with(b"\x0c\x02a\0shop\0\x0d\x01\x02\x03");
+        assert_eq!(listed.updated_databases, Some(vec!["a".to_owned(), "shop".to_owned()]));
+        assert_eq!(listed.server_charset, Some("latin1"));
+        assert_eq!(with(b"\x0c\xfe").updated_databases, None);
+        assert_eq!(with(b"").updated_databases, None);
+    }
+
+    #[test]
+    fn unknown_and_torn_variables_say_nothing() {
+        assert_eq!(Session::read(b"\xc8\x0c\x01a\0"), Session::default());
+        assert_eq!(Session::read(b"\x0c\x02a\0sho"), Session::default());
+        for end in 0..variables().len() {
+            Session::read(&variables()[..end]);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What the log says of a table judges the definition at hand.
+
+use super::tables::{logged_sources, DeclaredColumn, TableRequest};
+use crate::charset::Charset;
+use crate::column::{Form, Kind};
+use crate::emit::typed::SourceColumn;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::table_map::{LogColumn, TableMap};
+
+const HINT: &str = "the schema is not the one in force here; give the schema of this time in `schemas`";
+
+fn mismatch(message: String) -> Error {
+    Error::new(ErrorKind::SchemaMismatch, message).hint(HINT)
+}
+
+impl TableRequest {
+    /// Proves a definition against everything that the table map tells.
+    ///
+    /// That is the number of columns, their types, lengths and nullability; where the server logs them, signs, character
+    /// sets, names, members and the primary key. A definition that names no key is not judged by it, since a schema that
+    /// a caller gives may leave it out. Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be read.
+    pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {
+        let place = |error: Error| {
+            error.within(&format!("table `{}`.`{}`", self.database, self.table)).at(&self.file, self.offset)
+        };
+        self.contradiction(columns, primary_key).map_err(place)
+    }
+
+    fn contradiction(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {
+        source_columns(&self.map, Some(columns), self.mariadb)?;
+        if !self.map.is_complete() {
+            return Ok(());
+        }
+        for (declared, logged) in columns.iter().zip(&self.map.columns) {
+            prove_complete(declared, logged, self.mariadb)?;
+        }
+        let logged = self.map.primary_key.iter().map(|name| &**name);
+        if !primary_key.is_empty() && !logged.eq(primary_key.iter().map(String::as_str)) {
+            return Err(mismatch(format!(
+                "the primary key is declared as ({}), but the log tells ({})",
+                primary_key.join(", "),
+                self.map.primary_key.join(", ")
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Compares what the log tells of a column only with FULL metadata: members, and the kind of geometry.
+fn prove_complete(declared: &DeclaredColumn, logged: &LogColumn, mariadb: bool) -> Result<()> {
+    let kind = declared.kind(mariadb)?;
+    let differs = match (&kind, &logged.hints.values, logged.geometry) {
+        (Kind::Enumeration { values, .. } | Kind::Set { values, .. }, Some(members), _) => values != members,
+        (Kind::Geometry { .. }, _, Some(geometry)) => {
+            let name = declared.type_text.to_ascii_lowercase();
+            name != geometry && !(name == "geomcollection" && geometry == "geometrycollection")
+        }
+        _ => false,
+    };
+    if differs {
+        let message =
+            format!("column `{}`: declared as {}, but the log tells otherwise", declared.name, declared.type_text);
+        return Err(mismatch(message));
+    }
+    Ok(())
+}
+
+/// The columns of rows: from the log, or as declared once the table map has proved them.
+pub(super) fn source_columns(
+    map: &TableMap,
+    declared: Option<&[DeclaredColumn]>,
+    mariadb: bool,
+) -> Result<Vec<SourceColumn>> {
+    let Some(declared) = declared else { return logged_sources(map, &[], mariadb) };
+    if declared.len() != map.columns.len() {
+        let message = format!("the schema has {} columns, the table map {}", declared.len(), map.columns.len());
+        return Err(mismatch(message));
+    }
+    let columns = declared.iter().zip(&map.columns);
+    columns
+        .map(|(declared, logged)| {
+            if let Some(name) = logged.name.as_deref().filter(|name| *name != declared.name) {
+                let message = format!("the schema names a column `{}` where the log has `{name}`", declared.name);
+                return Err(mismatch(message));
+            }
+            let kind = prove_column(declared, logged, mariadb);
+            let kind = kind.map_err(|error| error.within(&format!("column `{}`", declared.name)))?;
+            Ok(SourceColumn { name: declared.name.as_str().into(), kind })
+        })
+        .collect()
+}
+
+/// The kind to read a column with, once its type, length, nullability, sign and character set fit the log.
+pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariadb: bool) -> Result<Kind> {
+    let kind = declared.kind(mariadb)?;
+    let fitting = kind.fit(logged.wire)?;
+    prove_length(declared, &kind, &fitting)?;
+    // The reverse proves nothing: a schema that a caller gives may leave NOT NULL out, and TIMESTAMP implies it.
+    if logged.nullable && !declared.nullable {
+        return Err(mismatch(format!(
+            "declared as {} NOT NULL, but the log tells that it may be null",
+            declared.type_text
+        )));
+    }
+    prove_described(fitting, logged)
+}
+
+/// Fails where the log tells another length than the declaration: two columns traded places, or the character set is
+/// another one.
+fn prove_length(declared: &DeclaredColumn, kind: &Kind, fitting: &Kind) -> Result<()> {
+    let (Some((declared_form, charset)), Some((logged_form, _))) = (form_of(kind), form_of(fitting)) else {
+        return Ok(());
+    };
+    let (declared_bytes, logged_bytes) = match (declared_form, logged_form) {
+        (Form::Fixed(declared), Form::Fixed(logged)) | (Form::Varying(declared), Form::Varying(logged)) => {
+            (declared, logged)
+        }
+        _ => return Ok(()),
+    };
+    // What is utf8mb3 on the server reads the same as utf8mb4, at three bytes a character.
+    let header = u32::from(matches!(kind, Kind::CompressedText { .. }));
+    let (declared_text, logged_text) = (u32::from(declared_bytes) - header, u32::from(logged_bytes) - header);
+    if declared_bytes == logged_bytes || charset == Some(Charset::Utf8mb4) && declared_text * 3 == logged_text * 4 {
+        return Ok(());
+    }
+    let charset = charset.map_or_else(String::new, |charset| format!(" of the character set {}", charset.name()));
+    let message = format!(
+        "declared as {}{charset}, {declared_bytes} bytes, but the log tells {logged_bytes} bytes",
+        declared.type_text
+    );
+    Err(mismatch(message))
+}
+
+fn form_of(kind: &Kind) -> Option<(Form, Option<Charset>)> {
+    match kind {
+        Kind::Text { form, .. } | Kind::CompressedText { form, .. } => Some((*form, charset_of(kind))),
+        Kind::Binary { form, .. } | Kind::CompressedBinary { form, .. } => Some((*form, None)),
+        _ => None,
+    }
+}
+
+/// Fails where the log tells another sign or character set than the declaration: MySQL 8 logs both in every table map.
+fn prove_described(kind: Kind, logged: &LogColumn) -> Result<Kind> {
+    if !logged.described {
+        return Ok(kind);
+    }
+    let told = match (&kind, logged.hints.charset) {
+        (Kind::Integer { unsigned, .. }, _) if *unsigned != logged.hints.unsigned => {
+            if *unsigned { "a signed number" } else { "an unsigned number" }.to_owned()
+        }
+        // What was utf8mb3 when it was logged reads the same as utf8mb4.
+        (Kind::Text { charset: Charset::Utf8mb4, .. }, Some(Charset::Utf8mb3)) => return Ok(kind),
+        (Kind::Text { charset, .. } | Kind::CompressedText { charset, .. }, Some(told)) if *charset != told => {
+            format!("the character set {}", told.name())
+        }
+        (Kind::Binary { .. } | Kind::CompressedBinary { .. }, Some(told)) if !told.is_binary() => {
+            format!("the character set {}", told.name())
+        }
+        _ => return Ok(kind),
+    };
+    let declared = match charset_of(&kind) {
+        Some(charset) => format!("{} of the character set {}", kind.type_text(), charset.name()),
+        None => kind.type_text(),
+    };
+    let message = format!("declared as {declared}, but the log tells {told}");
+    Err(mismatch(message))
+}
+
+/// The character set of a text.
+pub(super) fn charset_of(kind: &Kind) -> Option<Charset> {
+    match kind {
+        Kind::Text { charset, .. } | Kind::CompressedText { charset, .. } => Some(*charset),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Definitions proved by the log: what a table map tells of a table judges the definition at hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import SchemaMismatch
+from penstock.model import Column, TableSchema
+
+# As which the log shows MariaDB's types that only a declaration tells.
+PLAIN_STRINGS = ("binary(", "varbinary(")
+_TYPES_IN_STRINGS = ("uuid", "inet4", "inet6", "vector")
+
+
+def contradiction_of(request: Any, schema: TableSchema) -> SchemaMismatch | None:
+    """Return how a definition contradicts the table map, None where it fits."""
+    try:
+        request.prove(columns_of(schema.columns), schema.primary_key)
+    except SchemaMismatch as mismatch:
+        return mismatch
+    return None
+
+
+def with_types_of(logged: TableSchema, known: TableSchema) -> TableSchema:
+    """Return the logged columns, of which plain strings are what a definition says of their names."""
+    types = {column.name: column.type_text for column in known.columns}
+    columns = tuple(
+        replace(column, type_text=types.get(column.name, column.type_text))
+        if column.type_text.startswith(PLAIN_STRINGS)
+        and types.get(column.name, "").lower().startswith(_TYPES_IN_STRINGS)
+        else column
+        for column in logged.columns
+    )
+    return replace(logged, columns=columns)
+
+
+def columns_of(columns: Sequence[Column]) -> list[tuple[str, str, str | None, bool]]:
+    """Return columns as the kernel takes them."""
+    return [(column.name, column.type_text, column.charset, column.nullable) for column in columns]
