@@ -6,7 +6,7 @@ The header of an event: timestamp 4, type 1, server id 4, length 4, end position
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 MAGIC = b"\xfebin"
@@ -14,6 +14,7 @@ HEADER = struct.Struct("<IBIIIH")
 CHECKSUM = struct.Struct("<I")
 
 QUERY, ROTATE, FORMAT_DESCRIPTION, XID = 2, 4, 15, 16
+EXECUTE_LOAD_QUERY = 18
 TABLE_MAP, INCIDENT, HEARTBEAT, ANNOTATE = 19, 26, 27, 160
 WRITE_ROWS_V1, UPDATE_ROWS_V1, DELETE_ROWS_V1, WRITE_ROWS, UPDATE_ROWS, DELETE_ROWS = 23, 24, 25, 30, 31, 32
 GTID, ANONYMOUS_GTID, PREVIOUS_GTIDS = 33, 34, 35
@@ -107,6 +108,22 @@ def _with_fields(body: bytes, wanted: frozenset[int]) -> bytes:
             kept += body[at : begin + length]
         at = begin + length
     return kept
+
+
+def query_body(
+    text: str, database: str = "", accessed: Sequence[str] | None = None, load: bytes = b"", error: int = 0
+) -> bytes:
+    """Return the body of a statement.
+
+    `accessed` are the databases in its status variables, () for any; `load` is what a LOAD DATA has before
+    them.
+    """
+    variables = b""
+    if accessed is not None:
+        names = b"".join(name.encode() + b"\0" for name in accessed)
+        variables = bytes((12, len(accessed) or 254)) + names
+    head = struct.pack("<IIBHH", 9, 0, len(database.encode()), error, len(variables))
+    return head + load + variables + database.encode() + b"\0" + text.encode()
 
 
 def first_event_end(data: bytes) -> int:

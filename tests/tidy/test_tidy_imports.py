@@ -72,8 +72,6 @@ HOMES = {
         "src/penstock/sinks/mysql_connection.py",
     ),
     "sqlglot": (
-        "src/penstock/source/statement.py",
-        "src/penstock/capture/ddl/",
         "src/penstock/serve/predicate.py",
         "src/penstock/pipeline/expressions.py",
     ),

@@ -16,8 +16,8 @@ SPELLING = ServerSpelling()
 
 
 def statement(text: str) -> LoggedStatement:
-    tables, databases = named_by(text, "d")
-    altered = altered_table(text, "d")
+    tables, databases = named_by(text, "d", SPELLING)
+    altered = altered_table(text, "d", SPELLING)
     place = Position(0, "b.000001", 4)
     return LoggedStatement(
         text,
@@ -26,7 +26,7 @@ def statement(text: str) -> LoggedStatement:
         place,
         frozenset(tables | ({altered} if altered else set())),
         frozenset(databases),
-        frozenset(emptied_tables(text, "d")),
+        frozenset(emptied_tables(text, "d", SPELLING)),
     )
 
 

@@ -20,7 +20,7 @@ pub type SessionTuple = (Option<Vec<String>>, Option<&'static str>);
 
 /// A session as Python takes it.
 pub fn session_of(session: Session) -> SessionTuple {
-    (session.updated_databases, session.server_charset)
+    (session.clone().listed_databases(), session.server_charset)
 }
 
 /// A Python buffer as a slice, for the length of a call.

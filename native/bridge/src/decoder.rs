@@ -417,6 +417,13 @@ impl Statement {
         self.inner.is_change
     }
 
+    /// The databases that it accessed, those behind views, triggers and functions included: [] for any database, None
+    /// where the log does not say.
+    #[getter]
+    fn accessed(&self) -> Option<Vec<String>> {
+        self.inner.session.accessed.clone()
+    }
+
     /// Whether its transaction is out of range.
     #[getter]
     fn is_skipped(&self) -> bool {

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow
 import structlog
 
+from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.changes import SYSTEM_COLUMNS as SYSTEM_COLUMNS
 from penstock.errors import (
     ChecksumMismatch,
@@ -31,7 +32,7 @@ from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
 from penstock.source.proof import PLAIN_STRINGS, columns_of, contradiction_of, with_types_of
 from penstock.source.source import ByteRange, Source, place_of
-from penstock.source.statement import altered_table, changed_tables, emptied_tables, named_by
+from penstock.source.statement import RowChange, altered_table, change_of, emptied_tables, named_by
 
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 
@@ -40,6 +41,12 @@ _HINT_METADATA = (
 )
 # The way out where the kernel, which knows bytes alone, names none.
 _HINT_INSPECT = "`penstock inspect FILE --start POSITION` shows the events there"
+_HINT_PASS_OVER = (
+    "`penstock pipelines skip PIPELINE POSITION` passes over its transaction, and then `penstock verify"
+    " PIPELINE --repair` mends the target; other readers start behind it (`penstock inspect FILE --start"
+    " POSITION` shows where it ends) and read the tables again. Servers log rows under binlog_format = ROW,"
+    " but for MariaDB's tables that are versioned by transaction"
+)
 _HINTS: dict[type[StreamError], str] = {
     SchemaMismatch: "The definition in `schemas` is not the one in force here: give that of this position",
     ChecksumMismatch: "The bytes are damaged: copy the file again, or read from the live server",
@@ -421,9 +428,12 @@ class _RangeReader:
         """Move the schema history on, and stop where a selected table's rows changed without being logged."""
         decoder = self._decoding.decoder
         statement = decoder.take_statement()
+        change = change_of(statement.text, statement.database, self._spelling)
+        if change is None and statement.is_change:
+            change = RowChange(frozenset(), "its kind is not known")
+        if change is not None and not statement.is_skipped:
+            self._refuse_change(statement, change)
         if statement.is_change:
-            if not statement.is_skipped:
-                self._refuse_change(statement)
             return
         if self._with_statements:
             self._statement = self._told_of(statement)
@@ -441,7 +451,7 @@ class _RangeReader:
         selected = self._selection.tables
         if selected.selects_all:
             return True
-        tables, databases = named_by(statement.text, statement.database)
+        tables, databases = named_by(statement.text, statement.database, self._spelling)
         if statement.table:
             tables.add(TableName(*statement.table))
         named = any(selected.matches(name.database, name.table) for name in tables)
@@ -451,8 +461,8 @@ class _RangeReader:
         """Return a statement as readers get it, None where it concerns no selected table."""
         if statement.is_skipped or self._was_told(statement):
             return None
-        tables, databases = named_by(statement.text, statement.database)
-        altered = altered_table(statement.text, statement.database)
+        tables, databases = named_by(statement.text, statement.database, self._spelling)
+        altered = altered_table(statement.text, statement.database, self._spelling)
         tables |= {altered} if altered is not None else set()
         selected = self._selection.tables
         if not (
@@ -467,7 +477,7 @@ class _RangeReader:
             self._position(statement.end_position),
             frozenset(tables),
             frozenset(databases),
-            frozenset(emptied_tables(statement.text, statement.database)),
+            frozenset(emptied_tables(statement.text, statement.database, self._spelling)),
             self._transaction(statement),
         )
 
@@ -489,19 +499,29 @@ class _RangeReader:
         file, _, offset = place.rpartition(":")
         return Position(self._epoch, file, int(offset))
 
-    def _refuse_change(self, statement: Any) -> None:
-        tables = changed_tables(statement.text, statement.database)
-        hit = [name for name in tables or () if self._selection.tables.matches(name.database, name.table)]
-        if hit or tables is None:
-            what = ", ".join(map(str, hit)) or "a table that cannot be told"
-            raise StatementLogged(
-                f"a change of {what} was logged as a statement: {statement.text[:200]}",
-                position=str(self._position(statement.position)),
-                hint="SET GLOBAL binlog_format = ROW on the server, and take a new full copy of the table",
-            )
+    @property
+    def _spelling(self) -> ServerSpelling:
+        """The spelling of the server that wrote the log."""
+        return ServerSpelling.of_server(self._decoding.decoder.server_version)
+
+    def _refuse_change(self, statement: Any, change: RowChange) -> None:
+        """Raise StatementLogged where selected tables changed, or may have, without their rows in the log."""
+        selected = self._selection.tables
+        hit = [str(name) for name in sorted(change.tables) if selected.matches(name.database, name.table)]
+        if hit:
+            what = f"a change of {', '.join(hit)} was logged as a statement"
+        elif doubt := change.doubt(statement.accessed, selected):
+            what = f"a change was logged as a statement, and which tables it changed is not known: {doubt}"
+        else:
+            return
+        raise StatementLogged(
+            f"{what}: {statement.text[:200]}",
+            position=str(self._position(statement.position)),
+            hint=_HINT_PASS_OVER,
+        )
 
     def _tell_emptied(self, statement: Any) -> None:
-        for name in emptied_tables(statement.text, statement.database):
+        for name in emptied_tables(statement.text, statement.database, self._spelling):
             if self._selection.tables.matches(name.database, name.table) and not statement.is_skipped:
                 _log.warning(
                     "a table was emptied without its rows in the log",

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tables a logged statement changes without logging their rows.
+"""What a logged statement changes without logging rows, and which tables it names."""
 
-sqlglot is imported where it is needed: a log in row format never needs it, and its import costs more than
-decoding a small file.
-"""
-
-import logging
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from penstock.capture.ddl.effects import (
     AlterTable,
@@ -20,35 +16,212 @@ from penstock.capture.ddl.effects import (
     Unread,
 )
 from penstock.capture.ddl.statement import effects_of, skip_to_verb
-from penstock.capture.ddl.tokens import ServerSpelling, TextUnreadable, TokenCursor, read_tokens
-from penstock.model import TableName
+from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, Token, TokenCursor, read_tokens
+from penstock.model import TableName, TablePatterns
+from penstock.source.server_functions import GRAMMAR_BEFORE_PARENTHESIS, SERVER_FUNCTIONS
+from penstock.source.table_references import take_deleted_tables, take_updated_tables
 
 _BEFORE_INSERT_TARGET = ("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO")
 _BEFORE_ALTERED = ("ONLINE", "OFFLINE", "IGNORE")
-_ROUTINE_VERBS = ("SELECT", "DO", "CALL")
+_BEFORE_CREATED = (("OR", "REPLACE"), ("TABLE",), ("IF", "NOT", "EXISTS"))
+# MariaDB's ANALYZE runs the statement behind it, unless one of these follows.
+_ANALYZE_TABLE = ("TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG")
+_NO_TOKEN = Token(Kind.MARK, "")
 
 
-def changed_tables(text: str, database: str) -> set[TableName] | None:
-    """Return the tables whose rows a logged change may have changed; None where that cannot be told.
+@dataclass(frozen=True)
+class RowChange:
+    """A change of rows that was logged as a statement.
 
-    An INSERT changes its target; of any other statement every table counts, so nothing is missed. A SELECT,
-    DO or CALL is logged for what its routines change, which the text does not name.
+    `tables` are those that the text names as changed. `unknown` says why others may have changed too, "" if
+    the text shows no reason for it. `databases` are those that the text can name, in lower case.
+    `may_cascade` tells whether it can change or delete the rows that a foreign key refers to.
     """
-    if (target := _insert_target(text, database)) is not None:
-        return {target}
-    if _runs_routines(text):
-        return None
-    from sqlglot import expressions
 
-    statement = _parse(text)
-    return statement and (_names(list(statement.find_all(expressions.Table)), database) or None)
+    tables: frozenset[TableName]
+    unknown: str = ""
+    databases: frozenset[str] = frozenset()
+    may_cascade: bool = False
+
+    def doubt(self, accessed: Sequence[str] | None, selected: TablePatterns) -> str:
+        """Return why selected tables that it does not name may have changed; "" for no reason.
+
+        `accessed` are the databases in its event: MySQL logs those that it read or changed, also through
+        views, triggers and functions, and none where there are more than 16 or a foreign key refers to one
+        of the tables. None where the log does not say. A trigger or view that stays within the databases
+        that the text names does not show.
+        """
+        if self.unknown and (not accessed or any(map(selected.may_match_in, accessed))):
+            return self.unknown
+        if accessed is not None and not accessed and self.may_cascade:
+            return "foreign keys may refer to its tables"
+        hidden = [
+            name
+            for name in accessed or ()
+            if name.lower() not in self.databases and selected.may_match_in(name)
+        ]
+        if hidden:
+            return f"it accessed the database {hidden[0]} through a view, trigger or function"
+        return ""
 
 
-def named_by(text: str, database: str) -> tuple[set[TableName], set[str]]:
+def change_of(text: str, database: str, spelling: ServerSpelling) -> RowChange | None:
+    """Return what a statement changes without logging rows; None for one that is not known to change any.
+
+    `database` is the session's current one. CREATE TABLE ... SELECT is a change of its table: in row
+    format it is logged without the SELECT. Tables that a change only reads do not count. Never raises.
+    """
+    statement = Statement(TokenCursor(read_tokens(text, spelling)), database, spelling)
+    cursor = statement.cursor
+    try:
+        verb, queries_at = _take_verb(cursor)
+        if verb in ("SELECT", "DO", "CALL", "VALUES"):
+            return RowChange(frozenset(), "it was logged for the routines that it calls")
+        if verb not in _CHANGED:
+            return None
+        tables = _CHANGED[verb](statement)
+        if tables is None:
+            return None
+    except (TextUnreadable, NotUnderstood):
+        return RowChange(frozenset(statement.named), "its text cannot be read to its end")
+    # Up to the place that was reached, an INSERT and its like have names alone.
+    start = 0 if verb in ("UPDATE", "DELETE") else cursor.taken
+    rest = _Rest.read(read_tokens(text, spelling), start, queries_at)
+    databases = {name.database.lower() for name in tables} | rest.qualifiers
+    if rest.has_query:
+        databases.add(database.lower())
+    may_cascade = verb in ("UPDATE", "DELETE") or rest.may_replace
+    return RowChange(frozenset(tables), rest.unknown, frozenset(databases), may_cascade)
+
+
+def _take_verb(cursor: TokenCursor) -> tuple[str, set[int]]:
+    """Take a statement's first word and what may stand before it.
+
+    Return the word in capitals, and the indexes of the tokens that name the queries of a WITH.
+    """
+    if not skip_to_verb(cursor):
+        raise NotUnderstood
+    if cursor.next.upper == "ANALYZE" and cursor.ahead(1).upper not in _ANALYZE_TABLE:
+        cursor.take()
+        if cursor.accept("FORMAT"):
+            cursor.accept("=")
+            cursor.take()
+    queries_at: set[int] = set()
+    if cursor.accept("WITH"):
+        cursor.accept("RECURSIVE")
+        while True:
+            queries_at.add(cursor.taken)
+            cursor.take()
+            cursor.within_parentheses()
+            if not cursor.accept("AS") or cursor.within_parentheses() is None:
+                raise NotUnderstood
+            if not cursor.accept(","):
+                break
+        skip_to_verb(cursor)
+    return cursor.take().upper, queries_at
+
+
+def _inserted(statement: Statement) -> set[TableName]:
+    cursor = statement.cursor
+    while cursor.accept_any(*_BEFORE_INSERT_TARGET):
+        continue
+    table = statement.take_table()
+    if cursor.accept("PARTITION"):
+        cursor.within_parentheses()
+    cursor.within_parentheses()
+    return {table}
+
+
+def _loaded(statement: Statement) -> set[TableName]:
+    cursor = statement.cursor
+    while not cursor.accept("INTO", "TABLE"):
+        if cursor.ended:
+            raise NotUnderstood
+        cursor.take()
+    return {statement.take_table()}
+
+
+def _created(statement: Statement) -> set[TableName] | None:
+    """Return the table of a CREATE TABLE ... SELECT, None for any other CREATE."""
+    cursor = statement.cursor
+    for words in _BEFORE_CREATED:
+        if not cursor.accept(*words) and words == ("TABLE",):
+            return None
+    try:
+        table = statement.take_table()
+        while not cursor.ended:
+            if cursor.next.upper in ("SELECT", "VALUES", "TABLE"):
+                return {table}
+            if cursor.next.upper == "(" and cursor.ahead(1).upper in (
+                "SELECT",
+                "WITH",
+                "VALUES",
+                "TABLE",
+                "(",
+            ):
+                return {table}
+            if cursor.within_parentheses() is None:
+                cursor.take()
+    except (TextUnreadable, NotUnderstood):
+        # The readers of definitions say what follows from it.
+        pass
+    return None
+
+
+# What each verb changes; None where the statement is a definition and no more.
+_CHANGED: dict[str, Callable[[Statement], set[TableName] | None]] = {
+    "INSERT": _inserted,
+    "REPLACE": _inserted,
+    "UPDATE": take_updated_tables,
+    "DELETE": take_deleted_tables,
+    "LOAD": _loaded,
+    "CREATE": _created,
+}
+
+
+@dataclass
+class _Rest:
+    """What the tokens of a change show beyond its tables."""
+
+    unknown: str = ""
+    qualifiers: set[str] = field(default_factory=set)
+    """What stands before a dot, in lower case."""
+    has_query: bool = False
+    may_replace: bool = False
+
+    @classmethod
+    def read(cls, tokens: Iterable[Token], start: int, queries_at: set[int]) -> "_Rest":
+        """Read all tokens; those from `start` on can call functions, but for the names of queries."""
+        rest = cls()
+        before = last = _NO_TOKEN
+        try:
+            for index, token in enumerate(tokens):
+                if token.upper == "(":
+                    if index > start and index - 1 not in queries_at and _may_be_routine(before, last):
+                        rest.unknown = f"it calls {last.text}(), which can change any"
+                elif token.upper == ".":
+                    rest.qualifiers.add(last.text.lower())
+                rest.has_query |= token.upper in ("SELECT", "TABLE")
+                rest.may_replace |= token.upper in ("REPLACE", "DUPLICATE")
+                before, last = last, token
+        except TextUnreadable:
+            rest.unknown = "its text cannot be read to its end"
+        return rest
+
+
+def _may_be_routine(before: Token, name: Token) -> bool:
+    """Tell whether a token before a parenthesis can name a stored or loadable function."""
+    if name.kind in (Kind.MARK, Kind.STRING) or before.upper == "AS":
+        return False
+    upper = name.text.upper()
+    return before.upper == "." or not (upper in SERVER_FUNCTIONS or upper in GRAMMAR_BEFORE_PARENTHESIS)
+
+
+def named_by(text: str, database: str, spelling: ServerSpelling) -> tuple[set[TableName], set[str]]:
     """Return the tables that a statement defines or empties, and the databases it drops."""
     tables: set[TableName] = set()
     databases: set[str] = set()
-    for effect in effects_of(text, database, ServerSpelling()):
+    for effect in effects_of(text, database, spelling):
         match effect:
             case DropDatabase(dropped):
                 databases.add(dropped)
@@ -60,82 +233,42 @@ def named_by(text: str, database: str) -> tuple[set[TableName], set[str]]:
                 CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name) | DropTable(name=name)
             ):
                 tables.add(name)
-    return tables | emptied_tables(text, database), databases
+    return tables | emptied_tables(text, database, spelling), databases
 
 
-def emptied_tables(text: str, database: str) -> set[TableName]:
+def emptied_tables(text: str, database: str, spelling: ServerSpelling) -> set[TableName]:
     """Return the tables that a TRUNCATE or DROP TABLE empties."""
     try:
-        cursor = _cursor(text)
+        cursor = _cursor(text, spelling)
         if cursor.accept("TRUNCATE"):
             cursor.accept("TABLE")
-            return {Statement(cursor, database, ServerSpelling()).take_table()}
+            return {Statement(cursor, database, spelling).take_table()}
     except (TextUnreadable, NotUnderstood):
         return set()
     if cursor.next.upper != "DROP":
         return set()
-    effects = effects_of(text, database, ServerSpelling())
+    effects = effects_of(text, database, spelling)
     return {effect.name for effect in effects if isinstance(effect, DropTable)}
 
 
-def altered_table(text: str, database: str) -> TableName | None:
+def altered_table(text: str, database: str, spelling: ServerSpelling) -> TableName | None:
     """Return the table that an ALTER TABLE names, whatever it does to it; None for any other statement."""
     try:
-        cursor = _cursor(text)
+        cursor = _cursor(text, spelling)
         if not cursor.accept("ALTER"):
             return None
-        while any(cursor.accept(word) for word in _BEFORE_ALTERED):
+        while cursor.accept_any(*_BEFORE_ALTERED):
             continue
         if not cursor.accept("TABLE"):
             return None
-        if cursor.accept("IF"):
-            cursor.accept("EXISTS")
-        return Statement(cursor, database, ServerSpelling()).take_table()
+        cursor.accept("IF", "EXISTS")
+        return Statement(cursor, database, spelling).take_table()
     except (TextUnreadable, NotUnderstood):
         return None
 
 
-def _cursor(text: str) -> TokenCursor:
+def _cursor(text: str, spelling: ServerSpelling) -> TokenCursor:
     """Return a cursor at a statement's verb. Raises TextUnreadable."""
-    cursor = TokenCursor(read_tokens(text, ServerSpelling()))
+    cursor = TokenCursor(read_tokens(text, spelling))
     skip_to_verb(cursor)
     return cursor
-
-
-def _runs_routines(text: str) -> bool:
-    try:
-        return _cursor(text).next.upper in _ROUTINE_VERBS
-    except TextUnreadable:
-        return True
-
-
-def _insert_target(text: str, database: str) -> TableName | None:
-    """Return the table that an INSERT or REPLACE names, None for any other statement."""
-    try:
-        cursor = _cursor(text)
-        if not (cursor.accept("INSERT") or cursor.accept("REPLACE")):
-            return None
-        while any(cursor.accept(word) for word in _BEFORE_INSERT_TARGET):
-            continue
-        return Statement(cursor, database, ServerSpelling()).take_table()
-    except (TextUnreadable, NotUnderstood):
-        return None
-
-
-def _parse(text: str) -> Any:
-    import sqlglot
-    from sqlglot.errors import SqlglotError
-
-    # Statements sqlglot passes on unread are reported by its logger; here they are an answer, not a problem.
-    logging.getLogger("sqlglot").setLevel(logging.ERROR)
-    try:
-        return sqlglot.parse_one(text, dialect="mysql")
-    except SqlglotError:
-        return None
-
-
-def _names(tables: list[Any], database: str) -> set[TableName]:
-    from sqlglot import expressions
-
-    named = [table for table in tables if isinstance(table, expressions.Table) and table.name]
-    return {TableName(table.db or database, table.name) for table in named}

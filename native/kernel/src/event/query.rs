@@ -3,6 +3,7 @@
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
+use crate::event::session::Session;
 
 /// The parts of a query event that matter, as views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,8 +14,6 @@ pub struct Query<'a> {
     pub error_code: u16,
     /// The default database, UTF-8; may be empty.
     pub database: &'a [u8],
-    /// The collation of the text, where the event says so.
-    pub collation: Option<u16>,
     /// The status variables, as `Session` reads them.
     pub variables: &'a [u8],
     /// The statement, in the client's character set; compressed when the event type says so.
@@ -38,9 +37,9 @@ pub enum Verb {
     XaCommit,
     /// XA ROLLBACK.
     XaRollback,
-    /// INSERT, UPDATE and their like: the rows are not in the log.
+    /// INSERT, UPDATE and their like, and any statement that is not known: the rows are not in the log.
     Change,
-    /// Anything else, DDL above all.
+    /// DDL, and other statements known to change no rows.
     Definition,
 }
 
@@ -49,21 +48,45 @@ impl<'a> Query<'a> {
     /// length of the status variables u16, these, the database, a zero, the text.
     pub fn read(body: &'a [u8]) -> Result<Query<'a>> {
         let mut cursor = Cursor::new(body);
-        let thread_id = cursor.u32()?;
+        let head = Head::read(&mut cursor)?;
+        Query::read_rest(&head, cursor)
+    }
+
+    /// Reads the body of a LOAD DATA that was logged as a statement, and returns its text besides
+    /// (`Execute_load_query_event`): between the lengths and the status variables stand the file's id u32, where
+    /// ` INFILE 'name' ... INTO` starts and ends in the text, u32 each, and what becomes of duplicates, u8.
+    ///
+    /// The file's name is left out of the text: the server writes it between quotes as it is, with any quotes in it.
+    pub fn read_load(body: &'a [u8]) -> Result<(Query<'a>, Vec<u8>)> {
+        let mut cursor = Cursor::new(body);
+        let head = Head::read(&mut cursor)?;
         cursor.skip(4)?;
-        let database_bytes = usize::from(cursor.u8()?);
-        let error_code = cursor.u16()?;
-        let variables_bytes = usize::from(cursor.u16()?);
-        let variables = cursor.take(variables_bytes)?;
-        let database = cursor.take(database_bytes)?;
+        let (start, end) = (cursor.u32()?, cursor.u32()?);
+        let duplicates = cursor.u8()?;
+        let query = Query::read_rest(&head, cursor)?;
+        let before = usize::try_from(start).ok().and_then(|start| query.text.get(..start));
+        let behind = usize::try_from(end).ok().filter(|_| start <= end).and_then(|end| query.text.get(end..));
+        let (Some(before), Some(behind)) = (before, behind) else {
+            return Err(malformed(format!("a LOAD DATA whose file name is at {start} to {end} of its text")));
+        };
+        let file: &[u8] = match duplicates {
+            0 => b" INFILE '...' INTO",
+            1 => b" INFILE '...' IGNORE INTO",
+            _ => b" INFILE '...' REPLACE INTO",
+        };
+        Ok((query, [before, file, behind].concat()))
+    }
+
+    fn read_rest(head: &Head, mut cursor: Cursor<'a>) -> Result<Query<'a>> {
+        let variables = cursor.take(head.variables_bytes)?;
+        let database = cursor.take(head.database_bytes)?;
         if cursor.u8()? != 0 {
             return Err(malformed("a query event's database does not end with a zero"));
         }
         Ok(Query {
-            thread_id,
-            error_code,
+            thread_id: head.thread_id,
+            error_code: head.error_code,
             database,
-            collation: collation(variables),
             variables,
             text: cursor.take_rest(),
         })
@@ -72,7 +95,8 @@ impl<'a> Query<'a> {
     /// The statement as UTF-8. Bytes that are not valid in the session's character set are shown as U+FFFD: a
     /// statement is read for its names, and must not stop the stream.
     pub fn text_utf8(&self, text: &[u8]) -> String {
-        let charset = self.collation.and_then(|id| Charset::from_collation_id(u32::from(id)));
+        let collation = Session::read(self.variables).collation;
+        let charset = collation.and_then(|id| Charset::from_collation_id(u32::from(id)));
         let mut decoded = Vec::with_capacity(text.len());
         match charset {
             Some(charset) if !charset.is_binary() && charset.decode_into(text, &mut decoded).is_ok() => {
@@ -83,31 +107,22 @@ impl<'a> Query<'a> {
     }
 }
 
-/// The client's collation among the status variables. They come in a fixed order in which the collation is early, so
-/// the search ends at the first variable that is not known by its length.
-fn collation(variables: &[u8]) -> Option<u16> {
-    let mut cursor = Cursor::new(variables);
-    while let Ok(code) = cursor.u8() {
-        match code {
-            0 | 3 => cursor.skip(4).ok()?,
-            1 | 9 => cursor.skip(8).ok()?,
-            2 => {
-                cursor.prefixed(1).ok()?;
-                cursor.skip(1).ok()?;
-            }
-            5 | 6 => {
-                cursor.prefixed(1).ok()?;
-            }
-            4 => return cursor.u16().ok(),
-            // MariaDB from 11.2 on: pairs of collation ids, four bytes each.
-            131 => {
-                let pairs = usize::from(cursor.u8().ok()?);
-                cursor.skip(4 * pairs).ok()?;
-            }
-            _ => return None,
-        }
+/// What every statement's body begins with.
+struct Head {
+    thread_id: u32,
+    error_code: u16,
+    database_bytes: usize,
+    variables_bytes: usize,
+}
+
+impl Head {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Head> {
+        let thread_id = cursor.u32()?;
+        cursor.skip(4)?;
+        let database_bytes = usize::from(cursor.u8()?);
+        let error_code = cursor.u16()?;
+        Ok(Head { thread_id, error_code, database_bytes, variables_bytes: usize::from(cursor.u16()?) })
     }
-    None
 }
 
 /// What a statement means, by its first words.
@@ -142,11 +157,6 @@ pub fn verb(text: &[u8]) -> Verb {
     if is(first, "COMMIT") {
         return Verb::Commit;
     }
-    // A SELECT or DO is logged for the functions that it calls: they changed rows.
-    const CHANGES: [&str; 9] = ["INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "SELECT", "DO"];
-    if CHANGES.iter().any(|change| is(first, change)) {
-        return Verb::Change;
-    }
     // MariaDB's ANALYZE runs the statement behind it, unless it is ANALYZE TABLE.
     const ANALYZE_TABLE: [&str; 4] = ["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"];
     if is(first, "ANALYZE") && !ANALYZE_TABLE.iter().any(|option| is(second, option)) {
@@ -156,8 +166,56 @@ pub fn verb(text: &[u8]) -> Verb {
     if text.ends_with(b"START TRANSACTION") {
         return Verb::Begin;
     }
-    Verb::Definition
+    if first.is_empty() && statement.is_empty() || CHANGES_NO_ROWS.iter().any(|word| is(first, word)) {
+        return Verb::Definition;
+    }
+    Verb::Change
 }
+
+/// The statements that can be logged as text though they change no rows but those that a definition empties. All
+/// others count as changes: a SELECT or DO is logged for the functions that it calls, and a statement that is not
+/// known here may change anything.
+const CHANGES_NO_ROWS: [&str; 39] = [
+    "ALTER",
+    "ANALYZE",
+    "BACKUP",
+    "BINLOG",
+    "CACHE",
+    "CHANGE",
+    "CHECK",
+    "CHECKSUM",
+    "CLONE",
+    "CREATE",
+    "DEALLOCATE",
+    "DESC",
+    "DESCRIBE",
+    "DROP",
+    "EXPLAIN",
+    "FLUSH",
+    "GRANT",
+    "HELP",
+    "IMPORT",
+    "INSTALL",
+    "KILL",
+    "LOCK",
+    "OPTIMIZE",
+    "PREPARE",
+    "PURGE",
+    "RENAME",
+    "REPAIR",
+    "RESET",
+    "RESTART",
+    "REVOKE",
+    "SET",
+    "SHOW",
+    "SHUTDOWN",
+    "START",
+    "STOP",
+    "TRUNCATE",
+    "UNINSTALL",
+    "UNLOCK",
+    "USE",
+];
 
 /// Passes over `SET STATEMENT variable = value, ... FOR`, which MariaDB logs before the statement that it is for; None
 /// where no FOR follows.
@@ -260,6 +318,13 @@ mod tests {
             ("/*M!100100 INSERT INTO t VALUES (1) */", Verb::Change),
             ("SELECT `d`.`g`(7)", Verb::Change),
             ("DO f(1)", Verb::Change),
+            ("VALUES ROW(`d`.`g`(7))", Verb::Change),
+            ("MERGE INTO t USING u", Verb::Change),
+            ("load data infile 'f' into table t", Verb::Change),
+            ("(INSERT INTO t VALUES (1))", Verb::Change),
+            ("GRANT ALL ON *.* TO u", Verb::Definition),
+            ("FLUSH TABLES", Verb::Definition),
+            ("set password = 'x'", Verb::Definition),
             ("ANALYZE TABLE t", Verb::Definition),
             ("ANALYZE TABLES a, b", Verb::Definition),
             ("ANALYZE NO_WRITE_TO_BINLOG TABLE t", Verb::Definition),
@@ -277,6 +342,40 @@ mod tests {
             assert_eq!(verb(text.as_bytes()), wanted, "{text}");
         }
     }
+
+    /// A statement's body with these status variables, and `between` in front of them.
+    fn body(between: &[u8], variables: &[u8], text: &str) -> Vec<u8> {
+        let mut body = vec![0; 8];
+        body.push(1);
+        body.extend([0, 0]);
+        body.extend((variables.len() as u16).to_le_bytes());
+        body.extend(between);
+        body.extend(variables);
+        body.extend(b"d\0");
+        body.extend(text.as_bytes());
+        body
+    }
+
+    #[test]
+    fn load_data_is_read_without_its_file_name() {
+        let text = "LOAD DATA INFILE '/tmp/it's' INTO TABLE `u` FIELDS' IGNORE INTO TABLE `t` (a)";
+        let end = text.find(" TABLE `t`").expect("the table");
+        let lengths = |start: usize, end: usize| {
+            [&[7, 0, 0, 0][..], &(start as u32).to_le_bytes(), &(end as u32).to_le_bytes(), &[1]].concat()
+        };
+        let whole = body(&lengths(9, end), &[12, 1, b'd', 0], text);
+        let (query, text_read) = Query::read_load(&whole).expect("a whole body");
+        assert_eq!(String::from_utf8_lossy(&text_read), "LOAD DATA INFILE '...' IGNORE INTO TABLE `t` (a)");
+        let accessed = Session::read(query.variables).accessed;
+        assert_eq!((query.database, accessed), (&b"d"[..], Some(vec!["d".to_owned()])));
+        for (start, end) in [(10, 9), (9, text.len() + 1), (usize::MAX, usize::MAX)] {
+            assert!(Query::read_load(&body(&lengths(start, end), &[], text)).is_err(), "{start} to {end}");
+        }
+        for length in 0..whole.len() - text.len() {
+            assert!(Query::read_load(&whole[..length]).is_err(), "{length} bytes");
+        }
+    }
+
     #[test]
     fn nesting_costs_no_stack_and_linear_time() {
         for prefix in ["/*!", "/*M!", "(", "/*!99999", "SET STATEMENT a=1 FOR ", "/**/", "#\n"] {

@@ -10,8 +10,12 @@ const DATABASES_UNLISTED: u8 = 254;
 /// The status variables of a query event on which its meaning depends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Session {
-    /// The databases that the statement changes; None where the event does not list them.
-    pub updated_databases: Option<Vec<String>>,
+    /// The collation of the statement's text.
+    pub collation: Option<u16>,
+    /// The databases of the tables that the statement read or changed, those behind views, triggers and functions
+    /// included: none for any database (there are more than 16, or a foreign key refers to one of the tables); None where
+    /// the event does not say, as on MariaDB and before MySQL 5.6.
+    pub accessed: Option<Vec<String>>,
     /// The character set that a database gets where the statement names none (`collation_server`).
     pub server_charset: Option<&'static str>,
 }
@@ -24,6 +28,11 @@ impl Session {
         let mut cursor = Cursor::new(variables);
         while let Ok(true) = session.take(&mut cursor) {}
         session
+    }
+
+    /// The databases whose tables the statement may have changed; None where the event does not list them.
+    pub fn listed_databases(self) -> Option<Vec<String>> {
+        self.accessed.filter(|databases| !databases.is_empty())
     }
 
     /// Takes one variable; false where there is none, or one that is not known.
@@ -41,7 +50,8 @@ impl Session {
                 cursor.skip(1)?;
             }
             4 => {
-                cursor.skip(4)?;
+                self.collation = Some(cursor.u16()?);
+                cursor.skip(2)?;
                 let collation = Charset::from_collation_id(u32::from(cursor.u16()?));
                 self.server_charset = collation.map(Charset::name);
             }
@@ -56,7 +66,7 @@ impl Session {
                 cursor.prefixed(1)?;
                 cursor.prefixed(1)?;
             }
-            12 => self.updated_databases = updated_databases(cursor)?,
+            12 => self.accessed = Some(accessed(cursor)?),
             // Microseconds; MariaDB's as well.
             13 | 128 => cursor.skip(3)?,
             16 | 19 | 20 => cursor.skip(1)?,
@@ -71,11 +81,11 @@ impl Session {
     }
 }
 
-/// A count, then as many names that end with a zero.
-fn updated_databases(cursor: &mut Cursor<'_>) -> Result<Option<Vec<String>>> {
+/// A count, then as many names that end with a zero; no name where any database may be meant.
+fn accessed(cursor: &mut Cursor<'_>) -> Result<Vec<String>> {
     let count = cursor.u8()?;
     if count >= DATABASES_UNLISTED {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let mut databases = Vec::with_capacity(usize::from(count));
     for _ in 0..count {
@@ -88,7 +98,7 @@ fn updated_databases(cursor: &mut Cursor<'_>) -> Result<Option<Vec<String>>> {
         }
         databases.push(String::from_utf8_lossy(&name).into_owned());
     }
-    Ok(Some(databases))
+    Ok(databases)
 }
 
 #[cfg(test)]
@@ -106,13 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn updated_databases_are_read_behind_every_earlier_variable() {
+    fn accessed_databases_are_read_behind_every_earlier_variable() {
         let with = |listed: &[u8]| Session::read(&[variables().as_slice(), listed].concat());
         let listed = with(b"\x0c\x02a\0shop\0\x0d\x01\x02\x03");
-        assert_eq!(listed.updated_databases, Some(vec!["a".to_owned(), "shop".to_owned()]));
+        assert_eq!(listed.accessed, Some(vec!["a".to_owned(), "shop".to_owned()]));
+        assert_eq!(listed.collation, Some(255));
+        assert_eq!(listed.clone().listed_databases(), listed.accessed);
         assert_eq!(listed.server_charset, Some("latin1"));
-        assert_eq!(with(b"\x0c\xfe").updated_databases, None);
-        assert_eq!(with(b"").updated_databases, None);
+        assert_eq!(with(b"\x0c\xfe").accessed, Some(Vec::new()));
+        assert_eq!(with(b"\x0c\xfe").listed_databases(), None);
+        assert_eq!(with(b"").accessed, None);
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Decoder {
         if kind.change().is_some() {
             return self.rows(header, kind, body, span);
         }
-        if kind != TableMap && !kind.is_gtid() && !matches!(kind, Query | QueryCompressed) {
+        if kind != TableMap && !kind.is_gtid() && !matches!(kind, Query | QueryCompressed | ExecuteLoadQuery) {
             self.note_event(header, kind, span, None);
         }
         match kind {
@@ -58,11 +58,18 @@ impl Decoder {
                 }
                 Ok(flow)
             }
-            Query => self.query(header, body, None, span),
+            Query => {
+                let query = QueryBody::read(body)?;
+                self.query(header, &query, query.text, span)
+            }
             QueryCompressed => {
-                let compressed = QueryBody::read(body)?.text;
-                let text = decompress(compressed)?;
-                self.query(header, body, Some(&text), span)
+                let query = QueryBody::read(body)?;
+                let text = decompress(query.text)?;
+                self.query(header, &query, &text, span)
+            }
+            ExecuteLoadQuery => {
+                let (query, text) = QueryBody::read_load(body)?;
+                self.query(header, &query, &text, span)
             }
             Xid => {
                 self.xid = Some(Cursor::new(body).u64()?);
@@ -76,10 +83,6 @@ impl Decoder {
             TransactionPayload => self.open_payload(body, span),
             Incident => Err(Error::new(ErrorKind::IncidentLogged, incident::message(body)?)
                 .hint("changes may be missing from the log here: take a new full copy of the tables")),
-            ExecuteLoadQuery => {
-                self.logged_change(header, "LOAD DATA".to_owned(), String::new(), span);
-                Ok(Flow::Next)
-            }
             StartEncryption if !self.options.live => {
                 Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
                     .hint("read it from the server (mysql://...), which decrypts it"))
@@ -130,7 +133,8 @@ impl Decoder {
             (_, Some(Verb::Begin)) if !gtid_events => {
                 self.orphan = false;
                 self.in_doubt = self.counters.events == 0;
-                self.query(header, body, None, span)
+                let query = QueryBody::read(body)?;
+                self.query(header, &query, query.text, span)
             }
             (EventKind::Xid | EventKind::XaPrepare, _) | (_, Some(Verb::Commit)) => {
                 self.orphan = false;
@@ -141,8 +145,7 @@ impl Decoder {
                 // The schema history at the range's first byte lacks what a statement across that byte defines.
                 let query = QueryBody::read(body)?;
                 if query.error_code == 0 {
-                    let database = String::from_utf8_lossy(query.database).into_owned();
-                    self.push_statement(header, query.text_utf8(query.text), database, false, span);
+                    self.push_statement(self.statement_of(header, &query, query.text, false, span));
                 }
                 Ok(Flow::Next)
             }
@@ -158,9 +161,7 @@ impl Decoder {
         }
     }
 
-    fn query(&mut self, header: &Header, body: &[u8], plain: Option<&[u8]>, span: Span) -> Result<Flow> {
-        let query = QueryBody::read(body)?;
-        let text = plain.unwrap_or(query.text);
+    fn query(&mut self, header: &Header, query: &QueryBody<'_>, text: &[u8], span: Span) -> Result<Flow> {
         let verb = verb(text);
         let opened = self.open.is_none();
         if opened {
@@ -175,7 +176,7 @@ impl Decoder {
                 open.view.thread_id = Some(i64::from(query.thread_id));
             }
         }
-        self.note_statement(header, &query, text, span);
+        self.note_statement(header, query, text, span);
         match verb {
             Verb::Begin => {
                 if let Some(open) = &mut self.open {
@@ -188,7 +189,7 @@ impl Decoder {
                     }
                 }
                 if text != b"BEGIN" && !text.starts_with(b"XA") {
-                    return self.statement(header, &query, text, false, span);
+                    return self.statement(header, query, text, false, span);
                 }
                 Ok(Flow::Next)
             }
@@ -218,7 +219,7 @@ impl Decoder {
                 self.end(span).map(|()| Flow::Next)
             }
             Verb::Change | Verb::Definition => {
-                let flow = self.statement(header, &query, text, verb == Verb::Change, span)?;
+                let flow = self.statement(header, query, text, verb == Verb::Change, span)?;
                 let alone = self.open.as_ref().is_some_and(|open| !open.begun);
                 if alone && flow == Flow::Next {
                     self.end(span)?;
@@ -243,26 +244,20 @@ impl Decoder {
         if query.error_code != 0 && !is_change {
             return Ok(Flow::Next);
         }
-        let database = String::from_utf8_lossy(query.database).into_owned();
-        let session = Session::read(query.variables);
-        let text = query.text_utf8(text);
-        if is_change {
-            self.logged_change(header, text, database, span);
-            return Ok(Flow::Next);
-        }
-        if !matches!(self.emitter, Emitter::Messages(_)) {
-            self.push_statement(header, text, database, session, false, span);
+        let statement = self.statement_of(header, query, text, is_change, span);
+        if is_change || !matches!(self.emitter, Emitter::Messages(_)) {
+            self.push_statement(statement);
             return Ok(Flow::Next);
         }
         match self.statement_wanted.take() {
             // Who takes the statement says whether it is told of; then the event comes again.
             None if self.options.statements => {
                 self.statement_wanted = Some(true);
-                self.push_statement(header, text, database, session, false, span);
+                self.push_statement(statement);
                 return Ok(Flow::Ask);
             }
             Some(false) => {}
-            _ => self.tell(&database, &text, StatementKind::Definition)?,
+            _ => self.tell(&statement.database, &statement.text, StatementKind::Definition)?,
         }
         Ok(Flow::Next)
     }
@@ -296,39 +291,41 @@ impl Decoder {
         }
     }
 
-    fn logged_change(&mut self, header: &Header, text: String, database: String, span: Span) {
-        self.push_statement(header, text, database, Session::default(), true, span);
-    }
-
-    fn push_statement(
-        &mut self,
+    fn statement_of(
+        &self,
         header: &Header,
-        text: String,
-        database: String,
-        session: Session,
+        query: &QueryBody<'_>,
+        text: &[u8],
         is_change: bool,
         span: Span,
-    ) {
-        if !self.options.statements {
-            return;
-        }
-        let mut gtid = String::new();
-        let open = self.open.as_ref();
-        if let Some(open) = open {
-            open.view.gtid.write(&mut gtid);
-        }
-        self.statements.push_back(Statement {
-            database,
-            session,
-            text,
+    ) -> Statement {
+        Statement {
+            database: String::from_utf8_lossy(query.database).into_owned(),
+            text: query.text_utf8(text),
             is_change,
-            is_skipped: self.orphan || open.is_some_and(|open| open.skipped),
+            session: Session::read(query.variables),
+            is_skipped: self.orphan || self.open.as_ref().is_some_and(|open| open.skipped),
             file: self.file.clone(),
             offset: span.start,
             end_offset: span.end,
             timestamp_us: i64::from(header.timestamp) * 1_000_000,
-            gtid,
-        });
+            gtid: self.open_gtid(),
+        }
+    }
+
+    fn push_statement(&mut self, statement: Statement) {
+        if self.options.statements {
+            self.statements.push_back(statement);
+        }
+    }
+
+    /// The GTID of the open transaction; may be empty.
+    fn open_gtid(&self) -> String {
+        let mut gtid = String::new();
+        if let Some(open) = &self.open {
+            open.view.gtid.write(&mut gtid);
+        }
+        gtid
     }
 
     fn note_statement(&mut self, header: &Header, query: &QueryBody<'_>, text: &[u8], span: Span) {
@@ -399,10 +396,7 @@ impl Decoder {
                 return;
             }
         }
-        let mut gtid = String::new();
-        if let Some(open) = &self.open {
-            open.view.gtid.write(&mut gtid);
-        }
+        let gtid = self.open_gtid();
         let file = self.file.clone();
         if let Emitter::Events(batch) = &mut self.emitter {
             batch.add(

@@ -47,6 +47,12 @@ class ServerSpelling:
     mariadb: bool = False
     version: tuple[int, ...] = ()
 
+    @classmethod
+    def of_server(cls, version: str | None) -> "ServerSpelling":
+        """Return the spelling of a server by the version that its log names, such as 10.11.19-MariaDB-log."""
+        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version or "")
+        return cls("MariaDB" in (version or ""), tuple(map(int, numbers.groups())) if numbers else ())
+
     @property
     def shows_display_width(self) -> bool:
         """Whether COLUMN_TYPE of an integer has a width: MySQL dropped it in 8.0.19."""
@@ -160,6 +166,11 @@ class TokenCursor:
     def ended(self) -> bool:
         """Whether every token has been read; a closing semicolon does not count."""
         return not self._read_to(self._at) or self.next.upper == ";"
+
+    @property
+    def taken(self) -> int:
+        """The number of tokens taken."""
+        return self._at
 
     @property
     def next(self) -> Token:
