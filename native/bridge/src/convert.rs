@@ -20,7 +20,8 @@ pub type SessionTuple = (Option<Vec<String>>, Option<&'static str>);
 
 /// A session as Python takes it.
 pub fn session_of(session: Session) -> SessionTuple {
-    (session.clone().listed_databases(), session.server_charset)
+    let server_charset = session.server_charset;
+    (session.listed_databases(), server_charset)
 }
 
 /// A Python buffer as a slice, for the length of a call.

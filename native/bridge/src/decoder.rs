@@ -57,8 +57,8 @@ fn set_of(py: Python<'_>, text: Option<&str>) -> PyResult<Option<GtidSet>> {
 
 #[pymethods]
 impl Decoder {
-    /// `offset` is that of an event; `joint`, where another range goes on, must be as well. `statements` tells whether statements are handed out; None means where rows are decoded. `dialect` is that of
-    /// `emit="messages"`; `executed`, a GTID set, is what was executed before the range, and asks for the executed set in
+    /// `offset` is that of an event; `joint`, where another range goes on, must be as well. `statements` tells whether
+    /// statements are handed out; None means where rows are decoded. `dialect` is that of `emit="messages"`; `executed`, a GTID set, is what was executed before the range, and asks for the executed set in
     /// messages that can carry one.
     #[new]
     #[pyo3(signature = (
@@ -99,10 +99,7 @@ impl Decoder {
         server_zone_seconds: i32,
         executed: Option<&str>,
     ) -> PyResult<Decoder> {
-        let number = match file_number {
-            Some(number) => number,
-            None => stream::file_number(file).map_err(|error| raise(py, &error))?,
-        };
+        let number = file_number.map_or_else(|| stream::file_number(file), Ok).map_err(|error| raise(py, &error))?;
         let emit = emit_of(py, emit)?;
         let executed = set_of(py, executed)?;
         let dialect = dialect.map(|name| DialectOptions {
