@@ -38,8 +38,9 @@ test: setup ## the everyday tests, which decide whether a change lands (AREA=can
 test-all: setup ## the everyday and the deep tests (AREA=canal: of one area)
 	@$(PYTHON) -m tools.suite.run --tier all $(if $(AREA),--area $(AREA))
 
-test-long: setup ## the long sweeps, resumed (SEEDS=1-5 MINUTES=60); results in build/long.json
-	@$(PYTHON) -m tools.suite.long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MINUTES),--minutes $(MINUTES))
+test-long: setup ## the long sweeps, resumed (SEEDS=1-5 MINUTES=60 ONLY=log FRESH=1); results in build/long.json
+	@$(PYTHON) -m tools.suite.long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(ONLY),--only '$(ONLY)') $(if $(FRESH),--fresh)
 
 test-stress: setup ## repeat TESTS (default: those that depend on time) under load and pauses (TIMES=50)
 	@$(PYTHON) -m tools.suite.stress $(if $(TIMES),--times $(TIMES)) $(TESTS)

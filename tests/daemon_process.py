@@ -21,7 +21,6 @@ import yaml
 from tests.patience import WAIT_SECONDS_MAX
 from tools.servers.errors import ServerFailed
 from tools.servers.ports import free_port
-from tools.servers.starting import StartTimedOut, start_with_one_retry
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,11 +77,11 @@ class DaemonProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        """Start the daemon and return once it answers on its port; one that is late is started once more."""
-        self._write_config()
-        return start_with_one_retry("the daemon", self._start)
+        """Start the daemon and return once it answers on its port. Raises ServerFailed, also for a late one.
 
-    def _start(self) -> Self:
+        Servers of other products are started a second time when they are late. The product itself never is.
+        """
+        self._write_config()
         with self.output.open("ab") as output:
             begins = output.tell()
             self._process = subprocess.Popen(
@@ -102,9 +101,10 @@ class DaemonProcess:
                     self.port = self.ports["http"] = self.ports.pop("address")
                     return self
             time.sleep(0.02)
-        failure = StartTimedOut if self._process.poll() is None else ServerFailed
+        status = self._process.poll()
+        ending = f"did not answer in {WAIT_SECONDS_MAX:g} s" if status is None else f"ended with {status}"
         self.kill()
-        raise failure(f"the daemon does not start:\n{self.said()}")
+        raise ServerFailed(f"the daemon {ending} when it was started:\n{self.said()}")
 
     def _write_config(self) -> None:
         settings = {"log": {"folder": str(self.folder / "log")}, **self.settings}

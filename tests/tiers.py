@@ -118,8 +118,12 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def note_late_starts(folder: Path) -> None:
-    """Have every process of this run write its late starts into one file of a folder."""
-    os.environ.setdefault(LATE_STARTS_VARIABLE, str(folder / f"late-starts-{os.getpid()}"))
+    """Have every process of this run write its late starts into one file of a folder, new for this run."""
+    if LATE_STARTS_VARIABLE not in os.environ:
+        path = folder / f"late-starts-{os.getpid()}"
+        # An earlier run may have had the same process number.
+        path.unlink(missing_ok=True)
+        os.environ[LATE_STARTS_VARIABLE] = str(path)
 
 
 def late_starts() -> list[str]:

@@ -13,13 +13,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import sweep_seed
+from tests import daemon_process, sweep_seed
 from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tools.suite import long, stress
+from tools.servers import ServerFailed
+from tools.servers.starting import LATE_STARTS_VARIABLE
+from tools.suite import long, pytest_run, stress
 from tools.suite.listing import ROOT
-from tools.suite.long import LongRun, Sweep, Task, parse_seeds, pending, plan, summarize
-from tools.suite.pytest_run import FAILED, PASSED, SKIPPED, run_pytest
-from tools.suite.results import UNFINISHED, ResultsFile, ResultsInUse, SweepResult, only_writer
+from tools.suite.long import LongRun, Sweep, Task, failures_of, parse_seeds, pending, plan, summarize
+from tools.suite.pytest_run import FAILED, PASSED, SKIPPED, Run, TestOutcome, read_report, run_pytest
+from tools.suite.results import (
+    UNFINISHED,
+    ResultsFile,
+    ResultsInUse,
+    SweepResult,
+    only_writer,
+    tree_state,
+)
 from tools.suite.stress import Stress
 
 TREE = [sys.executable, "-m", "tools.suite.tree"]
@@ -62,6 +71,8 @@ def family(folder: Path, mode: str, *options: str) -> list[str]:
         *TREE,
         "--output",
         str(folder / "output"),
+        "--leaks",
+        str(folder / "leaks"),
         *options,
         sys.executable,
         "-c",
@@ -127,10 +138,20 @@ def test_pauses_stop_and_resume_every_process_of_the_tree(tmp_path: Path) -> Non
     assert (tmp_path / "command-resumed").exists()
 
 
+def test_process_that_outlives_its_command_is_named_and_killed(tmp_path: Path) -> None:
+    files = ("--output", str(tmp_path / "output"), "--leaks", str(tmp_path / "leaks"))
+    words = [*TREE, *files, "--end-seconds", "0.1"]
+    command = f"setsid sleep 3600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid"
+    assert subprocess.run([*words, "sh", "-c", command], cwd=ROOT, check=False).returncode == 0
+    assert (tmp_path / "leaks").read_text() == "sleep 3600\n"
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
 # --- Runs of pytest -------------------------------------------------------------------------
 
 OUTCOMES = """
 import os, pytest
+from tools.servers.starting import record_late_start
 @pytest.fixture
 def broken_at_its_end():
     yield
@@ -140,7 +161,9 @@ def test_number(number): assert number == 1
 def test_skipped(): pytest.skip("part missing")
 def test_teardown(broken_at_its_end): pass
 class TestGroup:
-    def test_inside(self): assert os.environ["WORD"] == "given"
+    def test_inside(self):
+        assert os.environ["WORD"] == "given"
+        record_late_start("ZooKeeper")
 """
 
 
@@ -155,12 +178,58 @@ def test_run_reads_each_outcome_from_the_report(tmp_path: Path) -> None:
     }
     assert "RuntimeError: teardown" in "\n".join(run.tests["test_sample.py::test_teardown"].lines)
     assert (run.outcome, run.status) == (FAILED, 1)
+    assert run.late_starts == (
+        "ZooKeeper did not answer in time: test_sample.py::TestGroup::test_inside (call)",
+    )
 
 
 def test_run_over_its_time_limit_is_ended_and_said_to_be(tmp_path: Path) -> None:
     tests = write_tests(tmp_path, "import time\ndef test_slow(): time.sleep(3600)\n")
     run = run_pytest([tests], seconds_max=0.5)
     assert (run.outcome, run.tests) == ("timed out", {})
+
+
+def test_run_whose_report_is_cut_off_has_died(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    assert read_report(report, 1) is None
+    report.write_text('<testsuites><testsuite><testcase name="test_a"')
+    assert read_report(report, 1) is None
+    assert Run(1, 1.0, timed_out=False, has_report=False).outcome == "died"
+
+
+def test_tree_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest_run, "_STOP_SECONDS_MAX", 0.1)
+    script = "trap '' TERM; echo ready; while :; do sleep 1; done"
+    process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    pytest_run._end(process)
+    assert process.returncode == -signal.SIGKILL
+
+
+LEAKY = Run(0, 1.0, timed_out=False, has_report=True, leaks=("sleep 3600",))
+
+
+def test_process_left_running_fails_the_run_by_name() -> None:
+    assert LEAKY.outcome == FAILED
+    line = "left running at the end, killed now: sleep 3600"
+    assert failures_of(LEAKY, Task(Sweep("a.py::test_a", False), None)) == [
+        {"test": "a.py::test_a", "lines": [line]}
+    ]
+    runs = Stress([["a.py"]], times=1, pause_seconds_max=0.0, seed=1, run_minutes=5)
+    runs.count(["a.py"], LEAKY, "repetition 1")
+    assert line in runs.tallies["a.py"].lines
+    assert runs.summarize() == 1
+
+
+def test_late_daemon_of_penstock_is_not_started_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LATE_STARTS_VARIABLE, str(tmp_path / "late-starts"))
+    monkeypatch.setattr(daemon_process, "WAIT_SECONDS_MAX", 0.0)
+    with pytest.raises(ServerFailed, match="the daemon did not answer in 0 s"):
+        daemon_process.DaemonProcess(tmp_path, {}).start()
+    assert not (tmp_path / "late-starts").exists()
 
 
 # --- Long sweeps ----------------------------------------------------------------------------
@@ -176,8 +245,14 @@ def test_seeded():
 """
 
 
-def result_of(sweep: str, seed: int | None, outcome: str = PASSED, seconds: float = 1.0) -> SweepResult:
-    return SweepResult(sweep, seed, outcome, seconds, "2026-01-01T00:00:00+00:00", None, {})
+def result_of(
+    sweep: str, seed: int | None, outcome: str = PASSED, commit: str | None = "this"
+) -> SweepResult:
+    return SweepResult(sweep, seed, outcome, 1.0, "2026-01-01T00:00:00+00:00", commit, {})
+
+
+def this_tree() -> str:
+    return "this"
 
 
 def test_interrupted_sweeps_resume_and_failures_of_earlier_runs_count(
@@ -186,15 +261,15 @@ def test_interrupted_sweeps_resume_and_failures_of_earlier_runs_count(
     sweep = Sweep(write_tests(tmp_path, SEEDED) + "::test_seeded", seeded=True)
     tasks = plan([sweep], parse_seeds("4-5"))
     results = ResultsFile(tmp_path / "long.json")
-    LongRun(results, time.monotonic(), None, 10.0).run(tasks[1:], 0)
+    LongRun(results, this_tree, time.monotonic(), None, 10.0).run(tasks[1:], 0)
     again = ResultsFile(tmp_path / "long.json")
-    assert pending(tasks, again) == tasks[:1]
-    LongRun(again, time.monotonic(), None, 10.0).run(pending(tasks, again), 1)
+    assert pending(tasks, again, "this") == tasks[:1]
+    LongRun(again, this_tree, time.monotonic(), None, 10.0).run(tasks[:1], 1)
     assert (tmp_path / "seeds").read_text() == "5 4 "
-    assert summarize(tasks, again) == 1
+    assert summarize(tasks, again, "this") == 1
     printed = capsys.readouterr().out
     assert "[2 of 2]" in printed
-    assert "2 of 2 have a result: 1 passed, 1 failed" in printed
+    assert "2 of 2 have a result of this\n1 passed at this\n1 failed at this\n" in printed
     (failed, passed) = json.loads((tmp_path / "long.json").read_text())
     assert (failed["seed"], failed["counts"], passed["seed"]) == (5, {FAILED: 1}, 4)
     assert failed["failures"][0]["test"] == "test_sample.py::test_seeded"
@@ -207,13 +282,86 @@ def test_time_limit_leaves_a_sweep_unfinished_without_a_failure(
     sweep = Sweep(write_tests(tmp_path, "import time\ndef test_slow(): time.sleep(3600)\n"), seeded=False)
     tasks = plan([sweep, Sweep("never.py", seeded=False)], [1])
     results = ResultsFile(tmp_path / "long.json")
-    LongRun(results, time.monotonic(), 0.01, 10.0).run(tasks, 0)
+    LongRun(results, this_tree, time.monotonic(), 0.01, 10.0).run(tasks, 0)
     unfinished = results.get(sweep.name, None)
     assert unfinished is not None
     assert (unfinished.outcome, unfinished.failures) == (UNFINISHED, [])
-    assert [task.sweep.name for task in pending(tasks, results)] == ["never.py", sweep.name]
-    assert summarize(tasks, results) == 0
+    assert [task.sweep.name for task in pending(tasks, results, "this")] == ["never.py", sweep.name]
+    assert summarize(tasks, results, "this") == 0
     assert f"left: {sweep.name} (cut off by the time limit)" in capsys.readouterr().out
+
+
+def test_results_of_other_files_are_pending_and_failures_among_them_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [Task(Sweep(name, seeded=False), None) for name in ("old", "new", "unknown", "broken")]
+    results = ResultsFile(tmp_path / "long.json")
+    results.append(result_of("old", None, commit="earlier"))
+    results.append(result_of("new", None))
+    results.append(result_of("unknown", None, commit=None))
+    assert [task.sweep.name for task in pending(tasks, results, None)][:2] == ["old", "new"]
+    assert summarize(tasks, results, "this") == 0
+    assert "left: old (passed at earlier)" in capsys.readouterr().out
+    results.append(result_of("broken", None, FAILED, commit="earlier"))
+    assert [task.sweep.name for task in pending(tasks, results, "this")] == ["broken", "old", "unknown"]
+    assert summarize(tasks, results, "this") == 1
+    printed = capsys.readouterr().out
+    assert "1 of 4 have a result of this" in printed
+    assert "1 passed at earlier" in printed
+    assert "failed: broken, at earlier" in printed
+
+
+def test_sweep_during_which_files_change_has_no_result(tmp_path: Path) -> None:
+    task = Task(Sweep(write_tests(tmp_path, "def test_a(): pass\n"), seeded=False), None)
+    results = ResultsFile(tmp_path / "long.json")
+    trees = iter(["this", "other"])
+    LongRun(results, lambda: next(trees), time.monotonic(), None, 10.0).run([task], 0)
+    assert [pending([task], results, tree) for tree in ("this", "other")] == [[task], [task]]
+
+
+def test_sweep_that_only_skips_is_neither_good_nor_final(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "import pytest\nfrom tools.servers.starting import record_late_start\n"
+        "def test_a():\n record_late_start('ZooKeeper')\n pytest.skip('no such server')\n"
+    )
+    task = Task(Sweep(write_tests(tmp_path, text), seeded=False), None)
+    results = ResultsFile(tmp_path / "long.json")
+    LongRun(results, this_tree, time.monotonic(), None, 10.0).run([task], 0)
+    assert pending([task], results, "this") == [task]
+    assert summarize([task], results, "this") == 1
+    printed = capsys.readouterr().out
+    assert "no such server" in printed
+    assert "(every test was skipped)" in printed
+    [entry] = json.loads((tmp_path / "long.json").read_text())
+    assert [line in printed for line in entry["late_starts"]] == [True]
+
+
+def test_state_of_the_tree_names_the_commit_and_every_difference(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        return subprocess.run(
+            ["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert tree_state(tmp_path) is None
+    git("init", "--quiet")
+    (tmp_path / "kept").write_text("1")
+    git("add", "kept")
+    git("commit", "--quiet", "--message", "first")
+    clean = tree_state(tmp_path)
+    assert clean == git("rev-parse", "HEAD")
+    states = [clean]
+    for name, text in (("kept", "2"), ("kept", "3"), ("added", "1"), ("added", "2")):
+        (tmp_path / name).write_text(text)
+        states.append(tree_state(tmp_path))
+        assert tree_state(tmp_path) == states[-1]
+    assert len(set(states)) == 5
+    assert all(str(state).startswith(clean) for state in states)
+    (tmp_path / "added").unlink()
+    (tmp_path / "kept").write_text("1")
+    assert tree_state(tmp_path) == clean
 
 
 def test_sweeps_without_a_seed_run_once_for_any_range() -> None:
@@ -231,7 +379,7 @@ def test_results_file_keeps_what_is_forgotten_and_takes_one_writer(tmp_path: Pat
             results.append(result_of("sweep", seed))
         results.append(result_of("sweep", 1, FAILED))
         results.forget([("sweep", 2)])
-    assert not ResultsFile(path).has("sweep", 2)
+    assert not ResultsFile(path).has("sweep", 2, "this")
     assert ResultsFile(path).get("sweep", 1) == result_of("sweep", 1, FAILED)
     assert len(json.loads(path.with_suffix(".previous.json").read_text())) == 2
 
@@ -283,7 +431,10 @@ def test_stress_prints_the_failure_rate_of_each_test(
     ("text", "words"),
     [
         ("import os\ndef test_dies(): os._exit(7)\n", "pytest died, exit status 7"),
-        ("import pytest\ndef test_skips(): pytest.skip('part missing')\n", "never ran: test_sample.py"),
+        (
+            "import pytest\ndef test_skips(): pytest.skip('part missing')\n",
+            "ran less than 1 times: test_sample.py::test_skips (0)",
+        ),
     ],
     ids=["pytest dies", "nothing runs"],
 )
@@ -294,3 +445,12 @@ def test_stress_without_an_outcome_is_no_success(
     runs.run()
     assert runs.summarize() == 1
     assert words in capsys.readouterr().out
+
+
+def test_stress_with_a_repetition_that_skips_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    stressed = Stress([["a.py"]], times=2, pause_seconds_max=0.0, seed=1, run_minutes=5)
+    for outcome in (PASSED, SKIPPED):
+        tests = {"a.py::test_a": TestOutcome(outcome)}
+        stressed.count(["a.py"], Run(0, 1.0, timed_out=False, has_report=True, tests=tests), "a repetition")
+    assert stressed.summarize() == 1
+    assert "ran less than 2 times: a.py::test_a (1)" in capsys.readouterr().out

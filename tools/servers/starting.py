@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One more try for a server or process that did not answer in time, and a record of it.
+"""One more try for a server of another product that did not answer in time, and a record of it.
 
 A stalled machine can use up any time limit, so a start that timed out is tried again, once. A process that
-ended by itself has failed: it is never tried again. `PENSTOCK_LATE_STARTS` names the file that keeps one line
+ended by itself has failed: it is never tried again. Nor is a process of Penstock itself: its late start is
+what a test is there to find. `PENSTOCK_LATE_STARTS` names the file that keeps one line
 for each late start; a test run lists them as flaky.
 """
 

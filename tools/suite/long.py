@@ -8,9 +8,11 @@ the tests below `tests/fault` and `tests/fuzz`, the test files that read PENSTOC
 hypothesis, which then generate new examples. A sweep that draws random numbers runs once for each seed of the
 range, which it gets as PENSTOCK_SEED and `--hypothesis-seed`; any other sweep runs once.
 
-A sweep that has a result is not run again, so a run that was interrupted goes on where it was. A sweep that
-the time limit cuts off is begun again by the next run, after those that were never begun. The exit status is
-1 if any selected sweep has failed, in this run or in an earlier one, and 0 if only the time ran out.
+A sweep that has a result of the same files is not run again, so a run that was interrupted goes on where it
+was. Every other sweep is pending: its result is of another commit or of files that have changed since, all of
+its tests were skipped, or the time limit cut it off. Sweeps that failed run first, those that were cut off
+last. The exit status is 1 if any selected sweep failed or was skipped when it ran last, whatever the commit,
+and 0 if only the time ran out. `--fresh` runs the selected sweeps whatever results they have.
 """
 
 import argparse
@@ -19,23 +21,23 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tools.suite.listing import ROOT, files_with, list_tests
-from tools.suite.pytest_run import FAILED, Run, run_pytest
+from tools.suite.pytest_run import FAILED, SKIPPED, Run, left_running, run_pytest
 from tools.suite.results import (
     GOOD_OUTCOMES,
     UNFINISHED,
     ResultsFile,
     ResultsInUse,
     SweepResult,
-    commit,
     machine,
     only_writer,
+    tree_state,
 )
 
 RESULTS = ROOT / "build" / "long.json"
@@ -101,28 +103,42 @@ def plan(sweeps: Sequence[Sweep], seeds: Sequence[int]) -> list[Task]:
     return tasks
 
 
-def pending(tasks: Sequence[Task], results: ResultsFile) -> list[Task]:
-    """Return the tasks without a result; those that a time limit cut off last, the shortest of them first."""
+def pending(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> list[Task]:
+    """Return the tasks without a result for a state of the working tree.
 
-    def seconds_unfinished(task: Task) -> float:
+    Those that failed before come first, those that a time limit cut off last, the shortest of these first.
+    """
+
+    def order(task: Task) -> tuple[bool, float]:
         result = results.get(*task.key)
-        return result.seconds if result is not None else 0.0
+        is_bad = result is not None and result.outcome not in GOOD_OUTCOMES
+        cut_off = result is not None and result.outcome == UNFINISHED
+        return not is_bad, result.seconds if result is not None and cut_off else 0.0
 
-    return sorted((task for task in tasks if not results.has(*task.key)), key=seconds_unfinished)
+    return sorted((task for task in tasks if not results.has(*task.key, tree)), key=order)
 
 
 class LongRun:
     """One run over the pending tasks until they are done or the time is over."""
 
     def __init__(
-        self, results: ResultsFile, begun: float, minutes: float | None, sweep_minutes: float
+        self,
+        results: ResultsFile,
+        current_tree: Callable[[], str | None],
+        begun: float,
+        minutes: float | None,
+        sweep_minutes: float,
     ) -> None:
-        """`begun` is the moment, of the monotonic clock, from which the minutes count."""
+        """`current_tree` names the state of the files, `begun` is the time from which the minutes count.
+
+        A sweep during which files changed has no result: nothing tells which of them it ran.
+        """
         self._results = results
         self._sweep_seconds = 60 * sweep_minutes
         self._begun = begun
         self._end = None if minutes is None else begun + 60 * minutes
-        self._commit, self._machine = commit(), machine()
+        self._current_tree, self._tree = current_tree, current_tree()
+        self._machine = machine()
 
     def run(self, tasks: Sequence[Task], done: int) -> None:
         """Run tasks in order, of which `done` others have a result, and print the progress."""
@@ -140,6 +156,8 @@ class LongRun:
             )
             for failure in result.failures:
                 print(f"    {failure['test']}: {''.join(failure['lines'][-1:])}", flush=True)
+            for late_start in result.late_starts:
+                print(f"    flaky: {late_start}", flush=True)
 
     def _seconds_left(self) -> float:
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
@@ -159,45 +177,62 @@ class LongRun:
             outcome=UNFINISHED if cut_off else run.outcome,
             seconds=round(run.seconds, 1),
             when=datetime.now(UTC).isoformat(timespec="seconds"),
-            commit=self._commit,
+            commit=self._tree if self._current_tree() == self._tree else None,
             machine=self._machine,
             counts=dict(Counter(test.outcome for test in run.tests.values())),
             failures=[] if cut_off else failures_of(run, task),
+            late_starts=list(run.late_starts),
         )
 
 
 def failures_of(run: Run, task: Task) -> list[dict[str, Any]]:
-    """Return the failed tests with their last lines; the sweep with pytest's own where it left no report."""
+    """Return the failed tests with their last lines; the sweep with pytest's own where it left no report.
+
+    Where every test was skipped, return those with their reasons.
+    """
+    wanted = SKIPPED if run.outcome == SKIPPED else FAILED
     failed: list[dict[str, Any]] = [
         {"test": name, "lines": list(test.lines)}
         for name, test in run.tests.items()
-        if test.outcome == FAILED
+        if test.outcome == wanted
     ]
+    if run.leaks:
+        failed.append({"test": task.sweep.name, "lines": left_running(run)})
     if not failed and run.outcome not in GOOD_OUTCOMES:
         failed.append({"test": task.sweep.name, "lines": list(run.output)})
     return failed
 
 
-def summarize(tasks: Sequence[Task], results: ResultsFile) -> int:
-    """Print what all tasks have come to; return the exit status."""
-    ended = [results.get(*task.key) for task in tasks if results.has(*task.key)]
-    counts = Counter(result.outcome for result in ended if result is not None)
-    left = [task for task in tasks if not results.has(*task.key)]
-    print(
-        f"{len(ended)} of {len(tasks)} have a result: "
-        f"{', '.join(f'{count} {outcome}' for outcome, count in counts.most_common()) or 'none'}"
-    )
+def summarize(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> int:
+    """Print what all tasks have come to, and on which commits; return the exit status."""
+    left = [task for task in tasks if not results.has(*task.key, tree)]
+    print(f"{len(tasks) - len(left)} of {len(tasks)} have a result of {tree or 'these files'}")
+    last_results = [result for task in tasks if (result := results.get(*task.key)) is not None]
+    counts = Counter((result.commit, result.outcome) for result in last_results)
+    for (commit, outcome), count in counts.most_common():
+        print(f"{count} {outcome} at {commit}")
     for task in left[:LEFT_LINES_MAX]:
-        began = "cut off by the time limit" if results.get(*task.key) is not None else "not begun"
-        print(f"left: {task} ({began})")
+        print(f"left: {task} ({_why_left(results.get(*task.key))})")
     if len(left) > LEFT_LINES_MAX:
         print(f"left: {len(left) - LEFT_LINES_MAX} more")
-    bad = [result for result in ended if result is not None and result.outcome not in GOOD_OUTCOMES]
+    bad = [result for result in last_results if result.outcome not in GOOD_OUTCOMES]
     for result in bad:
         seed = "" if result.seed is None else f" seed {result.seed}"
         print(f"{result.outcome}: {result.sweep}{seed}, at {result.commit}, {result.when}")
+    if flaky := sum(len(result.late_starts) for result in last_results):
+        print(f"flaky: {flaky} servers were started a second time: see late_starts")
     print(f"results: {results.path}")
     return 1 if bad else 0
+
+
+def _why_left(result: SweepResult | None) -> str:
+    if result is None:
+        return "not begun"
+    if result.outcome == UNFINISHED:
+        return "cut off by the time limit"
+    if result.outcome == SKIPPED:
+        return "every test was skipped"
+    return f"{result.outcome} at {result.commit}"
 
 
 def format_seconds(seconds: float) -> str:
@@ -230,11 +265,12 @@ def main(words: list[str]) -> int:
         help=f"a sweep that takes longer has failed (default: {SWEEP_MINUTES_DEFAULT:g})",
     )
     parser.add_argument("--only", metavar="PATTERN", help="sweeps with this part, or glob, in their test id")
-    parser.add_argument("--fresh", action="store_true", help="run selected sweeps that have a result again")
+    parser.add_argument("--fresh", action="store_true", help="run selected sweeps again that have a result")
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"default: {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     begun = time.monotonic()
+    tree = tree_state()
     tasks = plan(list_sweeps(options.only), options.seeds)
     if not tasks:
         print(f"no sweep matches {options.only}", file=sys.stderr)
@@ -244,16 +280,16 @@ def main(words: list[str]) -> int:
             results = ResultsFile(options.results)
             if options.fresh:
                 results.forget(task.key for task in tasks)
-            todo = pending(tasks, results)
+            todo = pending(tasks, results, tree)
             done = len(tasks) - len(todo)
-            print(f"{len(tasks)} sweeps and seeds, {done} of them have a result", flush=True)
+            print(f"{len(tasks)} sweeps and seeds, {done} of them have a result of {tree}", flush=True)
             try:
-                LongRun(results, begun, options.minutes, options.sweep_minutes).run(todo, done)
+                LongRun(results, tree_state, begun, options.minutes, options.sweep_minutes).run(todo, done)
             except KeyboardInterrupt:
                 print("interrupted: run it again to go on")
-                summarize(tasks, results)
+                summarize(tasks, results, tree)
                 return 128 + signal.SIGINT
-            return summarize(tasks, results)
+            return summarize(tasks, results, tree)
     except ResultsInUse as problem:
         print(problem, file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.servers.starting import LATE_STARTS_VARIABLE
 from tools.suite.listing import ROOT
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -22,7 +23,7 @@ _STOP_SECONDS_MAX = 60.0
 
 @dataclass(frozen=True)
 class TestOutcome:
-    """How one test ended: passed, failed or skipped. `lines` are the last ones of a failure."""
+    """How one test ended: passed, failed or skipped; `lines` are the end of the failure, or the reason."""
 
     # Pytest collects no class that says so.
     __test__ = False
@@ -41,7 +42,11 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of pytest. Without a report it died or was killed, and `tests` is empty."""
+    """A run of pytest. Without a report it died or was killed, and `tests` is empty.
+
+    `late_starts` has a line for each server that answered only when it was started a second time, `leaks` the
+    processes that ran on after pytest had ended.
+    """
 
     status: int
     seconds: float
@@ -49,16 +54,18 @@ class Run:
     has_report: bool
     tests: dict[str, TestOutcome] = field(default_factory=dict)
     output: tuple[str, ...] = ()
+    late_starts: tuple[str, ...] = ()
+    leaks: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:
-        """passed, failed, skipped (nothing ran), died (no report), or timed out."""
+        """passed, failed (also for leaks), skipped (nothing ran), died (no report), or timed out."""
         if self.timed_out:
             return "timed out"
         if not self.has_report:
             return "died"
         outcomes = {test.outcome for test in self.tests.values()}
-        if FAILED in outcomes or self.status not in (0, 5):
+        if FAILED in outcomes or self.leaks or self.status not in (0, 5):
             return FAILED
         return PASSED if PASSED in outcomes else SKIPPED
 
@@ -71,12 +78,17 @@ def run_pytest(
     pauses: Pauses | None = None,
     lines_max: int = 40,
 ) -> Run:
-    """Run pytest in a fresh process tree, and end the tree after a time limit or on any exception."""
+    """Run pytest in a fresh process tree, and end the tree after a time limit or on any exception.
+
+    A tree that does not end when it is asked to is killed, and a report that is cut off counts as none.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-suite-") as folder:
-        report, output = Path(folder) / "report.xml", Path(folder) / "output"
+        report, output, late_starts, leaks = (
+            Path(folder) / name for name in ("report.xml", "output", "late-starts", "leaks")
+        )
         pytest_words = ["-q", "--tb=short", "-p", "no:cacheprovider"]
         report_words = ["-o", "junit_family=xunit1", f"--junit-xml={report}"]
-        tree_words = ["--output", str(output)]
+        tree_words = ["--output", str(output), "--leaks", str(leaks)]
         if pauses is not None:
             tree_words += ["--pause-seconds", str(pauses.seconds_max), "--seed", pauses.seed]
         argv = [
@@ -86,9 +98,8 @@ def run_pytest(
         ]
         begun = time.monotonic()
         # In a session of its own: Ctrl-C reaches this process alone, which ends the tree.
-        process = subprocess.Popen(
-            argv, cwd=ROOT, env=os.environ | (environment or {}), start_new_session=True
-        )
+        variables = os.environ | (environment or {}) | {LATE_STARTS_VARIABLE: str(late_starts)}
+        process = subprocess.Popen(argv, cwd=ROOT, env=variables, start_new_session=True)
         timed_out = False
         try:
             process.wait(seconds_max)
@@ -96,24 +107,53 @@ def run_pytest(
             timed_out = True
         finally:
             if process.poll() is None:
-                process.terminate()
-                process.wait(_STOP_SECONDS_MAX)
+                _end(process)
         seconds = time.monotonic() - begun
-        has_report = report.exists() and not timed_out
-        tests = read_report(report, lines_max) if has_report else {}
-        printed = output.read_text(errors="replace") if output.exists() else ""
-        last_lines = tuple(printed.splitlines()[-lines_max:])
-        return Run(process.returncode, seconds, timed_out, has_report, tests, last_lines)
+        tests = None if timed_out else read_report(report, lines_max)
+        return Run(
+            process.returncode,
+            seconds,
+            timed_out,
+            tests is not None,
+            tests or {},
+            _lines(output)[-lines_max:],
+            _lines(late_starts),
+            _lines(leaks),
+        )
 
 
-def read_report(report: Path, lines_max: int) -> dict[str, TestOutcome]:
-    """Return the outcome of each test of a JUnit report by its id.
+def left_running(run: Run) -> list[str]:
+    """Return a line for each process that a run left behind."""
+    return [f"left running at the end, killed now: {leak}" for leak in run.leaks]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the runner of a tree, which ends the tree; kill it where that takes too long."""
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    return tuple(path.read_text(errors="replace").splitlines()) if path.exists() else ()
+
+
+def read_report(report: Path, lines_max: int) -> dict[str, TestOutcome] | None:
+    """Return the outcome of each test of a JUnit report by its id; None without a whole report.
 
     A test whose teardown fails has two entries: the worse one counts. A file that cannot be imported is an
     entry of its own.
     """
     tests: dict[str, TestOutcome] = {}
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
+    try:
+        root = ElementTree.parse(report).getroot()
+    except (FileNotFoundError, ElementTree.ParseError):
+        # Pytest writes its report last: it died before or meanwhile.
+        return None
+    for case in root.iter("testcase"):
         test = _test_id(case)
         outcome = _outcome(case, lines_max)
         earlier = tests.get(test)
@@ -137,4 +177,7 @@ def _outcome(case: ElementTree.Element, lines_max: int) -> TestOutcome:
         if failure is not None:
             text = failure.text or failure.get("message") or ""
             return TestOutcome(FAILED, tuple(text.splitlines()[-lines_max:]))
-    return TestOutcome(SKIPPED if case.find("skipped") is not None else PASSED)
+    skipped = case.find("skipped")
+    if skipped is not None:
+        return TestOutcome(SKIPPED, tuple(skipped.get("message", "").splitlines()[-lines_max:]))
+    return TestOutcome(PASSED)

@@ -3,6 +3,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -16,7 +17,9 @@ from tools.suite.listing import ROOT
 
 # A sweep that the time limit cut off. It has no result yet, and is begun again.
 UNFINISHED = "unfinished"
-GOOD_OUTCOMES = ("passed", "skipped", UNFINISHED)
+# Nothing ran, for instance where the machine lacks a part: neither good, nor the result of the sweep.
+SKIPPED = "skipped"
+GOOD_OUTCOMES = ("passed", UNFINISHED)
 
 
 class ResultsInUse(RuntimeError):
@@ -27,7 +30,8 @@ class ResultsInUse(RuntimeError):
 class SweepResult:
     """How one sweep ended with one seed; `seed` is None for a sweep that draws nothing from it.
 
-    `when` is the end, in UTC. `failures` holds the id and the last lines of each failed test.
+    `when` is the end, in UTC. `failures` holds the id and the last lines of each failed test, and why each one was
+    skipped where nothing ran. `late_starts` are the servers that had to be started a second time.
     """
 
     sweep: str
@@ -39,6 +43,7 @@ class SweepResult:
     machine: dict[str, Any]
     counts: dict[str, int] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    late_starts: list[str] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, int | None]:
@@ -60,10 +65,12 @@ class ResultsFile:
         """Return the result of a sweep and seed, an unfinished one included."""
         return self._results.get((sweep, seed))
 
-    def has(self, sweep: str, seed: int | None) -> bool:
-        """Tell whether a sweep ended with a seed."""
+    def has(self, sweep: str, seed: int | None, tree: str | None) -> bool:
+        """Tell whether a sweep ended with a seed on a state of the working tree, as `tree_state` names it."""
         result = self.get(sweep, seed)
-        return result is not None and result.outcome != UNFINISHED
+        if result is None or tree is None or result.commit != tree:
+            return False
+        return result.outcome not in (UNFINISHED, SKIPPED)
 
     def append(self, result: SweepResult) -> None:
         """Write a result behind the others; an earlier one of the same sweep and seed is replaced."""
@@ -113,14 +120,26 @@ def machine() -> dict[str, Any]:
     }
 
 
-def commit() -> str | None:
-    """Return the commit of the working tree, with `+` where files differ from it; None outside of git."""
+def tree_state(root: Path = ROOT) -> str | None:
+    """Name the state of the working tree; None outside of git.
+
+    That is its commit, and where files differ from it `+` with a digest of all that differs. Two states with
+    the same name have the same files.
+    """
+
+    def git(*words: str) -> bytes:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, check=True).stdout
+
     try:
-        head = _git("rev-parse", "HEAD").strip()
-        return f"{head}+" if _git("status", "--porcelain") else head
+        head = git("rev-parse", "HEAD").decode().strip()
+        changes = hashlib.sha256(git("diff", "HEAD", "--binary"))
+        untracked = git("ls-files", "--others", "--exclude-standard", "-z")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, untracked.split(b"\0")):
+        path = root / os.fsdecode(name)
+        # A link counts by where it leads.
+        content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        changes.update(name + b"\0" + hashlib.sha256(content).digest())
+    clean = changes.digest() == hashlib.sha256().digest()
+    return head if clean else f"{head}+{changes.hexdigest()[:12]}"

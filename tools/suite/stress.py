@@ -6,7 +6,8 @@
 Each repetition is a fresh pytest with everything that it starts, stopped by SIGSTOP for 0.1 s up to MAX at
 random moments. TEST is a file or a test id; without one, every test marked `timing` is repeated, a file at a
 time. `--seed` makes the moments and lengths of the pauses the same again, and `--no-pauses --busy 0` finds
-the failure rate of an idle machine. The exit status is 1 if a test failed or never ran.
+the failure rate of an idle machine. The exit status is 1 if a test failed, did not run in every repetition
+or left a process running. A server that was started a second time is printed as flaky.
 
 Mark a test `timing` if the moment at which something happens can change its result:
 
@@ -29,7 +30,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tools.suite.listing import files_with, list_tests
-from tools.suite.pytest_run import FAILED, SKIPPED, Pauses, Run, TestOutcome, run_pytest
+from tools.suite.pytest_run import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Pauses,
+    Run,
+    TestOutcome,
+    left_running,
+    run_pytest,
+)
 
 TIMES_DEFAULT = 50
 PAUSE_SECONDS_DEFAULT = 12.0
@@ -82,16 +92,16 @@ class Stress:
                 self.count(target, run, f"repetition {repetition}")
                 ended = f"{run.outcome} in {run.seconds:.1f} s"
                 print(f"[{repetition} of {self.times}] {label_of(target)}: {ended}", flush=True)
+                for late_start in run.late_starts:
+                    print(f"    flaky: {late_start}", flush=True)
 
     def count(self, target: Sequence[str], run: Run, where: str) -> None:
         """Count the tests of a run. A run that fails without a failed test is a failure of its target."""
         for name, test in run.tests.items():
             self.tallies.setdefault(name, Tally()).count(test, where)
-        if FAILED not in {test.outcome for test in run.tests.values()} and run.outcome not in (
-            "passed",
-            SKIPPED,
-        ):
-            lines = (f"pytest {run.outcome}, exit status {run.status}", *run.output)
+        failed = FAILED in {test.outcome for test in run.tests.values()}
+        if run.leaks or (not failed and run.outcome not in (PASSED, SKIPPED)):
+            lines = (f"pytest {run.outcome}, exit status {run.status}", *left_running(run), *run.output)
             # Pytest dies with all the tests that it had; nothing tells which one is to blame.
             self.tallies.setdefault(label_of(target), Tally()).count(TestOutcome(FAILED, lines), where)
 
@@ -106,11 +116,13 @@ class Stress:
             if tally.failures:
                 print(f"\n{name} failed first in {tally.first_failure}:")
                 print("\n".join(f"    {line}" for line in tally.lines))
-        never_ran = [name for name, tally in self.tallies.items() if not tally.runs]
-        if never_ran or not self.tallies:
-            print(f"\nnever ran: {', '.join(never_ran) or 'any test'}")
+        too_seldom = [
+            f"{name} ({tally.runs})" for name, tally in self.tallies.items() if tally.runs < self.times
+        ]
+        if too_seldom or not self.tallies:
+            print(f"\nran less than {self.times} times: {', '.join(too_seldom) or 'every test'}")
         failed = any(tally.failures for tally in self.tallies.values())
-        return 1 if failed or never_ran or not self.tallies else 0
+        return 1 if failed or too_seldom or not self.tallies else 0
 
 
 def label_of(target: Sequence[str]) -> str:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one command, pause its whole process tree at random, and leave no process of it behind.
 
-    python -m tools.suite.tree --output FILE [--pause-seconds MAX --seed TEXT] COMMAND...
+    python -m tools.suite.tree --output FILE --leaks FILE [--pause-seconds MAX --seed TEXT] COMMAND...
 
-It exits with the command's status. On SIGTERM, which the kernel also sends when the runner dies, it kills the
-tree and exits with 143. Orphans of the tree become children of this process (prctl(2)
-PR_SET_CHILD_SUBREAPER), so a daemon in a session of its own is found, paused and ended as well. The command
-gets a temporary folder of its own as TMPDIR, which is removed at the end.
+It exits with the command's status, and writes the command lines of the processes that outlived it to the file
+of leaks. On SIGTERM, which the kernel also sends when the runner dies, it kills the tree and exits with 143.
+Orphans of the tree become children of this process (prctl(2) PR_SET_CHILD_SUBREAPER), so a daemon in its own
+session is found, paused and ended as well. The command gets a temporary folder of its own as TMPDIR, which is
+removed at the end.
 """
 
 import argparse
@@ -31,7 +32,8 @@ PAUSE_SECONDS_MIN = 0.1
 # Between pauses, so that short tests are hit and long ones make progress.
 GAP_SECONDS = (0.1, 10.0)
 # Processes that are already ending when their command ends, such as a JVM, may take this long.
-END_SECONDS_MAX = 5.0
+END_SECONDS_MAX = 20.0
+LEAK_LETTERS_MAX = 200
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
@@ -85,20 +87,21 @@ class CommandTree:
             for process in stopped:
                 send(process, signal.SIGCONT)
 
-    def end(self) -> list[str]:
-        """Kill every process; return the names of those that outlived the command by END_SECONDS_MAX."""
-        deadline = time.monotonic() + (END_SECONDS_MAX if self.status is not None else 0)
+    def end(self, seconds_max: float = 0.0) -> list[str]:
+        """Kill every process; return the command lines of those that ran on for `seconds_max`."""
+        deadline = time.monotonic() + seconds_max
         while self.processes() and (left := deadline - time.monotonic()) > 0:
             signal.sigtimedwait((signal.SIGCHLD,), min(left, 0.1))
-        names = []
+        lines = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                names.append(f"{process.name()} ({process.pid})")
+                words = " ".join(process.cmdline()) or process.name()
+                lines.append(" ".join(words.split())[:LEAK_LETTERS_MAX])
         while processes := self.processes():
             for process in processes:
                 send(process, signal.SIGKILL)
             signal.sigtimedwait((signal.SIGCHLD,), 0.1)
-        return names
+        return lines
 
     def processes(self) -> list[psutil.Process]:
         """Return every process of the tree, parents before their children."""
@@ -116,7 +119,9 @@ class CommandTree:
                     os.waitpid(child.pid, os.WNOHANG)
 
 
-def run(argv: list[str], output: Path, pause_seconds_max: float, seed: str) -> int:
+def run(
+    argv: list[str], output: Path, leaks: Path, end_seconds_max: float, pause_seconds_max: float, seed: str
+) -> int:
     """Run a command to its end, with random pauses unless the maximum is 0; return its exit status.
 
     Raises Terminated once the tree is gone, when SIGTERM or SIGINT arrived first.
@@ -135,9 +140,7 @@ def run(argv: list[str], output: Path, pause_seconds_max: float, seed: str) -> i
         except Terminated:
             tree.end()
             raise
-        left = tree.end()
-        if left:
-            print(f"left running by the command, killed now: {', '.join(left)}", file=sys.stderr)
+        leaks.write_text("".join(f"{name}\n" for name in tree.end(end_seconds_max)))
         status = tree.status
     assert status is not None
     return status
@@ -179,12 +182,26 @@ def main(words: list[str]) -> int:
     """Read the command line and run the command."""
     parser = argparse.ArgumentParser(prog="python -m tools.suite.tree", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="append the command's output to this file")
+    parser.add_argument("--leaks", type=Path, required=True, help="write what outlived the command here")
+    parser.add_argument(
+        "--end-seconds",
+        type=float,
+        default=END_SECONDS_MAX,
+        help=f"longest time that other processes may outlive the command (default: {END_SECONDS_MAX:g})",
+    )
     parser.add_argument("--pause-seconds", type=float, default=0.0, help="longest pause; 0: no pauses")
     parser.add_argument("--seed", default="", help="decides when the pauses are and how long they last")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(words)
     try:
-        status = run(options.command, options.output, options.pause_seconds, options.seed)
+        status = run(
+            options.command,
+            options.output,
+            options.leaks,
+            options.end_seconds,
+            options.pause_seconds,
+            options.seed,
+        )
     except Terminated:
         return 128 + signal.SIGTERM
     # A command that died by a signal has a negative status.
