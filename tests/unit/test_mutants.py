@@ -3,6 +3,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.mutants import __main__ as mutants_main
 from tools.mutants import coverage_map, kernel_mutants, python_mutants, results
 from tools.mutants.coverage_map import CoverageMap, CoveringTest
 from tools.mutants.mutant import Mutant, edit, line_at, numbered, sample_order
@@ -125,7 +127,6 @@ def test_mutant_survives_tests_that_check_nothing(tree: Path) -> None:
     assert verdict.outcome == "survived"
 
 
-@pytest.mark.deep(guard="tests/unit/test_mutants.py::test_mutant_is_killed_by_the_test_that_fails")
 def test_mutant_of_an_uncovered_line_survives(tree: Path) -> None:
     verdict = python_mutants.judge(mutant_of(CODE, " > ", " < "), CoverageMap(), tree)
     assert verdict == Verdict("survived", detail="no test runs this line")
@@ -140,7 +141,6 @@ def test_mutant_of_a_line_that_runs_at_import_is_judged_by_all_tests_of_its_file
     assert verdict.outcome == "killed"
 
 
-@pytest.mark.deep(guard="tests/unit/test_mutants.py::test_mutant_is_killed_by_the_test_that_fails")
 def test_failure_without_the_mutation_is_no_kill(tree: Path) -> None:
     verdict = python_mutants.judge(mutant_of(CODE, " > ", " >= "), coverage_by("test_defect"), tree)
     assert verdict.outcome == "undecided"
@@ -148,13 +148,93 @@ def test_failure_without_the_mutation_is_no_kill(tree: Path) -> None:
 
 @pytest.mark.deep(guard="tests/unit/test_mutants.py::test_mutant_is_killed_by_the_test_that_fails")
 def test_mutant_that_hangs_is_killed_by_the_time_limit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_mutants, "SECONDS_MAX", 1.0)
+    # The same tests have to end in this time without the mutation.
+    monkeypatch.setattr(python_mutants, "SECONDS_MAX", 10.0)
     hang = mutant_of(CODE, "return a", "while True: a")
     verdict = python_mutants.judge(hang, coverage_by("test_nothing"), tree)
     assert (verdict.outcome, verdict.timeout, verdict.test) == ("killed", True, "")
 
 
+def test_tests_that_take_too_long_without_the_mutation_leave_it_undecided(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "tests/test_numbers.py").write_text("import time\ndef test_slow(): time.sleep(3600)\n")
+    monkeypatch.setattr(python_mutants, "SECONDS_MAX", 0.5)
+    verdict = python_mutants.judge(mutant_of(CODE, " > ", " < "), coverage_by("test_slow"), tree)
+    assert (verdict.outcome, verdict.timeout) == ("undecided", False)
+
+
+@pytest.mark.deep(guard="tests/unit/test_mutants.py::test_failure_without_the_mutation_is_no_kill")
+@pytest.mark.parametrize(
+    ("ending", "outcome"),
+    [("os._exit(5)", "undecided"), ("os.kill(os.getpid(), 11)", "killed")],
+    ids=["exit status", "signal"],
+)
+def test_only_a_signal_is_a_kill_without_a_failed_test(tree: Path, ending: str, outcome: str) -> None:
+    text = f"import os\nfrom penstock.numbers import larger\ndef test_a(): larger(1, 2) == 1 and {ending}\n"
+    (tree / "tests/test_numbers.py").write_text(text)
+    verdict = python_mutants.judge(mutant_of(CODE, " > ", " < "), coverage_by("test_a"), tree)
+    assert (verdict.outcome, verdict.test) == (outcome, "")
+
+
 @pytest.mark.deep(guard="tests/unit/test_mutants.py::test_mutant_is_killed_by_the_test_that_fails")
+def test_module_that_cannot_be_imported_is_killed_by_its_test_file(tree: Path) -> None:
+    coverage = coverage_by("test_larger_number_is_returned")
+    verdict = python_mutants.judge(mutant_of(CODE, "def larger", "def smaller"), coverage, tree)
+    assert (verdict.outcome, verdict.test) == ("killed", "tests/test_numbers.py")
+
+
+@pytest.mark.deep(keep=("always",))
+@pytest.mark.parametrize(
+    ("hangs", "outcome", "seconds"),
+    [('grep -q "a < b" numbers.rs', "killed", 10.0), ("true", "undecided", 0.2)],
+    ids=["mutant", "always"],
+)
+def test_kernel_mutant_whose_tests_hang_is_killed_only_where_they_end_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str, outcome: str, seconds: float
+) -> None:
+    text = "a > b\n"
+    (tmp_path / "numbers.rs").write_text(text)
+    cargo = tmp_path / "bin/cargo"
+    cargo.parent.mkdir()
+    cargo.write_text(
+        f'#!/bin/sh\ncase "$*" in *--no-run*) exit 0;; esac\nif {hangs}; then exec sleep 3600; fi\n'
+    )
+    cargo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{cargo.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(kernel_mutants, "RUST_TEST_SECONDS_MAX", seconds)
+    verdict = kernel_mutants.judge(mutant_of(text, ">", "<", "numbers.rs"), tmp_path)
+    assert (verdict.outcome, verdict.timeout) == (outcome, outcome == "killed")
+
+
+def test_recorded_tier_is_that_of_the_selection(tree: Path) -> None:
+    (tree / "tests/conftest.py").write_text(
+        "def pytest_collection_modifyitems(items):\n"
+        "    for item in items: item.user_properties.append(('tier', 'deep'))\n"
+    )
+    _, records = run_pytest(["tests/test_numbers.py::test_nothing"], 60, tree)
+    assert [record["tier"] for record in records] == ["deep"]
+
+
+def test_record_of_coverage_is_outdated_when_a_module_that_tests_share_changes(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coverage_map, "TREE", tree)
+    (tree / "tests/conftest.py").write_text("1")
+    (tree / "tests/numbers_made.py").write_text("1")
+    (tree / "tests/test_other.py").write_text("1")
+    fingerprints = coverage_map._fingerprints(["tests/test_numbers.py", *coverage_map._shared_files()])
+    assert coverage_map.is_current(fingerprints)
+    (tree / "tests/test_other.py").write_text("2")
+    assert coverage_map.is_current(fingerprints)
+    for name in ("conftest.py", "numbers_made.py", "test_numbers.py"):
+        (tree / "tests" / name).write_text("2")
+        assert not coverage_map.is_current(fingerprints)
+        fingerprints |= coverage_map._fingerprints([f"tests/{name}"])
+    (tree / "tests/added.py").touch()
+    assert not coverage_map.is_current(fingerprints)
+
+
 def test_tests_that_import_another_copy_are_refused(tree: Path) -> None:
     shutil.rmtree(tree / "src")
     (tree / "tests/test_numbers.py").write_text("def test_nothing():\n    pass\n")
@@ -261,24 +341,68 @@ def test_runs_of_both_languages_keep_their_verdicts_in_one_file(tmp_path: Path) 
     assert sorted(kept["outcome"] for kept in Results(path)) == ["killed", "survived"]
 
 
-def test_report_gives_the_score_and_names_survivors(tmp_path: Path) -> None:
+def test_verdict_without_its_line_or_its_test_is_outdated(tree: Path) -> None:
+    mutant = mutant_of(CODE, " > ", " < ")
+    kept = {
+        "path": mutant.path,
+        "line_text": mutant.line_text,
+        "test": "tests/test_numbers.py::test_nothing[1]",
+    }
+    rust = tree / "native/kernel/src/gtid.rs"
+    rust.parent.mkdir(parents=True)
+    rust.write_text("fn set_is_parsed() {}\n")
+    gone = [
+        "tests/test_numbers.py::test_noth",
+        "tests/gone.py::test_nothing",
+        "cargo test: gtid::tests::set_is",
+    ]
+    there = ["tests/test_numbers.py", "cargo test: gtid::tests::set_is_parsed", "", kept["test"]]
+    assert [test for test in [*gone, *there] if not results.is_outdated(kept | {"test": test}, tree)] == there
+    (tree / mutant.path).write_text(CODE.replace("a > b", "a >= b"))
+    assert results.is_outdated(kept, tree)
+
+
+def test_outdated_kill_is_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+    monkeypatch.setattr(mutants_main, "TREE", tree)
+    verdicts = Results(tmp_path / "results.json")
+    mutant = mutant_of(CODE, " > ", " < ")
+    judged: list[Mutant] = []
+
+    def judge(mutant: Mutant) -> Verdict:
+        judged.append(mutant)
+        return Verdict("killed", "everyday", "tests/test_numbers.py::test_nothing")
+
+    verdicts.add(mutant, Verdict("killed", "everyday", "tests/test_numbers.py::test_gone"), "", 1.0)
+    for _ in range(2):
+        mutants_main._judge([mutant], 1, judge, False, verdicts)
+        assert judged == [mutant]
+
+
+def test_report_gives_the_score_and_names_survivors(tmp_path: Path, tree: Path) -> None:
     verdicts = Results(tmp_path / "results.json")
     survivor = mutant_of(CODE, ">", ">=")
     for mutant, verdict in (
         (survivor, Verdict("survived", detail="3 of 3 tests that run the line passed")),
-        (mutant_of(CODE, ">", "<"), Verdict("killed", "everyday", "test_a")),
-        (mutant_of(CODE, "else b", "else a"), Verdict("killed", "deep", "test_b")),
+        (mutant_of(CODE, ">", "<"), Verdict("killed", "everyday", "tests/test_numbers.py::test_nothing")),
+        (
+            mutant_of(CODE, "else b", "else a"),
+            Verdict("killed", "deep", "tests/test_numbers.py::test_defect"),
+        ),
         (mutant_of(CODE, "return a", "return b"), Verdict("killed", "everyday", timeout=True)),
         (mutant_of(CODE, "(a, b)", "(b, a)"), Verdict("unbuildable")),
+        (mutant_of(CODE, "def larger", "def least"), Verdict("undecided", detail="pytest ended with 3")),
+        (mutant_of("return c > d\n", ">", "<"), Verdict("survived", detail="a line that is gone")),
     ):
         verdicts.add(mutant, verdict, mutant.diff(CODE), 1.0)
-    lines = report(verdicts, [])
+    lines = report(verdicts, [], tree)
     [total] = [line for line in lines if line.startswith("all ")]
     assert total.split() == ["all", "4", "3", "2", "1", "75%"]
     [named] = [line for line in lines if line.startswith("survived:")]
     assert "src/penstock/numbers.py:2: not judged" in named
+    assert "undecided: src/penstock/numbers.py:1: pytest ended with 3" in lines
+    assert "1 verdicts do not count: their line or their test is gone" in lines
     entry = Harmless(survivor.path, survivor.line_text, survivor.change, "both numbers are equal")
-    [named] = [line for line in report(verdicts, [entry]) if line.startswith("survived:")]
+    [named] = [line for line in report(verdicts, [entry], tree) if line.startswith("survived:")]
     assert named.endswith("harmless: both numbers are equal")
 
 

@@ -32,7 +32,7 @@ from tools.mutants.places import (
     WORK,
     sources,
 )
-from tools.mutants.results import COUNTED, Results, Verdict, judgements, report
+from tools.mutants.results import COUNTED, Results, Verdict, is_outdated, judgements, report
 from tools.mutants.tree import compile_python, restore, synchronize
 
 _REQUIREMENTS = ROOT / "tools/mutants/requirements.txt"
@@ -117,11 +117,11 @@ def _judge(
     for mutant in mutants:
         if counted == count:
             return
+        tree = KERNEL_TREE if mutant.language == "kernel" else TREE
         result = results.get(mutant.key)
-        outdated = result is not None and again and result["outcome"] in ("survived", "undecided")
-        if result is None or outdated:
+        repeat = result is not None and again and result["outcome"] in ("survived", "undecided")
+        if result is None or repeat or is_outdated(result, tree):
             began = time.monotonic()
-            tree = KERNEL_TREE if mutant.language == "kernel" else TREE
             diff = mutant.diff((tree / mutant.path).read_text())
             verdict = judge(mutant)
             result = results.add(mutant, verdict, diff, time.monotonic() - began)

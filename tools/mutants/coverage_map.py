@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run which lines, recorded once per test file and kept while neither it nor the code changes.
+"""Which tests run which lines, recorded once per test file.
 
-Lines that run outside of a test, such as definitions at import, belong to no test. Lines that run in another
-process belong to the test that started it, where that process ends in order.
+A record is kept until the test file, the code that it runs or a module that tests share changes. Lines that
+run outside of a test, such as definitions at import, belong to no test. Lines that run in another process
+belong to the test that started it, where that process ends in order.
 """
 
 import ast
@@ -11,7 +12,7 @@ import functools
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,13 +65,18 @@ def load(test_files: Iterable[str]) -> CoverageMap:
     for test_file in test_files:
         recorded = FOLDER / (test_file.replace("/", "-") + ".json")
         content = json.loads(recorded.read_text()) if recorded.exists() else None
-        if content is None or content["sources"] != _fingerprints(content["sources"]):
+        if content is None or not is_current(content["sources"]):
             content = _record(test_file)
             temporary = recorded.with_suffix(".part")
             temporary.write_text(json.dumps(content))
             temporary.replace(recorded)
         _add(coverage, content)
     return coverage
+
+
+def is_current(fingerprints: Mapping[str, str]) -> bool:
+    """Tell whether no file has changed since a record was made; `fingerprints` is what it kept of them."""
+    return fingerprints == _fingerprints([*fingerprints, *_shared_files()])
 
 
 def _record(test_file: str) -> dict[str, Any]:
@@ -106,7 +112,12 @@ def _record(test_file: str) -> dict[str, Any]:
     if outcome.status is None or failed or not tests:
         ending = outcome.output.strip().rpartition("\n")[2]
         print(f"  {test_file}: {', '.join(failed) or 'no test ended'} failed without a mutation: {ending}")
-    return {"sources": _fingerprints([test_file, *lines]), "tests": passed, "lines": lines}
+    return {"sources": _fingerprints([test_file, *_shared_files(), *lines]), "tests": passed, "lines": lines}
+
+
+def _shared_files() -> list[str]:
+    """Return the files below `tests` that any test may run: all that are no test files."""
+    return [path for path in sources(("tests/**/*.py",), TREE) if not Path(path).name.startswith("test_")]
 
 
 def _measured(folder: Path) -> Iterator[tuple[str, int, str]]:

@@ -94,11 +94,16 @@ def judge(mutant: Mutant, tree: Path = KERNEL_TREE) -> Verdict:
         if build.status != 0:
             return Verdict("unbuildable", detail=_first_error(build.output))
         tests = run(list(_TEST), RUST_TEST_SECONDS_MAX, tree)
-        if tests.status is None:
-            detail = f"cargo test: timeout after {RUST_TEST_SECONDS_MAX:.0f} s"
-            return Verdict("killed", "everyday", detail=detail, timeout=True)
-        if tests.status != 0:
-            return Verdict("killed", "everyday", test=f"cargo test: {_failed_test(tests.output)}")
+    if tests.status is None:
+        return _judge_timeout("cargo test", RUST_TEST_SECONDS_MAX, _cargo_test_passes(tree))
+    if tests.status != 0:
+        failed = _failed_test(tests.output)
+        if failed is None and not _cargo_test_passes(tree):
+            return Verdict(
+                "undecided", detail=f"cargo test ended with {tests.status}: {_last_line(tests.output)}"
+            )
+        detail = "" if failed else _last_line(tests.output)
+        return Verdict("killed", "everyday", test=f"cargo test: {failed}" if failed else "", detail=detail)
     # Measured without a mutation, when the first mutant gets here.
     seconds = decoding_seconds_max(tree)
     with replaced(tree / mutant.path, mutant.apply(text).encode()):
@@ -112,16 +117,31 @@ def _judge_decoding(seconds: float, tree: Path) -> Verdict:
     """Run the tests of decoding on the bridge that was built last, and on the true one where a test fails."""
     with _bridge_in_place(tree):
         status, failed = _run_decoding(seconds, tree)
-    if status is None:
-        detail = f"tests of decoding: timeout after {seconds:.0f} s"
-        return Verdict("killed", "everyday", detail=detail, timeout=True)
     if status == 0:
         return Verdict("survived", detail="cargo test and the tests of decoding pass")
+    if status is None:
+        passes = _run_decoding(seconds, tree)[0] == 0
+        return _judge_timeout("tests of decoding", seconds, passes)
     if failed is None:
-        return Verdict("undecided", detail=f"pytest ended with {status}, and no test failed")
+        if status >= 0 or _run_decoding(seconds, tree)[0] != 0:
+            return Verdict("undecided", detail=f"pytest ended with {status}, and no test failed")
+        return Verdict("killed", "everyday", detail=f"the tests of decoding died by signal {-status}")
     if _run_tests([failed["test"]], seconds, tree)[0] != 0:
         return Verdict("undecided", detail=f"{failed['test']} fails without the mutation as well")
     return Verdict("killed", failed["tier"], test=failed["test"])
+
+
+def _judge_timeout(tests: str, seconds: float, passes: bool) -> Verdict:
+    """Judge a mutant whose tests do not end in time; `passes` tells whether they do without the mutation."""
+    if not passes:
+        return Verdict("undecided", detail=f"{tests}: no end in {seconds:.0f} s without the mutation as well")
+    return Verdict("killed", "everyday", detail=f"{tests}: timeout after {seconds:.0f} s", timeout=True)
+
+
+def _cargo_test_passes(tree: Path) -> bool:
+    """Tell whether `cargo test` passes without a mutation, in the time that a mutant is given."""
+    build = run([*_TEST, "--no-run"], BUILD_SECONDS_MAX, tree)
+    return build.status == 0 and run(list(_TEST), RUST_TEST_SECONDS_MAX, tree).status == 0
 
 
 def _bridge_in_place(tree: Path) -> contextlib.AbstractContextManager[None]:
@@ -164,11 +184,16 @@ def _offset(text: str, place: dict[str, int]) -> int:
     return starts[place["line"] - 1] + place["column"] - 1
 
 
-def _failed_test(output: str) -> str:
+def _failed_test(output: str) -> str | None:
+    """Return the test that `cargo test` says has failed; None where it names none, as after an abort."""
     named = re.search(r"^---- (\S+)(?: \(.*\))? stdout ----|^test (\S+) .*FAILED", output, re.MULTILINE)
-    return (named[1] or named[2]) if named else output.strip().rpartition("\n")[2]
+    return (named[1] or named[2]) if named else None
+
+
+def _last_line(output: str) -> str:
+    return output.strip().rpartition("\n")[2]
 
 
 def _first_error(output: str) -> str:
     error = re.search(r"^error.*", output, re.MULTILINE)
-    return error[0] if error else output.strip().rpartition("\n")[2]
+    return error[0] if error else _last_line(output)

@@ -96,7 +96,11 @@ def mutant_of(candidate: Candidate, tree: Path = TREE) -> Mutant | None:
 
 
 def judge(mutant: Mutant, coverage: CoverageMap, tree: Path = TREE) -> Verdict:
-    """Run the tests that cover a mutant, everyday ones first, until one fails."""
+    """Run the tests that cover a mutant, everyday ones first, until one fails.
+
+    A mutant is killed by a test that fails, by tests that die of a signal, or by tests that do not end in
+    time: each only where the same tests pass without the mutation, in the same time.
+    """
     began = time.monotonic()
     text = (tree / mutant.path).read_text()
     if _runs_at_import(text, mutant.line):
@@ -112,17 +116,22 @@ def judge(mutant: Mutant, coverage: CoverageMap, tree: Path = TREE) -> Verdict:
             seconds = SECONDS_MAX - (time.monotonic() - began)
             if names and seconds > 0:
                 status, failed = _run_tests(names, seconds, tree)
-                if status is None:
-                    return Verdict("killed", tier, detail=f"timeout after {SECONDS_MAX:.0f} s", timeout=True)
                 if status != 0:
                     break
         else:
             detail = f"{len(chosen)} of {len(tests)} tests that run the line passed"
             return Verdict("survived", detail=detail)
-    killer = failed or names[0]
-    if _run_tests([killer if "::" in killer else names[0]], SECONDS_MAX, tree)[0] != 0:
-        return Verdict("undecided", detail=f"{killer} fails without the mutation as well")
-    return Verdict("killed", tier, test=killer)
+    if failed is None and status is not None and status >= 0:
+        return Verdict("undecided", detail=f"pytest ended with {status}, and no test failed")
+    # A test file that cannot be imported is named without a test.
+    killers = [name for name in names if failed is None or name.startswith(failed)]
+    limit = seconds if status is None else SECONDS_MAX
+    if _run_tests(killers or names, limit, tree)[0] != 0:
+        return Verdict("undecided", detail=f"{failed or names[0]} fails without the mutation as well")
+    if status is None:
+        return Verdict("killed", tier, detail=f"timeout after {limit:.0f} s", timeout=True)
+    detail = "" if failed else f"the tests died by signal {-status}"
+    return Verdict("killed", tier, test=failed or "", detail=detail)
 
 
 def _candidates_of(area: str, path: str, text: str) -> Iterator[Candidate]:

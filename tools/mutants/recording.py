@@ -42,7 +42,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         fixtures = getattr(item, "fixturenames", ())
         _write(
             test=item.nodeid,
-            tier=_tier(item),
+            # The selection of tests has noted it (tests/conftest.py).
+            tier=dict(item.user_properties).get("tier", "everyday"),
             outcome=report.outcome,
             seconds=round(report.duration, 3),
             server=any(name.startswith(_SERVER_FIXTURES) for name in fixtures),
@@ -53,13 +54,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed:
         _write(test=report.nodeid, tier="everyday", outcome="failed", seconds=0.0, server=False)
-
-
-def _tier(item: pytest.Item) -> str:
-    for tier in ("long", "deep"):
-        if item.get_closest_marker(tier) is not None:
-            return tier
-    return "everyday"
 
 
 def _name_coverage(test: str) -> None:

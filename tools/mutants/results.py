@@ -2,6 +2,7 @@
 """The verdicts on mutants, kept as they are reached, and what they say about the tests."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ RESULTS = WORK / "results.json"
 HARMLESS = Path(__file__).with_name("harmless.toml")
 # Verdicts that say something about the tests; the others are replaced by the next mutant of the sample.
 COUNTED = ("killed", "survived")
-_NAMING = ("language", "area", "path", "line", "line_text", "change")
+_CARGO_TEST = "cargo test: "
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,28 @@ def judgements(path: Path = HARMLESS) -> list[Harmless]:
     return [Harmless(**entry) for entry in tomllib.loads(path.read_text()).get("harmless", [])]
 
 
+def is_outdated(result: dict[str, Any], root: Path = ROOT) -> bool:
+    """Tell whether a verdict is on a line that is no longer in its file, or by a test that is gone."""
+    return not _holds_line(root / result["path"], result["line_text"]) or not has_test(result["test"], root)
+
+
+def has_test(test: str, root: Path = ROOT) -> bool:
+    """Tell whether a test exists that a verdict names; "" names none and always does.
+
+    Tests are found by the name of their function, whatever its parameters.
+    """
+    if not test:
+        return True
+    if test.startswith(_CARGO_TEST):
+        function = rf"\bfn {re.escape(test.removeprefix(_CARGO_TEST).rpartition('::')[2])}\b"
+        return any(re.search(function, path.read_text()) for path in root.glob("native/kernel/**/*.rs"))
+    file, _, inside = test.partition("::")
+    if not (root / file).is_file():
+        return False
+    function = rf"\bdef {re.escape(inside.partition('[')[0].rpartition('::')[2])}\b"
+    return not inside or re.search(function, (root / file).read_text()) is not None
+
+
 def stale(entries: Iterable[Harmless], root: Path = ROOT) -> list[str]:
     """Name the judgements whose line is no longer in its file: the code has changed, so judge it again."""
     return [
@@ -92,9 +115,14 @@ def stale(entries: Iterable[Harmless], root: Path = ROOT) -> list[str]:
     ]
 
 
-def report(results: Iterable[dict[str, Any]], entries: list[Harmless]) -> list[str]:
-    """Return the score of each area, which tier killed, and the survivors, line by line."""
-    counted = [result for result in results if result["outcome"] in COUNTED]
+def report(results: Iterable[dict[str, Any]], entries: list[Harmless], root: Path = ROOT) -> list[str]:
+    """Return the score of each area, which tier killed, the survivors, and what is undecided, line by line.
+
+    Outdated verdicts do not count.
+    """
+    every = list(results)
+    present = [result for result in every if not is_outdated(result, root)]
+    counted = [result for result in present if result["outcome"] in COUNTED]
     lines = [f"{'area':<16}{'mutants':>8}{'killed':>8}{'everyday':>10}{'timeout':>9}{'score':>8}"]
     for language in ("kernel", "python"):
         chosen = [result for result in counted if result["language"] == language]
@@ -112,7 +140,13 @@ def report(results: Iterable[dict[str, Any]], entries: list[Harmless]) -> list[s
             )
             lines += ["", f"survived: {result['path']}:{result['line']}: {verdict}", f"  {result['detail']}"]
             lines += [f"  {line}" for line in result["diff"].splitlines()[2:]]
-    lines += [f"\nstale in {HARMLESS.name}: {name}" for name in stale(entries)]
+    for result in sorted(present, key=lambda result: (result["path"], result["line"])):
+        if result["outcome"] == "undecided":
+            change = f"{result['line_text']} => {result['change']}"
+            lines += ["", f"undecided: {result['path']}:{result['line']}: {result['detail']}", f"  {change}"]
+    if len(present) < len(every):
+        lines += ["", f"{len(every) - len(present)} verdicts do not count: their line or their test is gone"]
+    lines += [f"\nstale in {HARMLESS.name}: {name}" for name in stale(entries, root)]
     return lines
 
 

@@ -30,8 +30,8 @@ class ResultsInUse(RuntimeError):
 class SweepResult:
     """How one sweep ended with one seed; `seed` is None for a sweep that draws nothing from it.
 
-    `when` is the end, in UTC. `failures` holds the id and the last lines of each failed test, and why each one was
-    skipped where nothing ran. `late_starts` are the servers that had to be started a second time.
+    `when` is the end, in UTC. `failures` holds the id and the last lines of each failed test, and of each
+    skipped one where nothing ran. `late_starts` are the servers that had to be started a second time.
     """
 
     sweep: str
