@@ -58,8 +58,8 @@ fn set_of(py: Python<'_>, text: Option<&str>) -> PyResult<Option<GtidSet>> {
 #[pymethods]
 impl Decoder {
     /// `offset` is that of an event; `joint`, where another range goes on, must be as well. `statements` tells whether
-    /// statements are handed out; None means where rows are decoded. `dialect` is that of `emit="messages"`; `executed`, a GTID set, is what was executed before the range, and asks for the executed set in
-    /// messages that can carry one.
+    /// statements are handed out; None means where rows are decoded. `dialect` is that of `emit="messages"`; `executed`,
+    /// a GTID set, is what was executed before the range, and asks for the executed set in messages that can carry one.
     #[new]
     #[pyo3(signature = (
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
