@@ -34,6 +34,10 @@ FOREIGN = [
     *("cast('2020-01-01' as date)", "cast('-12:34:56.789' as time(6))", "cast('838:59:59' as time)"),
     *("cast('2020-01-01 01:02:03.4' as datetime(6))", "timestamp'9999-12-31 23:59:59.999999'"),
     *("cast(1.10 as decimal(10,2))", "cast(-12345678901234567890.123456789 as decimal(40,15))"),
+    # The server rounds the digits before the point up to whole groups of nine: 66, 72 and 65 digits.
+    f"cast(-{'9' * 35}.{'9' * 30} as decimal(65,30))",
+    f"cast({'9' * 64}.1 as decimal(65,1))",
+    f"cast({'9' * 65} as decimal(65,0))",
     *(
         "cast(0 as decimal(5,0))",
         "x'00ff41'",

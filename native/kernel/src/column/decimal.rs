@@ -26,6 +26,10 @@ const WIDE_BYTES: usize = 32;
 /// Digits of a whole group.
 const GROUP_DIGITS: u8 = 9;
 
+/// The groups of a number that was computed: its digits before the point are rounded up to whole groups, so that it may
+/// have more digits than a column.
+const GROUPS_MAX: u8 = 9;
+
 /// Bytes of a group of as many digits.
 const GROUP_BYTES: [u8; 10] = [0, 1, 1, 2, 2, 3, 3, 4, 4, 4];
 
@@ -61,6 +65,12 @@ fn power(digits: u8) -> u32 {
 pub(super) fn width(precision: u8, scale: u8) -> usize {
     let half = |digits: u8| usize::from(digits / GROUP_DIGITS) * 4 + group_bytes(digits % GROUP_DIGITS);
     half(precision.saturating_sub(scale)) + half(scale)
+}
+
+/// Whether the server can compute a number of that many digits, as JSON documents hold it.
+pub(super) fn fits_words(precision: u8, scale: u8) -> bool {
+    let groups = |digits: u8| digits.div_ceil(GROUP_DIGITS);
+    precision > 0 && scale <= precision && groups(precision - scale) + groups(scale) <= GROUPS_MAX
 }
 
 #[inline]

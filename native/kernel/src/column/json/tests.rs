@@ -75,6 +75,47 @@ fn scalars_show_as_the_server_prints_them() {
     }
 }
 
+/// An opaque DECIMAL with all digits 9: the bytes of its groups.
+fn nines(precision: u8, scale: u8, groups: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0x0f, 0xf6];
+    let mut value = vec![precision, scale];
+    for digits in groups {
+        let group = 10_u32.pow(u32::from(*digits)) - 1;
+        let width = [0, 1, 1, 2, 2, 3, 3, 4, 4, 4][usize::from(*digits)];
+        value.extend(&group.to_be_bytes()[4 - width..]);
+    }
+    value[2] ^= 0x80;
+    bytes.push(value.len() as u8);
+    bytes.extend(value);
+    bytes
+}
+
+#[test]
+fn a_decimal_has_as_many_digits_as_nine_groups_hold() {
+    assert_eq!(text(&nines(81, 0, &[9; 9])).unwrap(), "9".repeat(81));
+    let groups = [9, 9, 9, 9, 9, 9, 9, 9, 1];
+    assert_eq!(text(&nines(73, 1, &groups)).unwrap(), format!("{}.9", "9".repeat(72)));
+    assert_eq!(
+        text(&nines(66, 30, &[9, 9, 9, 9, 9, 9, 9, 3])).unwrap(),
+        format!("{0}.{1}", "9".repeat(36), "9".repeat(30))
+    );
+    for document in [nines(82, 0, &[1, 9, 9, 9, 9, 9, 9, 9, 9, 9]), nines(74, 2, &[1, 9, 9, 9, 9, 9, 9, 9, 9, 2])] {
+        assert_eq!(text(&document).unwrap_err().kind(), ErrorKind::ValueMalformed);
+    }
+}
+
+#[test]
+fn a_decimal_has_the_bytes_of_its_digits_and_no_more() {
+    let fitting = nines(10, 2, &[8, 2]);
+    assert_eq!(text(&fitting).unwrap(), "99999999.99");
+    for length in [fitting[2] - 1, fitting[2] + 1] {
+        let mut document = fitting.clone();
+        document.push(0);
+        document[2] = length;
+        assert_eq!(text(&document).unwrap_err().kind(), ErrorKind::ValueMalformed, "{length}");
+    }
+}
+
 #[test]
 fn containers_show_with_spaces_in_their_stored_order() {
     assert_eq!(text(&sample()).unwrap(), r#"{"a": 1, "b": [1, 2], "cc": "x"}"#);

@@ -157,8 +157,12 @@ impl<'o> Writer<'o> {
         match field {
             DECIMAL => {
                 let (precision, scale) = (cursor.u8()?, cursor.u8()?);
-                if precision == 0 || precision > 65 || scale > precision {
-                    return Err(value_malformed("a JSON document with an impossible DECIMAL"));
+                if !decimal::fits_words(precision, scale) || decimal::width(precision, scale) != cursor.remaining() {
+                    let message = format!(
+                        "a JSON document has a DECIMAL({precision},{scale}) of {} bytes, which there cannot be",
+                        cursor.remaining()
+                    );
+                    return Err(value_malformed(message));
                 }
                 return decimal::write_text(&decimal::read(precision, scale, &mut cursor)?, self.out);
             }
