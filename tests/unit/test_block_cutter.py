@@ -20,6 +20,7 @@ from penstock.errors import (
     TableMapMissing,
 )
 from tests.binlog_bytes import (
+    FLAG_IGNORABLE,
     FORMAT_DESCRIPTION,
     GTID,
     PREVIOUS_GTIDS,
@@ -451,6 +452,19 @@ def test_an_encrypted_rest_stops() -> None:
     found = list(events(content))
     encrypted = assemble([found[0], replace(found[1], code=START_ENCRYPTION), *found[1:]])
     assert type(failure(encrypted, flavor="mariadb")) is LogEncrypted
+
+
+def test_a_mark_of_encryption_that_a_server_sent_is_passed_over() -> None:
+    content = log_named("mariadb-10.11-2")
+    found = list(events(content))
+    sent = replace(found[1], code=START_ENCRYPTION, flags=FLAG_IGNORABLE, body=b"\x01" + bytes(16))
+    kept = assemble([found[0], sent, *found[1:]])
+    counted = cut(assemble(found), flavor="mariadb").cutter.transactions
+    assert counted > 0
+    assert cut(kept, flavor="mariadb").cutter.transactions == counted
+    ids = [row["id"] for row in decode(assemble(found), file=FILE).rows("fuzzed.t")]
+    assert ids
+    assert [row["id"] for row in decode(kept, file=FILE).rows("fuzzed.t")] == ids
 
 
 def test_a_flavor_and_an_offset_that_do_not_exist_are_refused() -> None:

@@ -8,8 +8,10 @@ import pytest
 import penstock
 from penstock.errors import LogEncrypted
 from tests.binlog_bytes import MAGIC, START_ENCRYPTION, events, first_event_end
+from tests.captured_log import capturing, head_of, settings_of, wait_for_position
 from tests.decoding import decode, run_logged
 from tests.fixture_types import FreshDatabase, StartServer
+from tests.kept_log import penstock as cli
 from tools.servers import Server
 
 
@@ -42,6 +44,14 @@ def test_encrypted_mariadb_files_stop_by_name_and_their_stream_is_read(
     assert "mysql://" in str(raised.value.hint)
     with pytest.raises(LogEncrypted):
         list(penstock.read_binlog([str(path)], "d.t"))
+    with capturing(settings_of(tmp_path / "log", server.url(), start=f"{path.name}:4")) as capture:
+        wait_for_position(capture, head_of(server))
+    # Both the end of a capture and a verification read the log's bytes as a file's.
+    folder = tmp_path / "log" / "shop"
+    done = cli("log", "verify", str(folder))
+    assert done.code == 0, done
+    kept = penstock.read_binlog(str(folder), "d.t")
+    assert [row["id"] for batch in kept for row in batch.to_arrow().to_pylist()] == [1, 2]
     live = penstock.read_binlog(server.url(), "d.t", start=f"{path.name}:4")
     assert [row["id"] for batch in live for row in batch.to_arrow().to_pylist()] == [1, 2]
 

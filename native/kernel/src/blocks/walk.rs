@@ -75,7 +75,8 @@ impl BlockCutter {
                 self.note_statement();
                 Ok(())
             }
-            StartEncryption if !self.settings.live => {
+            // A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
+            StartEncryption if !self.settings.live && header.flags & FLAG_IGNORABLE == 0 => {
                 Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
                     .hint("read it from the server (mysql://...), which decrypts it"))
             }

@@ -13,7 +13,7 @@ use crate::event::query::{verb, Query as QueryBody, Verb};
 use crate::event::rotate::Rotate as RotateBody;
 use crate::event::session::Session;
 use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid};
-use crate::event::{EventKind, Header};
+use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::stream::frame::Span;
 use crate::stream::prepared::{id_of, Known};
 
@@ -83,7 +83,8 @@ impl Decoder {
             TransactionPayload => self.open_payload(body, span),
             Incident => Err(Error::new(ErrorKind::IncidentLogged, incident::message(body)?)
                 .hint("changes may be missing from the log here: take a new full copy of the tables")),
-            StartEncryption if !self.options.live => {
+            // A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
+            StartEncryption if !self.options.live && header.flags & FLAG_IGNORABLE == 0 => {
                 Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
                     .hint("read it from the server (mysql://...), which decrypts it"))
             }
