@@ -270,6 +270,8 @@ class SchemaHistory:
                 self._database_charsets.pop(self._fold(database), None)
                 folded = self._fold(database)
                 return self._drop([name for name in self._entries if name.database == folded], position)
+            case SetDatabaseCharset(database=database, keep=True) if self._knows_database(database):
+                return set()
             case SetDatabaseCharset(database=database, charset=charset):
                 chosen = charset or self._defaults.charset
                 if chosen is not None:
@@ -361,6 +363,12 @@ class SchemaHistory:
 
     def _charset(self, database: str) -> str | None:
         return self._database_charsets.get(self._fold(database), self._defaults.charset)
+
+    def _knows_database(self, database: str) -> bool:
+        folded = self._fold(database)
+        return folded in self._database_charsets or any(
+            name.database == folded and self._newest(name) is not None for name in self._entries
+        )
 
     def _fold(self, name: str) -> str:
         return name.lower() if self._defaults.folds_names else name

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from penstock.capture.ddl.column_types import TypeUnknown
+from penstock.capture.ddl.column_types import TypeUnknown, can_hold
 from penstock.capture.ddl.effects import (
     AddColumn,
     ChangeColumn,
@@ -23,6 +23,7 @@ from penstock.capture.ddl.effects import (
     SetTableCharset,
     Step,
 )
+from penstock.capture.ddl.tables import may_need_hash
 from penstock.errors import SchemaInvalid
 from penstock.model import Column, TableName, TableSchema
 
@@ -81,6 +82,8 @@ def altered(
     adds_last = any(isinstance(step, AddColumn) and step.place == Place() for step in steps)
     if definition.hidden_columns and adds_last:
         raise Contradiction("the place of a column beside hidden ones is the server's choice")
+    if definition.hidden_columns and any(isinstance(step, _MAY_HIDE) for step in steps):
+        raise Contradiction("a hidden column may go with the column or the type that needed it")
     # Steps name columns as they were before the statement, so two columns may trade names; a key may name a
     # column that the same statement adds further on.
     drops = [step for step in steps if isinstance(step, DropColumn)]
@@ -89,7 +92,10 @@ def altered(
     for drop in drops:
         draft.drop(drop)
     draft.rename(renames)
-    for step in sorted(others, key=lambda step: isinstance(step, SetKey)):
+    # New columns take the charset that the table has after the statement, wherever it names it.
+    for step in others:
+        draft.set_charset(step)
+    for step in sorted(others, key=_turn):
         draft.take(step)
     if not draft.columns:
         raise Contradiction("no column is left")
@@ -103,6 +109,28 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
     except TypeUnknown as problem:
         raise Contradiction(f"the charset of column {spelling.name} cannot be told") from problem
     return Column(spelling.name, type_text, charset, spelling.nullable)
+
+
+# Charsets that members are converted from without becoming others; those of two bytes a character are not.
+_EXTEND_ASCII = (
+    "ascii",
+    "latin1",
+    "latin2",
+    "utf8mb3",
+    "utf8mb4",
+    "cp1250",
+    "cp1251",
+    "gbk",
+    "gb18030",
+    "big5",
+)
+# Steps with which a hidden column of MariaDB may come or go.
+_MAY_HIDE = ChangeColumn | ConvertCharset | DropColumn
+
+
+def _turn(step: Step) -> int:
+    """Return a step's turn: new and changed columns are converted too, and a key may name any column."""
+    return {ConvertCharset: 1, SetKey: 2}.get(type(step), 0)
 
 
 class _Draft:
@@ -140,6 +168,8 @@ class _Draft:
         column = _column(step.column, self.charset)
         old = self.columns.pop(at)
         self._refuse(column.name)
+        if step.may_add_hash and not may_need_hash(old.type_text):
+            raise Contradiction("a unique key over the column may get a hidden column")
         if old.name in self.key:
             column = replace(column, nullable=False)
         self.key = tuple(column.name if name == old.name else name for name in self.key)
@@ -165,20 +195,25 @@ class _Draft:
             self.columns[at] = replace(self.columns[at], nullable=False)
         self.key = tuple(self.columns[at].name for at in places)
 
-    def set_charset(self, step: SetTableCharset) -> None:
-        self.charset = step.charset
+    def set_charset(self, step: Step) -> None:
+        """Take the charset that a step gives the table, if it gives one."""
+        if isinstance(step, SetTableCharset | ConvertCharset):
+            self.charset = step.charset or self._database_charset
 
     def convert(self, step: ConvertCharset) -> None:
         charset = step.charset or self._database_charset
         if charset is None or charset == "binary":
             raise Contradiction("the charset to convert to changes types or cannot be told")
         for at, column in enumerate(self.columns):
+            if column.type_text.startswith(("enum", "set")) and not (
+                column.charset in _EXTEND_ASCII and can_hold(charset, column.type_text)
+            ):
+                raise Contradiction("the server may convert the members to others")
             if column.charset in (None, "binary", charset):
                 continue
             if "text" in column.type_text:
                 raise Contradiction("the server widens a TEXT column where the new charset needs it")
             self.columns[at] = replace(column, charset=charset)
-        self.charset = charset
 
     def _insert(self, column: Column, place: Place) -> None:
         if place.first:

@@ -16,7 +16,11 @@ COLUMNS = {
     "kind": "ENUM('a','é') CHARACTER SET utf8mb4",
     "code": "CHAR(5) CHARACTER SET gbk",
 }
-OF_MARIADB = {"id_text": "UUID", "six": "INET6", "four": "INET4"}
+OWN_TYPES = {
+    "mysql": {"embedding": "VECTOR(3)"},
+    "mariadb": {},
+    "mariadb11": {"id_text": "UUID", "six": "INET6", "four": "INET4", "embedding": "VECTOR(3)"},
+}
 
 
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
@@ -25,8 +29,8 @@ def test_columns_between_texts_shift_no_character_set(
     start_server: StartServer, flavor: str, metadata: str
 ) -> None:
     server = start_server(flavor, binlog_row_metadata=metadata)
-    # MariaDB's own types stand before the texts that follow them in the table map.
-    columns = {**OF_MARIADB, **COLUMNS} if flavor == "mariadb11" else COLUMNS
+    # The server's own types are before the texts in the table map.
+    columns = {**OWN_TYPES[flavor], **COLUMNS}
     declared = ", ".join(f"{name} {type_text}" for name, type_text in columns.items())
     server.sql(f"CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY, {declared})")
     server.sql(

@@ -302,11 +302,11 @@ fn is_enumerated(wire: Wire) -> bool {
     enumerated_code(wire).is_some()
 }
 
+/// MySQL counts a VECTOR among the columns with a character set, the binary one.
 fn is_text(wire: Wire) -> bool {
-    let string = matches!(
-        wire.code,
-        code::STRING | code::VAR_STRING | code::VARCHAR | code::BLOB | code::BLOB_COMPRESSED | code::VARCHAR_COMPRESSED
-    );
+    use code::{BLOB, BLOB_COMPRESSED, STRING, VARCHAR, VARCHAR_COMPRESSED, VAR_STRING, VECTOR};
+    let string =
+        matches!(wire.code, STRING | VAR_STRING | VARCHAR | BLOB | BLOB_COMPRESSED | VARCHAR_COMPRESSED | VECTOR);
     string && !is_enumerated(wire)
 }
 
@@ -326,6 +326,7 @@ mod tests {
     use super::*;
 
     const SIGNS: u8 = 1;
+    const CHARSET_OF_EACH: u8 = 3;
 
     fn format() -> Format {
         Format {
@@ -366,5 +367,16 @@ mod tests {
         let described: Vec<bool> = map.columns.iter().map(|column| column.described).collect();
         let numbers: Vec<bool> = codes.iter().map(|code| ![VARCHAR, BIT].contains(code)).collect();
         assert_eq!(described, numbers);
+    }
+
+    #[test]
+    fn a_vector_has_a_character_set_of_its_own() {
+        use code::{JSON, VARCHAR, VECTOR};
+        let (latin1, utf8mb3, binary) = (8, 33, 63);
+        let value = [latin1, binary, utf8mb3];
+        let map = body(&[VARCHAR, VECTOR, JSON, VARCHAR], &[40, 0, 4, 4, 40, 0], CHARSET_OF_EACH, &value);
+        let columns = TableMap::read(&map, &format()).unwrap().columns;
+        let charsets: Vec<_> = columns.iter().map(|column| column.hints.charset).collect();
+        assert_eq!(charsets, [Some(Charset::Latin1), Some(Charset::Binary), None, Some(Charset::Utf8mb3)]);
     }
 }

@@ -41,6 +41,17 @@ _GEOMETRY_COLLECTIONS = ("GEOMETRYCOLLECTION", "GEOMCOLLECTION")
 # Bytes a character takes at most; TEXT(n) counts characters.
 _CHARACTER_BYTES_MAX = {"latin1": 1, "ascii": 1, "binary": 1, "ucs2": 2, "gbk": 2, "utf8mb3": 3, "utf8mb4": 4}
 
+# What proves that a charset has a character: its own codec, or that of a standard which it contains.
+_CODECS = {
+    **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "binary"), "utf-8"),
+    "latin1": "cp1252", "latin2": "iso8859-2", "cp1250": "cp1250", "cp1251": "cp1251", "cp1257": "cp1257",
+    "greek": "iso8859-7", "gbk": "gb2312", "gb2312": "gb2312", "gb18030": "utf-8", "big5": "big5",
+    "sjis": "shift-jis", "cp932": "shift-jis", "ujis": "euc-jp", "eucjpms": "euc-jp", "euckr": "euc-kr",
+}  # fmt: skip
+_BASIC_PLANE = ("utf8mb3", "ucs2")
+# National variants of ASCII, which lack some of its characters.
+_NOT_ASCII = ("swe7",)
+
 NATIONAL_CHARSET = "utf8mb3"
 
 
@@ -68,8 +79,12 @@ class DeclaredType:
         charset = self.charset or charset
         if charset is None:
             raise TypeUnknown(self.text)
+        if self.text.startswith(("enum", "set")) and not can_hold(charset, self.text):
+            # The server stores other members than those that the statement names.
+            raise TypeUnknown(self.text)
         if charset == "binary":
-            return _binary_twin(self.text), self.binary_charset
+            text = self.text if self.characters_max is None else _sized(_TEXTS, self.characters_max)
+            return _binary_twin(text), self.binary_charset
         if self.characters_max is None:
             return self.text, charset
         if charset not in _CHARACTER_BYTES_MAX:
@@ -153,7 +168,8 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
     if charset is not None:
         raise TypeUnknown(word)
     if word in ("BINARY", "VARBINARY"):
-        return DeclaredType(word.lower() + _parenthesis(_numbers(cursor) or ["1"]))
+        length = _parenthesis(_numbers(cursor) or ["1"])
+        return DeclaredType(word.lower() + length + _compressed(cursor, spelling))
     if word in _BLOBS:
         numbers = _numbers(cursor)
         name = _sized(_BLOBS, int(numbers[0])) if numbers and word == "BLOB" else word.lower()
@@ -161,7 +177,8 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
     if word == "LONG":
         if cursor.accept("VARBINARY") or cursor.accept("BYTE"):
             return DeclaredType("mediumblob")
-        cursor.accept("CHARACTER", "VARYING") or cursor.accept_any("VARCHAR", "VARCHARACTER")
+        if not (cursor.accept("CHARACTER", "VARYING") or cursor.accept("CHAR", "VARYING")):
+            cursor.accept_any("VARCHAR", "VARCHARACTER")
         return DeclaredType("mediumtext", takes_charset=True)
     if word in _TEXTS:
         numbers = _numbers(cursor)
@@ -186,6 +203,19 @@ def _characters(
     if cursor.accept("BYTE"):
         return DeclaredType(name.replace("char", "binary") + length)
     return DeclaredType(name + length + _compressed(cursor, spelling), takes_charset=True, charset=charset)
+
+
+def can_hold(charset: str, text: str) -> bool:
+    """Tell whether a charset is known to have every character of a text."""
+    if text.isascii():
+        return charset not in _NOT_ASCII
+    if charset in _BASIC_PLANE:
+        return max(text) <= "\uffff"
+    try:
+        text.encode(_CODECS[charset])
+    except (KeyError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _binary_twin(text: str) -> str:

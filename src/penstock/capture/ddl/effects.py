@@ -44,6 +44,8 @@ class ChangeColumn:
     name: str
     column: ColumnSpelling
     place: Place | None
+    may_add_hash: bool = False
+    """Whether MariaDB may add a hidden column, where a unique key is over a column of this type."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,12 @@ class DropDatabase:
 
 @dataclass(frozen=True)
 class SetDatabaseCharset:
-    """A database is made or altered; None is the server's default."""
+    """A database is created or altered; None is the server's default."""
 
     database: str
     charset: str | None
+    keep: bool = False
+    """IF NOT EXISTS: a database that is there stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +206,14 @@ def accept_charset(cursor: TokenCursor) -> str | None:
 
     A collation that names no charset gives "", as does DEFAULT.
     """
-    if cursor.next.upper == "DEFAULT" and cursor.ahead(1).upper in ("CHARACTER", "CHARSET", "COLLATE"):
+    if cursor.next.upper == "DEFAULT" and cursor.ahead(1).upper in (
+        "CHARACTER",
+        "CHAR",
+        "CHARSET",
+        "COLLATE",
+    ):
         cursor.take()
-    if cursor.accept("CHARACTER", "SET") or cursor.accept("CHARSET"):
+    if cursor.accept("CHARACTER", "SET") or cursor.accept("CHAR", "SET") or cursor.accept("CHARSET"):
         cursor.accept("=")
         name = cursor.take().text
         return "" if name.upper() == "DEFAULT" else charset_name(name)

@@ -144,7 +144,7 @@ def _create(statement: Statement, kind: str) -> list[Effect]:
     keep = cursor.accept("IF", "NOT", "EXISTS")
     if kind in ("DATABASE", "SCHEMA"):
         database = statement.take_name()
-        return [SetDatabaseCharset(database, _charset_option(cursor))]
+        return [SetDatabaseCharset(database, _charset_option(cursor), keep)]
     if kind == "INDEX":
         return _index(statement)
     if kind == "TABLE":
@@ -158,7 +158,15 @@ def _alter(statement: Statement, kind: str) -> list[Effect]:
     cursor = statement.cursor
     if kind in ("DATABASE", "SCHEMA"):
         database = statement.database
-        if cursor.next.upper not in ("CHARACTER", "CHARSET", "COLLATE", "DEFAULT", "ENCRYPTION", "READ"):
+        if cursor.next.upper not in (
+            "CHARACTER",
+            "CHAR",
+            "CHARSET",
+            "COLLATE",
+            "DEFAULT",
+            "ENCRYPTION",
+            "READ",
+        ):
             database = statement.take_name()
         charset = _charset_option(cursor)
         return [SetDatabaseCharset(database, charset)] if charset else []

@@ -27,6 +27,7 @@ from penstock.capture.ddl.effects import (
     accept_charset,
 )
 from penstock.capture.ddl.tokens import Kind, TokenCursor, words_of
+from penstock.model import TableName
 
 _INDEX_WORDS = ("INDEX", "KEY")
 _KEY_KINDS = ("FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "INDEX", "KEY")
@@ -39,8 +40,8 @@ _SHAPELESS = words_of(
 )
 # Options of the table as a whole. One of a storage engine's own is a word with `=` behind it.
 _OPTIONS = words_of(
-    """AUTO_INCREMENT AUTOEXTEND_SIZE AVG_ROW_LENGTH CHARACTER CHARSET CHECKSUM COLLATE COMMENT COMPRESSION
-    CONNECTION DATA DEFAULT DELAY_KEY_WRITE ENCRYPTION ENGINE ENGINE_ATTRIBUTE INDEX INSERT_METHOD
+    """AUTO_INCREMENT AUTOEXTEND_SIZE AVG_ROW_LENGTH CHAR CHARACTER CHARSET CHECKSUM COLLATE COMMENT
+    COMPRESSION CONNECTION DATA DEFAULT DELAY_KEY_WRITE ENCRYPTION ENGINE ENGINE_ATTRIBUTE INDEX INSERT_METHOD
     KEY_BLOCK_SIZE MAX_ROWS MIN_ROWS PACK_KEYS PASSWORD ROW_FORMAT SECONDARY_ENGINE
     SECONDARY_ENGINE_ATTRIBUTE START STATS_AUTO_RECALC STATS_PERSISTENT STATS_SAMPLE_PAGES STORAGE
     TABLESPACE TABLE_CHECKSUM TYPE UNION"""
@@ -48,6 +49,10 @@ _OPTIONS = words_of(
 # A unique key over longer columns makes MariaDB add a hidden column: a key has at most 1000 bytes in
 # every engine, 250 characters of utf8mb4.
 _UNIQUE_CHARACTERS_MAX = 250
+_WITHOUT_LENGTH = (
+    *("tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob", "json"),
+    *("geometry", "point", "linestring", "polygon", "multi", "geomcollection"),
+)
 
 
 def create_table(statement: Statement, keep: bool) -> Effect:
@@ -104,7 +109,7 @@ def alter_table(statement: Statement) -> list[Effect]:
             inner = Statement(part, statement.database, statement.spelling, statement.named)
             renamed = [RenameTable(name, inner.take_table())]
         else:
-            steps.extend(_action(part, statement))
+            steps.extend(_action(part, statement, name))
     return [AlterTable(name, tuple(steps)), *renamed] if steps else renamed
 
 
@@ -120,8 +125,8 @@ def _renames_table(part: TokenCursor) -> bool:
     return True
 
 
-def _action(part: TokenCursor, statement: Statement) -> list[Step]:
-    """Read one action of ALTER TABLE."""
+def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[Step]:
+    """Read one action of ALTER TABLE on the table of this name."""
     if part.accept("ADD"):
         return _add(part, statement)
     if part.accept("DROP"):
@@ -129,19 +134,19 @@ def _action(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.accept("MODIFY"):
         _accept_column(part)
         column = _column(part, statement)
-        return [ChangeColumn(column.name, column, _place(part)), *_key_of(column)]
+        return _change(column.name, column, part, statement)
     if part.accept("CHANGE"):
         _accept_column(part)
-        name = _name(part)
+        changed = _name(part)
         column = _column(part, statement)
-        return [ChangeColumn(name, column, _place(part)), *_key_of(column)]
+        return _change(changed, column, part, statement)
     if part.accept("RENAME"):
         return _rename_part(part)
     if part.accept("ALTER"):
         # ALTER COLUMN sets defaults and visibility; ALTER INDEX and CHECK are no columns.
         return []
     if part.accept("CONVERT"):
-        return _convert(part)
+        return _convert(part, database_is_current=name.database == statement.database)
     if part.accept("WITH"):
         if part.has("VERSIONING"):
             raise NotUnderstood
@@ -149,6 +154,11 @@ def _action(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.next.upper in _SHAPELESS:
         return []
     return _options(part)
+
+
+def _change(name: str, column: ColumnSpelling, part: TokenCursor, statement: Statement) -> list[Step]:
+    may_add_hash = statement.spelling.mariadb and may_need_hash(column.declared.text)
+    return [ChangeColumn(name, column, _place(part), may_add_hash), *_key_of(column)]
 
 
 def _accept_column(part: TokenCursor) -> None:
@@ -221,12 +231,13 @@ def _rename_part(part: TokenCursor) -> list[Step]:
     return [RenameColumn(name, _name(part))]
 
 
-def _convert(part: TokenCursor) -> list[Step]:
+def _convert(part: TokenCursor, *, database_is_current: bool) -> list[Step]:
     if not part.accept("TO"):
         # MariaDB's CONVERT PARTITION ... TO TABLE and CONVERT TABLE ... TO PARTITION move whole tables.
         raise NotUnderstood
     charset = accept_charset(part)
-    if charset is None:
+    # DEFAULT is the charset of the session's current database, wherever the table is.
+    if charset is None or not (charset or database_is_current):
         raise NotUnderstood
     return [ConvertCharset(charset or None)]
 
@@ -304,16 +315,26 @@ def _refuse_hidden_hash(part: TokenCursor, columns: list[ColumnSpelling]) -> Non
     inside = part.within_parentheses()
     if inside is None:
         raise NotUnderstood
+    characters = 0
     for one in inside.parts():
         text = types.get(_name(one).lower())
-        if text is None or "text" in text or "blob" in text:
+        if text is None or may_need_hash(text):
             raise NotUnderstood
-        length = text[text.find("(") + 1 : text.find(")")]
-        if (
-            text.startswith(("varchar", "char", "varbinary", "binary"))
-            and int(length) > _UNIQUE_CHARACTERS_MAX
-        ):
-            raise NotUnderstood
+        characters += _length(text)
+    if characters > _UNIQUE_CHARACTERS_MAX:
+        raise NotUnderstood
+
+
+def may_need_hash(type_text: str) -> bool:
+    """Tell whether MariaDB may back a unique key over a column of this type with a hidden hash."""
+    return type_text.startswith(_WITHOUT_LENGTH) or _length(type_text) > _UNIQUE_CHARACTERS_MAX
+
+
+def _length(type_text: str) -> int:
+    """Return the declared length of a type of characters or bytes, 0 of others."""
+    if not type_text.startswith(("varchar", "char", "varbinary", "binary")):
+        return 0
+    return int(type_text[type_text.find("(") + 1 : type_text.find(")")])
 
 
 def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
@@ -334,7 +355,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
             nullable, key = False, True
         elif part.accept("UNIQUE"):
             part.accept("KEY")
-            if statement.spelling.mariadb and ("text" in declared.text or "blob" in declared.text):
+            if statement.spelling.mariadb and may_need_hash(declared.text):
                 raise NotUnderstood
         elif part.accept("KEY"):
             # KEY alone, in a column's attributes, is PRIMARY KEY.

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the log of a recorded run and holds each definition and each value against the server's own."""
+
+import math
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import SchemaUnknown, StreamError
+from penstock.model import Position, TableName, TablePatterns, TableSchema, quote_name
+from penstock.source.bounds import Bounds
+from penstock.source.reading import Selection, read_range
+from penstock.source.source import SourceOptions, open_source
+from tests.ddl_machine.recording import Recording, RowChange
+
+_SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
+
+
+@dataclass
+class Outcome:
+    """What a comparison found: differences, and the statements that put tables in doubt."""
+
+    differences: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class WatchedHistory:
+    """A schema history whose questions to the server are counted, and answered from the recording.
+
+    Every definition that it does not doubt must be the server's own.
+    """
+
+    def __init__(self, recording: Recording, outcome: Outcome) -> None:
+        self._recording = recording
+        self._outcome = outcome
+        self._history = SchemaHistory(recording.defaults)
+        self._in_doubt: set[TableName] = set()
+        self._gone: set[TableName] = set()
+
+    def needs_reread(self, name: TableName) -> bool:
+        """Tell whether what is known of a table is in doubt."""
+        return self._history.needs_reread(name)
+
+    def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
+        """Return the schema in force at a position, None where none is known."""
+        return self._history.schema(database, table, position)
+
+    def reread(self, name: TableName, position: Position) -> TableSchema:
+        """Take the definition from the recording, as a server would tell it."""
+        definition = self._recording.definitions_at(position).get(name)
+        if definition is None:
+            raise SchemaUnknown(f"the server has no table {name}", position=str(position))
+        self._outcome.counts["questions"] += 1
+        self._history.take(definition.to_json(), position)
+        self._in_doubt.discard(name)
+        return definition.schema
+
+    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+        """Take a statement into account, and hold what is known now against the recording."""
+        self._outcome.counts["statements"] += 1
+        moved = self._history.apply(text, database, position)
+        definitions = self._recording.definitions_after(position)
+        in_doubt = {name for name in definitions if self._history.needs_reread(name)}
+        if in_doubt - self._in_doubt:
+            self._outcome.doubts.append(f"{sorted(map(str, in_doubt - self._in_doubt))}: {text}")
+        self._in_doubt = in_doubt
+        for name, definition in definitions.items():
+            self._compare(name, definition, text, position)
+        for known in set(self._history.names()) - definitions.keys() - self._gone:
+            if known.database in self._recording.databases and not self._history.needs_reread(known):
+                self._gone.add(known)
+                self._outcome.differences.append(f"{position}: {known} is gone after {text}")
+        return moved
+
+    def _compare(self, name: TableName, definition: TableDefinition, text: str, position: Position) -> None:
+        if self._history.needs_reread(name):
+            return
+        known = self._history.schema(name.database, name.table)
+        expected = definition.schema
+        if known is None:
+            # The server is asked for it when its next row comes.
+            self._outcome.doubts.append(f"{name} is not known after {text}")
+        elif (known.columns, known.primary_key) != (expected.columns, expected.primary_key):
+            ours = [one for one in known.columns if one not in expected.columns]
+            theirs = [one for one in expected.columns if one not in known.columns]
+            keys = (
+                (known.primary_key, expected.primary_key) if known.primary_key != expected.primary_key else ""
+            )
+            self._outcome.differences.append(
+                f"{position}: {name} is {ours or [one.name for one in known.columns]}, on the server"
+                f" {theirs or [one.name for one in expected.columns]} {keys} after {text}"
+            )
+        else:
+            self._outcome.counts["definitions compared"] += 1
+            return
+        # One difference is told once: what follows from it is not.
+        self._history.take(definition.to_json(), position)
+
+
+def compare(recording: Recording, files: Iterable[str]) -> Outcome:
+    """Read the log of a run and return every difference from what the server said."""
+    outcome = Outcome()
+    history = WatchedHistory(recording, outcome)
+    source = open_source(SourceOptions.parse(list(files)))
+    patterns = TablePatterns([f"{quote_name(database)}.*" for database in recording.databases])
+    selection = Selection(patterns, bounds=Bounds())
+    changes = recording.changes
+    transactions: dict[int, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
+    try:
+        for byte_range in source.split(recording.start, recording.end, range_bytes=1 << 40):
+            for batch in read_range(source, byte_range, selection, history):
+                for row in batch.to_arrow().to_pylist():
+                    transactions[row["_commit_version"]].append((batch.table, row))
+    except StreamError as problem:
+        outcome.differences.append(f"stopped: {problem}")
+        changes = [one for one in changes if str(one.end) <= str(problem.position)]
+    finally:
+        source.close()
+    _compare_rows(changes, transactions, outcome)
+    return outcome
+
+
+def _compare_rows(
+    changes: Iterable[RowChange], transactions: dict[int, list[tuple[str, dict[str, Any]]]], outcome: Outcome
+) -> None:
+    versions = sorted(transactions)
+    for change in changes:
+        inside = [one for one in versions if change.start.commit_version <= one < change.end.commit_version]
+        rows = [row for version in inside for table, row in transactions.pop(version)
+                if table == str(change.table)]  # fmt: skip
+        rows.sort(key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
+        problem = _difference(change, rows, outcome)
+        if problem:
+            outcome.differences.append(f"{change.start}: {change.table}: {problem}; {change.statement}")
+    for version, rest in transactions.items():
+        outcome.differences.append(f"rows that no statement changed at {version:x}: {rest[:2]}")
+
+
+def _difference(change: RowChange, rows: list[dict[str, Any]], outcome: Outcome) -> str | None:
+    if change.is_versioned:
+        return _versioned_difference(change, rows)
+    if [row["_change_type"] for row in rows] != [kind for kind, _ in change.images]:
+        return f"{[row['_change_type'] for row in rows]} for {[kind for kind, _ in change.images]}"
+    for (_, image), row in zip(change.images, rows, strict=True):
+        for name, value in image.items():
+            if name not in row:
+                return f"column {name} is missing"
+            if name in dict(row["_metadata"]["unrepresentable"] or ()):
+                outcome.counts["values named as unrepresentable"] += 1
+            elif not is_equal(row[name], value):
+                return f"{name} is {row[name]!r}, on the server {value!r}"
+            outcome.counts["values compared"] += 1
+    return None
+
+
+def _versioned_difference(change: RowChange, rows: list[dict[str, Any]]) -> str | None:
+    """Rows of a system-versioned table come with their history; each must be one of the images."""
+    images = [image for _, image in change.images]
+    for row in rows:
+        if not any(_agrees(row, image) for image in images):
+            return f"{row} is none of {images}"
+    return None if rows else "no row"
+
+
+def _agrees(row: dict[str, Any], image: dict[str, Any]) -> bool:
+    return all(
+        name in row and (is_equal(row[name], value) or isinstance(value, datetime))
+        for name, value in image.items()
+    )
+
+
+def is_equal(value: Any, expected: Any) -> bool:
+    """Tell whether a value read is the server's, which the client library shows in forms of its own.
+
+    BIT comes as bytes, members of ENUM and SET of charset binary too, and FLOAT with six digits.
+    """
+    match value, expected:
+        case int(), bytes():
+            return value == int.from_bytes(expected)
+        case str(), bytes():
+            return value.encode() == expected
+        case list(), bytes():
+            return struct.pack(f"<{len(value)}f", *value) == expected
+        case float(), float():
+            return math.isclose(value, expected, rel_tol=1e-5)
+        case datetime(), datetime():
+            return value.replace(tzinfo=None) == expected
+    return bool(value == expected)

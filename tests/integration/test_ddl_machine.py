@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random statements on real servers: every definition followed and every value read is the server's own."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.ddl_machine.comparing import Outcome, compare
+from tests.ddl_machine.recording import Run
+from tests.sweep_seed import sweep_seed
+from tools.servers import FLAVORS, Server
+
+STATEMENTS = 20_000 if os.environ.get("PENSTOCK_LONG") else 60
+# Recordings are kept in memory and are read in one range, so a long run is cut.
+STATEMENTS_OF_A_RUN_MAX = 1000
+# Statements that are not followed, so that the server is asked, as a part of all.
+QUESTIONS_PART_MAX = 0.02
+DEFAULT_METADATA = {"mysql": "MINIMAL", "mariadb": "NO_LOG", "mariadb11": "NO_LOG"}
+
+
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.deep(keep=("default",))
+@pytest.mark.parametrize("metadata", ["default", "FULL"])
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_definitions_and_values_are_the_servers_after_random_statements(
+    flavor: str, metadata: str, server_of: Callable[[str], Server]
+) -> None:
+    server = server_of(flavor)
+    server.sql(
+        f"SET GLOBAL binlog_row_metadata = {DEFAULT_METADATA[flavor] if metadata == 'default' else metadata}"
+    )
+    try:
+        outcomes = [run(server, f"{flavor} {seed}", number) for seed, number in runs()]
+    finally:
+        server.sql("SET GLOBAL binlog_row_metadata = FULL")
+    statements, questions, values = (
+        sum(outcome.counts[name] for outcome in outcomes)
+        for name in ("statements", "questions", "values compared")
+    )
+    assert statements >= STATEMENTS
+    assert values > statements
+    if STATEMENTS > STATEMENTS_OF_A_RUN_MAX:
+        assert questions <= QUESTIONS_PART_MAX * statements
+
+
+def runs() -> list[tuple[int, int]]:
+    """Return the seed and the statements of each run: the everyday one, then those of the long form."""
+    length = min(STATEMENTS, STATEMENTS_OF_A_RUN_MAX)
+    new = range(-(-STATEMENTS // length) - 1)
+    return [(1, length), *((sweep_seed(1000) + seed, length) for seed in new)]
+
+
+def run(server: Server, seed: str, statements: int) -> Outcome:
+    """Record one run in databases of its own, compare, and assert that nothing differs."""
+    databases = ("machine", "other db")
+    for database in databases:
+        server.sql(
+            f"DROP DATABASE IF EXISTS `{database}`; CREATE DATABASE `{database}` CHARACTER SET utf8mb4"
+        )
+    recording = Run(server, seed, databases).record(statements)
+    files = [path for path in server.binlog_files() if path.name >= recording.start.file]
+    outcome = compare(recording, [str(path) for path in files])
+    assert not outcome.differences, f"seed {seed}: " + "\n".join(outcome.differences[:10])
+    for database in databases:
+        server.sql(f"DROP DATABASE `{database}`")
+    return outcome

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What statements make of definitions. Each case was run on a server; the result is information_schema's."""
+
+import pytest
+
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.schema_reader import ServerDefaults
+from penstock.model import Position, TableName
+
+MYSQL = ServerSpelling(version=(9, 7, 4))
+MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))
+
+
+def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None:
+    """Return the columns of shop.t after statements divided by `;`, None where the server has to be asked."""
+    history = SchemaHistory(ServerDefaults(spelling, "utf8mb4", {"shop": "gbk", "other": "latin1"}, False))
+    for number, statement in enumerate(statements.split(";")):
+        history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
+    schema = history.schema("shop", "t")
+    if schema is None or history.needs_reread(TableName("shop", "t")):
+        return None
+    return [f"{one.name} {one.type_text} {one.charset or ''}".rstrip() for one in schema.columns]
+
+
+@pytest.mark.parametrize(
+    ("statements", "columns"),
+    [
+        ("CREATE TABLE t (a TEXT CHAR SET latin1) CHAR SET = ascii; ALTER TABLE t ADD b CHAR(2)",
+         ["a text latin1", "b char(2) ascii"]),
+        ("CREATE TABLE t (a CHAR(2)); ALTER TABLE t CHAR SET latin1; ALTER TABLE t ADD b LONG CHAR VARYING",
+         ["a char(2) gbk", "b mediumtext latin1"]),
+        ("CREATE TABLE t (a TEXT(40) CHARACTER SET binary, b TEXT(300) CHARACTER SET binary)",
+         ["a tinyblob", "b blob"]),
+        ("CREATE DATABASE IF NOT EXISTS shop CHARACTER SET utf8mb4; CREATE TABLE t (a CHAR(2))",
+         ["a char(2) gbk"]),
+        ("CREATE TABLE t (a INT) CHARSET latin1; ALTER TABLE t ADD b CHAR(2), CONVERT TO CHARACTER SET gbk",
+         ["a int", "b char(2) gbk"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t CONVERT TO CHARACTER SET ucs2, ADD b CHAR(4) ASCII",
+         ["a int", "b char(4) ucs2"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t ADD b CHAR, CHARSET latin1", ["a int", "b char(1) latin1"]),
+        ("CREATE TABLE t (a ENUM('é','x') CHARSET latin1, b SET('中') CHARSET gbk)",
+         ["a enum('é','x') latin1", "b set('中') gbk"]),
+    ],
+)  # fmt: skip
+def test_charsets_of_columns_are_those_of_the_server(statements: str, columns: list[str]) -> None:
+    assert columns_after(statements, MYSQL) == columns
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        # DEFAULT is the charset of the session's current database.
+        "CREATE TABLE other.u (a CHAR); ALTER TABLE other.u CONVERT TO CHARSET DEFAULT, RENAME TO shop.t",
+        # Members that the charset does not have become question marks.
+        "CREATE TABLE t (a ENUM('é') CHARACTER SET sjis)",
+        "CREATE TABLE t (a SET('é')); ALTER TABLE t CONVERT TO CHARACTER SET ascii",
+        "CREATE TABLE t (a ENUM('x') CHARACTER SET ucs2); ALTER TABLE t CONVERT TO CHARACTER SET utf8mb3",
+        "CREATE TABLE t (a ENUM('x') CHARACTER SET binary); ALTER TABLE t CONVERT TO CHARACTER SET ucs2",
+    ],
+)
+def test_charsets_that_only_the_server_tells_put_a_table_in_doubt(statements: str) -> None:
+    assert columns_after(statements, MYSQL) is None
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t MODIFY b TEXT",
+        "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t CHANGE b c VARCHAR(900)",
+        "CREATE TABLE t (a INT, b GEOMETRY UNIQUE)",
+        "CREATE TABLE t (a INT, b VARCHAR(300) UNIQUE)",
+        "CREATE TABLE t (a VARCHAR(200), b VARCHAR(200), UNIQUE (a, b))",
+    ],
+)
+def test_mariadb_tables_that_may_have_a_hidden_column_are_in_doubt(statements: str) -> None:
+    assert columns_after(statements, MARIADB) is None
+    assert columns_after(statements, MYSQL) is not None
+
+
+def test_mariadb_compressed_bytes_are_read() -> None:
+    columns = columns_after("CREATE TABLE t (a VARBINARY(50) COMPRESSED)", MARIADB)
+    assert columns == ["a varbinary(50) /*M!100301 COMPRESSED*/"]
