@@ -439,6 +439,12 @@ impl Statement {
         format!("{}:{}", self.inner.file, self.inner.end_offset)
     }
 
+    /// Where its transaction ends: `file:offset`; None where the transaction's GTID event does not say.
+    #[getter]
+    fn transaction_end(&self) -> Option<String> {
+        self.inner.transaction_end.map(|offset| format!("{}:{offset}", self.inner.file))
+    }
+
     /// When it began, in microseconds since 1970.
     #[getter]
     fn timestamp_us(&self) -> i64 {

@@ -27,5 +27,8 @@ pub const JSON_DEPTH_MAX: usize = 100;
 /// Table maps kept at once; a transaction that touches more tables than this is refused rather than let grow.
 pub const TABLES_OPEN_MAX: usize = 1 << 16;
 
+/// Savepoints of one transaction whose place is remembered.
+pub const SAVEPOINTS_MAX: usize = 1 << 12;
+
 const _: () = assert!(EVENT_BYTES_MAX < u32::MAX as usize, "an event's length is a 32-bit field");
 const _: () = assert!(EVENT_HEADER_BYTES + CHECKSUM_BYTES < EVENT_BYTES_MAX);

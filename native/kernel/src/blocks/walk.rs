@@ -161,7 +161,7 @@ impl BlockCutter {
                 }
             }
             Verb::Commit | Verb::Rollback | Verb::XaCommit | Verb::XaRollback => self.end(span),
-            Verb::RollbackTo | Verb::Marker => {}
+            Verb::RollbackTo | Verb::Savepoint | Verb::Marker => {}
             found @ (Verb::Change | Verb::Definition) => {
                 if found == Verb::Definition {
                     self.statement(&query, text, span);

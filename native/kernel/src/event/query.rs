@@ -31,7 +31,9 @@ pub enum Verb {
     Rollback,
     /// ROLLBACK TO a savepoint.
     RollbackTo,
-    /// SAVEPOINT, RELEASE, XA END: means nothing for rows.
+    /// SAVEPOINT: a ROLLBACK TO may come back to it.
+    Savepoint,
+    /// RELEASE, XA END: means nothing for rows.
     Marker,
     /// XA COMMIT.
     XaCommit,
@@ -151,7 +153,10 @@ pub fn verb(text: &[u8]) -> Verb {
     if is(first, "ROLLBACK") {
         return if is(second, "TO") || is(second, "WORK") { Verb::RollbackTo } else { Verb::Rollback };
     }
-    if is(first, "SAVEPOINT") || is(first, "RELEASE") {
+    if is(first, "SAVEPOINT") {
+        return Verb::Savepoint;
+    }
+    if is(first, "RELEASE") {
         return Verb::Marker;
     }
     if is(first, "COMMIT") {
@@ -216,6 +221,24 @@ const CHANGES_NO_ROWS: [&str; 39] = [
     "UNLOCK",
     "USE",
 ];
+
+/// The name of a SAVEPOINT or ROLLBACK TO, as it is written.
+pub fn savepoint_name(text: &[u8]) -> &[u8] {
+    let mut rest = text.trim_ascii();
+    loop {
+        let (first, behind) = word(rest);
+        if !["SAVEPOINT", "ROLLBACK", "WORK", "TO"].iter().any(|word| first.eq_ignore_ascii_case(word.as_bytes())) {
+            return rest;
+        }
+        rest = behind.trim_ascii_start();
+    }
+}
+
+/// The statement behind comments, parentheses and SET STATEMENT; None where no FOR follows.
+pub fn after_prefix(text: &str) -> Option<&str> {
+    let rest = after_set_statement(after_comments(text.as_bytes()))?;
+    text.get(text.len() - rest.len()..)
+}
 
 /// Passes over `SET STATEMENT variable = value, ... FOR`, which MariaDB logs before the statement that it is for; None
 /// where no FOR follows.
@@ -312,7 +335,8 @@ mod tests {
             ("XA COMMIT X'61',X'',1", Verb::XaCommit),
             ("XA ROLLBACK X'61',X'',1", Verb::XaRollback),
             ("ROLLBACK TO `a`", Verb::RollbackTo),
-            ("SAVEPOINT `a`", Verb::Marker),
+            ("SAVEPOINT `a`", Verb::Savepoint),
+            ("RELEASE SAVEPOINT `a`", Verb::Marker),
             ("/* app */ -- x\n insert into t values (1)", Verb::Change),
             ("/*!40000 ALTER TABLE t DISABLE KEYS */", Verb::Definition),
             ("/*M!100100 INSERT INTO t VALUES (1) */", Verb::Change),
@@ -373,6 +397,18 @@ mod tests {
         }
         for length in 0..whole.len() - text.len() {
             assert!(Query::read_load(&whole[..length]).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn savepoints_are_known_by_name() {
+        for (text, name) in [
+            ("SAVEPOINT `s 1`", "`s 1`"),
+            ("rollback to `s 1`", "`s 1`"),
+            ("ROLLBACK WORK TO SAVEPOINT s2", "s2"),
+            ("SAVEPOINT", ""),
+        ] {
+            assert_eq!(savepoint_name(text.as_bytes()), name.as_bytes());
         }
     }
 

@@ -196,13 +196,10 @@ impl Decoder {
             }
             Verb::Commit => self.end(span).map(|()| Flow::Next),
             Verb::Rollback => self.roll_back(span).map(|()| Flow::Next),
-            Verb::RollbackTo => {
-                let selected = self.open.as_ref().is_some_and(|open| open.selected > 0 && !open.skipped);
-                if selected {
-                    let message = "rows before a ROLLBACK TO SAVEPOINT were logged and then undone";
-                    return Err(Error::new(ErrorKind::TransactionRolledBack, message).hint(
-                        "it mixed transactional and other tables; compare the tables it changed with the source",
-                    ));
+            Verb::RollbackTo => self.roll_back_to(text).map(|()| Flow::Next),
+            Verb::Savepoint => {
+                if let Some(open) = &mut self.open {
+                    open.note_savepoint(text);
                 }
                 Ok(Flow::Next)
             }
@@ -309,6 +306,7 @@ impl Decoder {
             file: self.file.clone(),
             offset: span.start,
             end_offset: span.end,
+            transaction_end: self.open.as_ref().and_then(|open| open.end),
             timestamp_us: i64::from(header.timestamp) * 1_000_000,
             gtid: self.open_gtid(),
         }

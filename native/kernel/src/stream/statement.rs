@@ -23,6 +23,8 @@ pub struct Statement {
     pub offset: u64,
     /// The offset behind its event.
     pub end_offset: u64,
+    /// The offset behind its transaction, if its GTID event says so.
+    pub transaction_end: Option<u64>,
     /// When it began, in microseconds since 1970.
     pub timestamp_us: i64,
     /// The GTID of its transaction; may be empty.

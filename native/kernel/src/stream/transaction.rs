@@ -1,12 +1,16 @@
 //! Where transactions begin and end, and which of them are in range.
 
+use std::collections::HashMap;
+
 use super::{Decoder, Emitter, Flow};
 use crate::emit::dialect::StatementKind;
 use crate::emit::transactions::Tally;
 use crate::emit::TransactionView;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::gtid::TransactionHead;
+use crate::event::query::savepoint_name;
 use crate::event::Header;
+use crate::limits::SAVEPOINTS_MAX;
 use crate::stream::frame::Span;
 use crate::stream::options::Resume;
 use crate::stream::prepared::Known;
@@ -31,6 +35,19 @@ pub(super) struct Open {
     pub handed_out: u32,
     /// The id of an XA transaction, from its XA END.
     pub xa_id: Option<Box<[u8]>>,
+    /// Where it ends, if its GTID event says so.
+    pub end: Option<u64>,
+    /// Changes that had gone into batches at each savepoint, by its name in lower case.
+    savepoints: HashMap<Vec<u8>, u32>,
+}
+
+impl Open {
+    /// Notes what stands before a savepoint. One beyond the limit is not noted, so a ROLLBACK TO it counts for all rows.
+    pub fn note_savepoint(&mut self, text: &[u8]) {
+        if self.savepoints.len() < SAVEPOINTS_MAX {
+            self.savepoints.insert(savepoint_name(text).to_ascii_lowercase(), self.selected);
+        }
+    }
 }
 
 impl Decoder {
@@ -74,6 +91,8 @@ impl Decoder {
             selected: 0,
             handed_out: resume_rows,
             xa_id: None,
+            end: head.length.and_then(|length| span.start.checked_add(length)),
+            savepoints: HashMap::new(),
         });
         if let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) {
             batch.open(&open.view, self.event);
@@ -215,6 +234,19 @@ impl Decoder {
         };
         Err(Error::new(ErrorKind::TransactionRolledBack, message)
             .hint("compare the tables it changed with the source, then go on behind this position"))
+    }
+
+    /// ROLLBACK TO a savepoint: rows behind it may be undone. Fails where some of them were wanted.
+    pub(super) fn roll_back_to(&mut self, text: &[u8]) -> Result<()> {
+        let Some(open) = self.open.as_ref().filter(|open| !open.skipped) else { return Ok(()) };
+        let kept = open.savepoints.get(&savepoint_name(text).to_ascii_lowercase()).copied().unwrap_or(0);
+        let undone = open.selected.saturating_sub(kept);
+        if undone == 0 {
+            return Ok(());
+        }
+        let message = format!("{undone} changes before a ROLLBACK TO SAVEPOINT were logged and then undone");
+        Err(Error::new(ErrorKind::TransactionRolledBack, message)
+            .hint("it mixed transactional and other tables; compare the tables it changed with the source"))
     }
 
     /// The transaction did not commit. Rows that were not handed out are dropped.

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::iter::Peekable;
 
+use crate::event::query::after_prefix;
+
 /// The kinds of definition that Canal tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -223,7 +225,8 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str, database: &'a str) -> Reader<'a> {
-        Reader { tokens: Tokens { rest: text }.peekable(), database, listed: None }
+        let statement = after_prefix(text).unwrap_or_default();
+        Reader { tokens: Tokens { rest: statement }.peekable(), database, listed: None }
     }
 
     fn next_or_query(&mut self) -> Definition<'a> {
@@ -382,6 +385,9 @@ mod tests {
             ("DROP TABLE t", "ERASE shop.t"),
             ("TRUNCATE t", "TRUNCATE shop.t"),
             ("TRUNCATE TABLE `s`.`t`", "TRUNCATE s.t"),
+            ("-- by us\nTRUNCATE TABLE t WAIT 5", "TRUNCATE shop.t"),
+            ("SET STATEMENT a=1, b='x' FOR /* by us */ TRUNCATE t", "TRUNCATE shop.t"),
+            ("SET STATEMENT a=1 FOR ALTER TABLE `s`.`é` DROP PARTITION p", "ALTER s.é"),
             ("CREATE UNIQUE INDEX i ON s.t (a)", "CINDEX s.t"),
             ("CREATE INDEX `ON` USING BTREE ON t (a)", "CINDEX shop.t"),
             ("-- why\nDROP INDEX i ON t", "DINDEX shop.t"),
