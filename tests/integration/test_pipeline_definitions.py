@@ -72,6 +72,13 @@ CASES = {
         " PARTITION b VALUES LESS THAN (1000)); ALTER TABLE {t} DROP PARTITION a",
         True,
     ),
+    "exchanged": (
+        "ALTER TABLE {t} PARTITION BY RANGE (id) (PARTITION a VALUES LESS THAN (3),"
+        " PARTITION b VALUES LESS THAN (1000)); CREATE TABLE {t}_u LIKE {t}; ALTER TABLE {t}_u REMOVE"
+        " PARTITIONING; INSERT INTO {t}_u VALUES (1, 'u'); INSERT INTO {t} VALUES (4, 'd');"
+        " ALTER TABLE {t} EXCHANGE PARTITION a WITH TABLE {t}_u; INSERT INTO {t} VALUES (5, 'e')",
+        True,
+    ),
     "keyed": (
         "INSERT INTO {t} VALUES (4, 'd'); ALTER TABLE {t} MODIFY name VARCHAR(20) NOT NULL, DROP PRIMARY KEY,"
         " ADD PRIMARY KEY (id, name); INSERT INTO {t} VALUES (1, 'second'); DELETE FROM {t} WHERE id = 2",

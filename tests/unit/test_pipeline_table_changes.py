@@ -8,7 +8,7 @@ from penstock.model import Column, Position, TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns, table_of_ghost
 from penstock.pipeline.table_changes import columns_after, consequences_of, keeps_values
 from penstock.source.reading import LoggedStatement
-from penstock.source.statement import altered_table, emptied_tables, named_by
+from penstock.source.statement import tables_of
 
 T = TableName("d", "t")
 COLUMNS = {T: (Column("id", "int", None, False), Column("name", "varchar(20)", "utf8mb4"))}
@@ -16,17 +16,10 @@ SPELLING = ServerSpelling()
 
 
 def statement(text: str) -> LoggedStatement:
-    tables, databases = named_by(text, "d", SPELLING)
-    altered = altered_table(text, "d", SPELLING)
+    found = tables_of(text, "d", SPELLING)
     place = Position(0, "b.000001", 4)
     return LoggedStatement(
-        text,
-        "d",
-        place,
-        place,
-        frozenset(tables | ({altered} if altered else set())),
-        frozenset(databases),
-        frozenset(emptied_tables(text, "d", SPELLING)),
+        text, "d", place, place, found.named, found.databases, found.emptied, None, found.unlogged
     )
 
 
@@ -66,14 +59,25 @@ def test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows(text:
         ("RENAME TABLE t TO u", {"gone"}),
         ("RENAME TABLE u TO t", {"replaced"}),
         ("RENAME TABLE t TO _t_del, _t_gho TO t", {"swapped"}),
-        ("ALTER TABLE t DROP PARTITION p0", {"replaced"}),
-        ("ALTER TABLE t TRUNCATE PARTITION p0", {"replaced"}),
-        ("ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE u", {"replaced"}),
+        ("/* nightly */ TRUNCATE t WAIT 5", {"emptied"}),
+        ("SET STATEMENT max_statement_time=1 FOR TRUNCATE t", {"emptied"}),
+        ("CREATE OR REPLACE TABLE t (id INT)", {"emptied", "come", "made"}),
+        ("ALTER TABLE t DROP PARTITION p0", {"unlogged"}),
+        ("ALTER TABLE t TRUNCATE PARTITION ALL", {"unlogged"}),
+        ("ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE u", {"unlogged"}),
+        ("ALTER TABLE u EXCHANGE PARTITION p0 WITH TABLE t WITHOUT VALIDATION", {"unlogged"}),
+        ("SET STATEMENT a=1 FOR ALTER TABLE IF EXISTS t NOWAIT DROP PARTITION p0, p1", {"unlogged"}),
+        ("ALTER TABLE t ADD COLUMN a INT, IMPORT TABLESPACE", {"unlogged"}),
+        ("ALTER TABLE t DISCARD PARTITION p0 TABLESPACE", {"unlogged"}),
+        ("ALTER TABLE u CONVERT PARTITION p0 TO TABLE t", {"unlogged"}),
+        ("ALTER TABLE t CONVERT TABLE u TO PARTITION p1 VALUES LESS THAN (5)", {"unlogged"}),
+        ("ALTER IGNORE TABLE t ADD UNIQUE (name)", {"unlogged"}),
+        ("ALTER TABLE t ADD PARTITION (PARTITION p1 VALUES LESS THAN (5))", set()),
     ],
 )
 def test_tables_come_and_go(text: str, what: set[str]) -> None:
     found = consequences_of(statement(text), SPELLING, COLUMNS)
-    fields = ("emptied", "gone", "come", "made", "replaced", "swapped")
+    fields = ("emptied", "gone", "come", "made", "unlogged", "replaced", "swapped")
     assert {name for name in fields if T in getattr(found, name)} == what
 
 

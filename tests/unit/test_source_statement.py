@@ -5,7 +5,7 @@ import pytest
 
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.model import TableName, TablePatterns
-from penstock.source.statement import change_of, emptied_tables
+from penstock.source.statement import change_of, tables_of
 
 MARIADB = ServerSpelling(True, (11, 8, 0))
 MYSQL = ServerSpelling(False, (9, 7, 0))
@@ -190,10 +190,13 @@ def test_spelling_follows_the_version_in_the_log(version: str | None, spelling: 
         ("/*!40000 DROP TABLE orders */", ["shop.orders"]),
         ("DROP TABLE IF EXISTS orders, crm.customers", ["shop.orders", "crm.customers"]),
         ("SET STATEMENT max_statement_time=1 FOR TRUNCATE orders", ["shop.orders"]),
+        ("CREATE OR REPLACE TABLE orders SELECT 1", ["shop.orders"]),
+        ("CREATE OR REPLACE TEMPORARY TABLE orders (id INT)", []),
+        ("CREATE TABLE orders (id INT)", []),
         ("DROP VIEW orders", []),
         ("DROP DATABASE shop", []),
         ("ALTER TABLE orders ADD COLUMN note TEXT", []),
     ],
 )
-def test_truncate_and_drop_empty_their_tables(text: str, tables: list[str]) -> None:
-    assert emptied_tables(text, "shop", MARIADB) == _names(*tables)
+def test_truncate_drop_and_replace_empty_their_tables(text: str, tables: list[str]) -> None:
+    assert tables_of(text, "shop", MARIADB).emptied == _names(*tables)

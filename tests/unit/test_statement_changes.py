@@ -5,13 +5,25 @@ import struct
 from pathlib import Path
 
 import pytest
+import structlog
 
 import penstock
 from penstock.errors import StatementLogged
-from tests.binlog_bytes import EXECUTE_LOAD_QUERY, QUERY, XID, Event, assemble, events, query_body
+from tests.binlog_bytes import (
+    EXECUTE_LOAD_QUERY,
+    GTID,
+    QUERY,
+    TABLE_MAP,
+    XID,
+    Event,
+    assemble,
+    events,
+    query_body,
+)
 from tests.block_cutting import SMALL_LOGS
 
 FILE = "binlog.000001"
+MYSQL_LOG = next(log for log in SMALL_LOGS if log.stem == "mysql-9.7-1")
 FORMATS = {log.stem: next(events(log.read_bytes())) for log in SMALL_LOGS}
 MYSQL, MARIADB = (
     next(event for name, event in FORMATS.items() if name.startswith(family))
@@ -65,7 +77,25 @@ def test_error_says_where_the_change_is_and_how_to_pass_over_it(tmp_path: Path) 
         list(penstock.read_binlog(file, "shop.orders"))
     change = list(events(file.read_bytes()))[2]
     assert stopped.value.position == f"{FILE}:{change.offset}"
-    assert "penstock pipelines skip" in str(stopped.value.hint)
+    hint = str(stopped.value.hint)
+    assert f"penstock pipelines skip PIPELINE {FILE}:{change.offset}" in hint
+    assert f"penstock inspect FILE --start {FILE}:{change.offset}" in hint
+
+
+def test_error_says_where_the_transaction_ends_if_the_log_does(tmp_path: Path) -> None:
+    logged = list(events(MYSQL_LOG.read_bytes()))
+    table_map = next(index for index, each in enumerate(logged) if each.code == TABLE_MAP)
+    gtid, begin, _, rows, commit = logged[table_map - 2 : table_map + 3]
+    assert (gtid.code, commit.code) == (GTID, XID)
+    change = event(QUERY, query_body("DELETE FROM shop.orders"))
+    # As long as before, so that the length in the GTID event holds.
+    gap = logged[table_map].size + rows.size - change.size
+    change = event(QUERY, change.body + b" " * gap)
+    file = tmp_path / FILE
+    file.write_bytes(assemble((logged[0], gtid, begin, change, commit)))
+    with pytest.raises(StatementLogged) as stopped:
+        list(penstock.read_binlog(file, "shop.orders"))
+    assert f"start behind it (at {FILE}:{file.stat().st_size})" in str(stopped.value.hint)
 
 
 @pytest.mark.parametrize("server", [MYSQL, MARIADB], ids=["mysql", "mariadb"])
@@ -73,6 +103,32 @@ def test_error_says_where_the_change_is_and_how_to_pass_over_it(tmp_path: Path) 
 def test_change_of_unknown_tables_stops_every_reader(tmp_path: Path, server: Event, text: str) -> None:
     file = log_of(tmp_path, server, event(QUERY, query_body(text)))
     assert "which tables it changed is not known" in why_stopped(file, "shop.orders")
+
+
+@pytest.mark.parametrize(
+    ("text", "warning", "table"),
+    [
+        ("/* nightly */ TRUNCATE shop.orders", "emptied", "shop.orders"),
+        ("SET STATEMENT a=1 FOR TRUNCATE TABLE shop.orders WAIT 5", "emptied", "shop.orders"),
+        ("CREATE OR REPLACE TABLE shop.orders (id INT)", "emptied", "shop.orders"),
+        ("ALTER TABLE shop.orders DROP PARTITION p0", "came or went", "shop.orders"),
+        ("ALTER TABLE crm.t EXCHANGE PARTITION p0 WITH TABLE shop.orders", "came or went", "shop.orders"),
+        ("ALTER TABLE shop.orders IMPORT TABLESPACE", "came or went", "shop.orders"),
+        ("DROP DATABASE shop", "a database was dropped", "shop"),
+    ],
+)
+def test_reader_is_warned_of_rows_that_were_not_logged(
+    tmp_path: Path, text: str, warning: str, table: str
+) -> None:
+    file = log_of(tmp_path, MARIADB, event(QUERY, query_body(text)))
+    with structlog.testing.capture_logs() as warnings:
+        assert list(penstock.read_binlog(file, "shop.orders")) == []
+    (logged,) = warnings
+    assert warning in logged["event"]
+    assert table in (logged.get("table"), logged.get("database"))
+    with structlog.testing.capture_logs() as warnings:
+        assert list(penstock.read_binlog(file, "log.*")) == []
+    assert warnings == []
 
 
 def test_routine_stops_readers_of_the_databases_that_it_accessed(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ A log shows rows that change, not those that a definition changes: a column adde
 converted, a table that takes another's name. Such a table is read again from its source.
 """
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,6 @@ from penstock.source.reading import LoggedStatement
 
 # What gives rows that are there a value that their log does not show.
 _VALUED = {"GENERATED", "AS", "AUTO_INCREMENT", "SERIAL", "DEFAULT", "NOT", "ON"}
-_PARTITION_VERBS = {"TRUNCATE", "DROP", "EXCHANGE", "DISCARD", "IMPORT"}
 _WIDTH = re.compile(r"^(tinyint|smallint|mediumint|int|bigint)\(\d+\)")
 _LENGTH = re.compile(r"(varchar|char|varbinary)\((\d+)\)")
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)(.*)")
@@ -50,8 +48,9 @@ class Consequences:
 
     `emptied` lose their rows. `gone` are no longer there, `come` are there anew, `made` of them for certain
     as they were not there before. `altered` have other columns
-    or keys; the rows of those in `reread` have values that the log does not show, and those of `replaced`
-    are others altogether. `swapped` took the place of their ghost's copy.
+    or keys; the rows of those in `reread` have values that the log does not show, those of `unlogged` came or
+    went in part without being logged, and those of `replaced` are others altogether. `swapped` took the place
+    of their ghost's copy.
     """
 
     emptied: set[TableName] = field(default_factory=set)
@@ -61,6 +60,7 @@ class Consequences:
     made: set[TableName] = field(default_factory=set)
     altered: set[TableName] = field(default_factory=set)
     reread: set[TableName] = field(default_factory=set)
+    unlogged: set[TableName] = field(default_factory=set)
     replaced: set[TableName] = field(default_factory=set)
     swapped: set[TableName] = field(default_factory=set)
 
@@ -74,12 +74,8 @@ def consequences_of(
     words = _words(statement.text, spelling)
     for effect in effects:
         _take(found, effect, words, columns)
-    dropped = found.gone | {effect.name for effect in effects if isinstance(effect, DropTable)}
-    if words[:1] == ["TRUNCATE"]:
-        found.emptied |= set(statement.emptied) - dropped
-    if words[:1] == ["ALTER"] and _touches_partitions(words):
-        # What is in a partition goes or comes without its rows in the log.
-        found.replaced |= statement.tables
+    found.emptied |= statement.emptied - {effect.name for effect in effects if isinstance(effect, DropTable)}
+    found.unlogged |= statement.unlogged
     return found
 
 
@@ -199,10 +195,3 @@ def _without_null(words: list[str]) -> list[str]:
         kept.append(words[at])
         at += 1
     return kept
-
-
-def _touches_partitions(words: list[str]) -> bool:
-    return any(
-        one in _PARTITION_VERBS and other in ("PARTITION", "TABLESPACE")
-        for one, other in itertools.pairwise(words)
-    )

@@ -22,7 +22,6 @@ from penstock.errors import (
     PenstockError,
     SchemaMismatch,
     SchemaUnknown,
-    StatementLogged,
     StreamError,
     ValueMalformed,
 )
@@ -32,7 +31,8 @@ from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
 from penstock.source.proof import PLAIN_STRINGS, columns_of, contradiction_of, with_types_of
 from penstock.source.source import ByteRange, Source, place_of
-from penstock.source.statement import RowChange, altered_table, change_of, emptied_tables, named_by
+from penstock.source.statement import tables_of
+from penstock.source.unlogged_changes import refuse_change, warn_of_unlogged_rows
 
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 
@@ -41,12 +41,6 @@ _HINT_METADATA = (
 )
 # The way out where the kernel, which knows bytes alone, names none.
 _HINT_INSPECT = "`penstock inspect FILE --start POSITION` shows the events there"
-_HINT_PASS_OVER = (
-    "`penstock pipelines skip PIPELINE POSITION` passes over its transaction, and then `penstock verify"
-    " PIPELINE --repair` mends the target; other readers start behind it (`penstock inspect FILE --start"
-    " POSITION` shows where it ends) and read the tables again. Servers log rows under binlog_format = ROW,"
-    " but for MariaDB's tables that are versioned by transaction"
-)
 _HINTS: dict[type[StreamError], str] = {
     SchemaMismatch: "The definition in `schemas` is not the one in force here: give that of this position",
     ChecksumMismatch: "The bytes are damaged: copy the file again, or read from the live server",
@@ -150,8 +144,9 @@ class LoggedStatement:
     """A statement in the log that defines, renames, drops or empties selected tables.
 
     `position` is where it stands and `end` where it ends; `tables` all that it names, `databases` those that
-    it drops, `emptied` the tables that lose their rows by it. `transaction` is where the transaction starts
-    that it is part of, None where it is one by itself. Pickles.
+    it drops, `emptied` the tables that lose their rows by it, `unlogged` those of which rows come or go
+    without being logged. `transaction` is where the transaction starts that it is part of, None where it is
+    one by itself. Pickles.
     """
 
     text: str
@@ -162,6 +157,7 @@ class LoggedStatement:
     databases: frozenset[str]
     emptied: frozenset[TableName]
     transaction: Position | None = None
+    unlogged: frozenset[TableName] = frozenset()
 
     @property
     def emptied_to(self) -> int:
@@ -428,17 +424,15 @@ class _RangeReader:
         """Move the schema history on, and stop where a selected table's rows changed without being logged."""
         decoder = self._decoding.decoder
         statement = decoder.take_statement()
-        change = change_of(statement.text, statement.database, self._spelling)
-        if change is None and statement.is_change:
-            change = RowChange(frozenset(), "its kind is not known")
-        if change is not None and not statement.is_skipped:
-            self._refuse_change(statement, change)
+        position = self._position(statement.position)
+        if not statement.is_skipped:
+            refuse_change(statement, self._spelling, self._selection.tables, position)
         if statement.is_change:
             return
         if self._with_statements:
             self._statement = self._told_of(statement)
-        else:
-            self._tell_emptied(statement)
+        elif not statement.is_skipped:
+            warn_of_unlogged_rows(statement, self._spelling, self._selection.tables, position)
         if self._in_messages:
             decoder.answer_statement(self._is_told(statement))
         if self._schemas is not None:
@@ -451,23 +445,22 @@ class _RangeReader:
         selected = self._selection.tables
         if selected.selects_all:
             return True
-        tables, databases = named_by(statement.text, statement.database, self._spelling)
+        found = tables_of(statement.text, statement.database, self._spelling)
+        tables = set(found.named)
         if statement.table:
             tables.add(TableName(*statement.table))
         named = any(selected.matches(name.database, name.table) for name in tables)
-        return named or any(selected.may_match_in(database) for database in databases)
+        return named or any(selected.may_match_in(database) for database in found.databases)
 
     def _told_of(self, statement: Any) -> LoggedStatement | None:
         """Return a statement as readers get it, None where it concerns no selected table."""
         if statement.is_skipped or self._was_told(statement):
             return None
-        tables, databases = named_by(statement.text, statement.database, self._spelling)
-        altered = altered_table(statement.text, statement.database, self._spelling)
-        tables |= {altered} if altered is not None else set()
+        found = tables_of(statement.text, statement.database, self._spelling)
         selected = self._selection.tables
         if not (
-            any(selected.matches(name.database, name.table) for name in tables)
-            or any(selected.may_match_in(database) for database in databases)
+            any(selected.matches(name.database, name.table) for name in found.named)
+            or any(selected.may_match_in(database) for database in found.databases)
         ):
             return None
         return LoggedStatement(
@@ -475,10 +468,11 @@ class _RangeReader:
             statement.database,
             self._position(statement.position),
             self._position(statement.end_position),
-            frozenset(tables),
-            frozenset(databases),
-            frozenset(emptied_tables(statement.text, statement.database, self._spelling)),
+            found.named,
+            found.databases,
+            found.emptied,
             self._transaction(statement),
+            found.unlogged,
         )
 
     def _transaction(self, statement: Any) -> Position | None:
@@ -503,32 +497,6 @@ class _RangeReader:
     def _spelling(self) -> ServerSpelling:
         """The spelling of the server that wrote the log."""
         return ServerSpelling.of_server(self._decoding.decoder.server_version)
-
-    def _refuse_change(self, statement: Any, change: RowChange) -> None:
-        """Raise StatementLogged where selected tables changed, or may have, without their rows in the log."""
-        selected = self._selection.tables
-        hit = [str(name) for name in sorted(change.tables) if selected.matches(name.database, name.table)]
-        if hit:
-            what = f"a change of {', '.join(hit)} was logged as a statement"
-        elif doubt := change.doubt(statement.accessed, selected):
-            what = f"a change was logged as a statement, and which tables it changed is not known: {doubt}"
-        else:
-            return
-        raise StatementLogged(
-            f"{what}: {statement.text[:200]}",
-            position=str(self._position(statement.position)),
-            hint=_HINT_PASS_OVER,
-        )
-
-    def _tell_emptied(self, statement: Any) -> None:
-        for name in emptied_tables(statement.text, statement.database, self._spelling):
-            if self._selection.tables.matches(name.database, name.table) and not statement.is_skipped:
-                _log.warning(
-                    "a table was emptied without its rows in the log",
-                    table=str(name),
-                    position=str(self._position(statement.position)),
-                    statement=statement.text[:200],
-                )
 
 
 class RangeFollower(_RangeReader):

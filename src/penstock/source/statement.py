@@ -2,7 +2,7 @@
 """What a logged statement changes without logging rows, and which tables it names."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.capture.ddl.effects import (
     AlterTable,
@@ -22,7 +22,6 @@ from penstock.source.server_functions import GRAMMAR_BEFORE_PARENTHESIS, SERVER_
 from penstock.source.table_references import take_deleted_tables, take_updated_tables
 
 _BEFORE_INSERT_TARGET = ("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO")
-_BEFORE_ALTERED = ("ONLINE", "OFFLINE", "IGNORE")
 _BEFORE_CREATED = (("OR", "REPLACE"), ("TABLE",), ("IF", "NOT", "EXISTS"))
 # MariaDB's ANALYZE runs the statement behind it, unless one of these follows.
 _ANALYZE_TABLE = ("TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG")
@@ -217,58 +216,98 @@ def _may_be_routine(before: Token, name: Token) -> bool:
     return before.upper == "." or not (upper in SERVER_FUNCTIONS or upper in GRAMMAR_BEFORE_PARENTHESIS)
 
 
-def named_by(text: str, database: str, spelling: ServerSpelling) -> tuple[set[TableName], set[str]]:
-    """Return the tables that a statement defines or empties, and the databases it drops."""
-    tables: set[TableName] = set()
+@dataclass(frozen=True)
+class StatementTables:
+    """The tables that a definition names.
+
+    `named` are all that it defines, renames, drops, alters or empties, and `databases` those that it drops.
+    `emptied` lose all their rows; those of `unlogged` come or go in part. The log shows neither.
+    """
+
+    named: frozenset[TableName]
+    databases: frozenset[str]
+    emptied: frozenset[TableName]
+    unlogged: frozenset[TableName]
+
+
+def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTables:
+    """Return the tables that a statement defines, alters or empties, as far as it can be read.
+
+    Never raises.
+    """
+    named: set[TableName] = set()
     databases: set[str] = set()
+    emptied: set[TableName] = set()
     for effect in effects_of(text, database, spelling):
         match effect:
             case DropDatabase(dropped):
                 databases.add(dropped)
             case Unread(unread):
-                tables |= unread or frozenset()
+                named |= unread or frozenset()
             case RenameTable(name, to):
-                tables |= {name, to}
-            case (
-                CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name) | DropTable(name=name)
-            ):
-                tables.add(name)
-    return tables | emptied_tables(text, database, spelling), databases
-
-
-def emptied_tables(text: str, database: str, spelling: ServerSpelling) -> set[TableName]:
-    """Return the tables that a TRUNCATE or DROP TABLE empties."""
+                named |= {name, to}
+            case DropTable(name):
+                emptied.add(name)
+            case CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name):
+                named.add(name)
+    statement = Statement(TokenCursor(read_tokens(text, spelling)), database, spelling)
+    unlogged: set[TableName] = set()
     try:
-        cursor = _cursor(text, spelling)
-        if cursor.accept("TRUNCATE"):
-            cursor.accept("TABLE")
-            return {Statement(cursor, database, spelling).take_table()}
+        emptied |= _emptied(statement)
+        unlogged |= _unlogged(statement)
     except (TextUnreadable, NotUnderstood):
+        # What it defines is in doubt then, and so are its rows.
+        unlogged |= statement.named
+    named |= statement.named | emptied
+    return StatementTables(frozenset(named), frozenset(databases), frozenset(emptied), frozenset(unlogged))
+
+
+def _emptied(statement: Statement) -> set[TableName]:
+    """Return the table that a TRUNCATE or CREATE OR REPLACE TABLE empties; else stop at the verb."""
+    cursor = statement.cursor
+    if not skip_to_verb(cursor):
         return set()
-    if cursor.next.upper != "DROP":
+    if cursor.accept("TRUNCATE"):
+        cursor.accept("TABLE")
+        return {statement.take_table()}
+    return {statement.take_table()} if cursor.accept("CREATE", "OR", "REPLACE", "TABLE") else set()
+
+
+def _unlogged(statement: Statement) -> set[TableName]:
+    """Return the tables whose rows an ALTER TABLE moves, drops or imports; none for any other statement."""
+    cursor = statement.cursor
+    if not cursor.accept("ALTER"):
         return set()
-    effects = effects_of(text, database, spelling)
-    return {effect.name for effect in effects if isinstance(effect, DropTable)}
+    cursor.accept_any("ONLINE", "OFFLINE")
+    ignores = cursor.accept("IGNORE")
+    if not cursor.accept("TABLE"):
+        return set()
+    cursor.accept("IF", "EXISTS")
+    table = statement.take_table()
+    if cursor.accept("WAIT"):
+        cursor.take()
+    cursor.accept("NOWAIT")
+    # ALTER IGNORE drops rows that a new key does not allow, and changes values that do not fit.
+    tables = {table} if ignores else set()
+    for part in cursor.parts():
+        moved = _moved(part, statement)
+        if moved is not None:
+            tables |= {table, *moved}
+    return tables
 
 
-def altered_table(text: str, database: str, spelling: ServerSpelling) -> TableName | None:
-    """Return the table that an ALTER TABLE names, whatever it does to it; None for any other statement."""
-    try:
-        cursor = _cursor(text, spelling)
-        if not cursor.accept("ALTER"):
-            return None
-        while cursor.accept_any(*_BEFORE_ALTERED):
-            continue
-        if not cursor.accept("TABLE"):
-            return None
-        cursor.accept("IF", "EXISTS")
-        return Statement(cursor, database, spelling).take_table()
-    except (TextUnreadable, NotUnderstood):
-        return None
-
-
-def _cursor(text: str, spelling: ServerSpelling) -> TokenCursor:
-    """Return a cursor at a statement's verb. Raises TextUnreadable."""
-    cursor = TokenCursor(read_tokens(text, spelling))
-    skip_to_verb(cursor)
-    return cursor
+def _moved(part: TokenCursor, statement: Statement) -> set[TableName] | None:
+    """Return the other tables of a part of an ALTER TABLE that moves rows; None where it moves none."""
+    if part.next.upper in ("DROP", "TRUNCATE") and part.ahead(1).upper == "PARTITION":
+        return set()
+    if part.next.upper in ("DISCARD", "IMPORT") and part.has("TABLESPACE"):
+        return set()
+    inner = replace(statement, cursor=part)
+    if part.accept("EXCHANGE", "PARTITION") or part.accept("CONVERT", "PARTITION"):
+        inner.take_name()
+        if not (part.accept("WITH", "TABLE") or part.accept("TO", "TABLE")):
+            raise NotUnderstood
+        return {inner.take_table()}
+    if part.accept("CONVERT", "TABLE"):
+        return {inner.take_table()}
+    return None

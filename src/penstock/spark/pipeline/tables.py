@@ -297,7 +297,7 @@ class PipelineTables:
         emptied = self._come_and_go(source, found, ours)
         if self._sink.keeps_state:
             self._ask_again(source, found, ours, statement, emptied)
-        if touched := ours(found.altered | found.swapped | found.replaced):
+        if touched := ours(found.altered | found.swapped | found.replaced | found.unlogged):
             for name in touched:
                 self._read_server(source, name)
                 one = self._tables.get(table_key(source.name, name))
@@ -376,9 +376,11 @@ class PipelineTables:
         emptied: set[TableName],
     ) -> None:
         """Ask for tables to be read again whose values the log does not show."""
-        for name in ours(found.replaced):
-            emptied.add(name)
-        wanted = set(ours(found.reread | found.replaced))
+        emptied.update(ours(found.replaced))
+        # Rows that are gone are found by their keys. A table without a key is read into its emptied target.
+        compared = {name for name in ours(found.unlogged) if self._has_key(source, name)}
+        emptied.update(set(ours(found.unlogged)) - compared)
+        wanted = set(ours(found.reread | found.replaced | found.unlogged))
         for name in ours(found.swapped):
             before = self._tables.get(table_key(source.name, name))
             old = before.logged if before is not None else None
@@ -395,7 +397,11 @@ class PipelineTables:
                     position=str(statement.position),
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
-            self._reread(source.name, name, statement.position)
+            self._reread(source.name, name, statement.position, remove=name in compared)
+
+    def _has_key(self, source: PipelineSource, name: TableName) -> bool:
+        table = self._tables.get(table_key(source.name, name))
+        return table is not None and bool(table.current.primary_key)
 
     def _target_of(self, key: str) -> Target | None:
         one = self._tables.get(key)

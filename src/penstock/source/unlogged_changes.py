@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What readers do where rows of selected tables changed without being logged: they stop, or warn."""
+
+from typing import Any
+
+import structlog
+
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.errors import StatementLogged
+from penstock.model import Position, TablePatterns
+from penstock.source.statement import RowChange, change_of, tables_of
+
+_TEXT_SHOWN_MAX = 200
+_HINT = (
+    "`penstock pipelines skip PIPELINE {position}` passes over its transaction, and then `penstock verify"
+    " PIPELINE --repair` mends the target; other readers start behind it ({end}) and read the tables again."
+    " Servers log rows under binlog_format = ROW, but for MariaDB's tables that are versioned by transaction"
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def refuse_change(
+    statement: Any, spelling: ServerSpelling, selected: TablePatterns, position: Position
+) -> None:
+    """Raise StatementLogged where a statement changed selected tables, or may have, without logging rows."""
+    change = change_of(statement.text, statement.database, spelling)
+    if change is None:
+        if not statement.is_change:
+            return
+        change = RowChange(frozenset(), "its kind is not known")
+    hit = [str(name) for name in sorted(change.tables) if selected.matches(name.database, name.table)]
+    if hit:
+        what = f"a change of {', '.join(hit)} was logged as a statement"
+    elif doubt := change.doubt(statement.accessed, selected):
+        what = f"a change was logged as a statement, and which tables it changed is not known: {doubt}"
+    else:
+        return
+    end = statement.transaction_end
+    where = (
+        f"at {end}" if end else f"`penstock inspect FILE --start {statement.position}` shows where it ends"
+    )
+    raise StatementLogged(
+        f"{what}: {statement.text[:_TEXT_SHOWN_MAX]}",
+        position=str(position),
+        hint=_HINT.format(position=statement.position, end=where),
+    )
+
+
+def warn_of_unlogged_rows(
+    statement: Any, spelling: ServerSpelling, selected: TablePatterns, position: Position
+) -> None:
+    """Log a warning where a definition gave rows to selected tables, or took them, without logging them."""
+    found = tables_of(statement.text, statement.database, spelling)
+    place = {"position": str(position), "statement": statement.text[:_TEXT_SHOWN_MAX]}
+    for warning, tables in (
+        ("a table was emptied without its rows in the log", found.emptied),
+        ("rows of a table came or went without being logged", found.unlogged - found.emptied),
+    ):
+        for name in sorted(tables):
+            if selected.matches(name.database, name.table):
+                _log.warning(warning, table=str(name), **place)
+    for database in sorted(found.databases):
+        if selected.may_match_in(database):
+            _log.warning("a database was dropped without its rows in the log", database=database, **place)
