@@ -12,7 +12,7 @@ from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.logstore.log import Log
 from penstock.logstore.schemas import SchemaLog
-from penstock.model import Position, ServerAddress
+from penstock.model import Position, ServerAddress, StatementSession
 from penstock.settings import LogSettings
 from penstock.source.files import FileSource
 from penstock.source.source import ByteRange, SourceOptions
@@ -108,8 +108,9 @@ def keep(
 
 def append(log: Log, schemas: SchemaLog[SchemaHistory], cutter: BlockCutter, epoch: int) -> None:
     """Add what a cutter has gathered, its statements first, as capture does."""
-    for text, database, _, place, _ in cutter.take_statements():
-        schemas.apply(text, database, Position(epoch, cutter.file, place))
+    for text, database, _, place, session in cutter.take_statements():
+        known = StatementSession.of_event(*session)
+        schemas.apply(text, database, Position(epoch, cutter.file, place), known)
     if cutter.gathered:
         begin, until, boundary = cutter.data_start, cutter.data_end, cutter.boundary
         log.append(

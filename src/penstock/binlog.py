@@ -91,7 +91,8 @@ def load_schemas(schemas: Schemas | None) -> SchemaHistory | None:
     """Return a schema history from what a caller gave. Raises SchemaInvalid.
 
     A mapping goes from `database.table` to a TableSchema, to its JSON form, or to a mapping of column names
-    to SQL types. Where it names no charset, and where statements of the log name none, utf8mb4 is meant.
+    to SQL types. Where it names no charset, utf8mb4 is meant. A CREATE TABLE in the log that names none takes
+    its database's, else the default that its event names, else utf8mb4.
     """
     if schemas is None or isinstance(schemas, SchemaHistory):
         return schemas

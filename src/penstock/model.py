@@ -7,6 +7,7 @@ A leaf: it imports only `errors` and `limits`. Everything is frozen and pickles,
 import os
 import re
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import total_ordering
 from pathlib import Path
@@ -164,6 +165,38 @@ class Column:
         raise SchemaInvalid(
             f"{value!r} is not a column", hint="A column is [name, type, charset or null, nullable]"
         )
+
+
+@dataclass(frozen=True)
+class StatementSession:
+    """What a logged statement's event says of the session that ran it.
+
+    `databases` are those that the statement changes, None where the event does not list them (MariaDB, or
+    more than 16). `charset` is what a database gets where the statement names none, None where unknown.
+    """
+
+    databases: frozenset[str] | None = None
+    charset: str | None = None
+
+    @classmethod
+    def of_event(cls, databases: Iterable[str] | None, charset: str | None) -> Self:
+        """Take what the kernel read; a list without a name says nothing."""
+        named = frozenset(name for name in databases or () if name)
+        return cls(named or None, charset)
+
+    def may_change(self, database: str) -> bool:
+        """Tell whether the statement may change something in a database."""
+        return self.databases is None or database in self.databases
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known as plain JSON values."""
+        known: dict[str, Any] = {} if self.databases is None else {"databases": sorted(self.databases)}
+        return known if self.charset is None else {**known, "charset": self.charset}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Read what `to_json` wrote, among other keys."""
+        return cls.of_event(value.get("databases"), value.get("charset"))
 
 
 @dataclass(frozen=True)

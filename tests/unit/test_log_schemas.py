@@ -12,7 +12,7 @@ from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaInvalid, SchemaUnknown
 from penstock.logstore import schemas
 from penstock.logstore.schemas import SchemaLog
-from penstock.model import Column, Position, TableName, TableSchema
+from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
 from tests.nonempty import each
 
@@ -240,6 +240,15 @@ def test_what_nobody_can_tell_stays_in_doubt_by_name(tmp_path: Path) -> None:
     with pytest.raises(SchemaUnknown, match=r"shop\.orders"):
         history.definition_for("shop", "orders", at(250))
     assert not opened(tmp_path).at(at(199)).needs_reread(ORDERS)
+
+
+def test_session_of_a_statement_is_kept_with_it(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.seed(empty(), at(4))
+    log.apply(CREATE, "shop", at(100))
+    log.apply("CREATE TABLE other.t (a INT)", "shop", at(150))
+    log.apply("FROBNICATE x", "shop", at(200), StatementSession.of_event(["other"], "latin1"))
+    assert list(map(str, opened(tmp_path).at(at(200)).doubts())) == ["other.t"]
 
 
 # --- The power fails ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_be
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.capture.table_definition import TableDefinition
-from penstock.model import Position, TableName
+from penstock.model import Position, StatementSession, TableName
 
 SPELLING = ServerSpelling(version=(9, 7, 4))
 CREATE = "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20), c ENUM('x', 'y'))"
@@ -99,6 +99,14 @@ def test_what_cannot_be_taken_back_is_named(statement: str) -> None:
     with pytest.raises(CannotRewind) as stopped:
         definition_before(NAME, [harmless, hiding], lambda now: newest(history, now), SPELLING)
     assert stopped.value.statement == hiding
+
+
+def test_unread_statement_of_other_databases_hides_nothing() -> None:
+    elsewhere = StatementSession.of_event(["elsewhere"], None)
+    unread = LoggedStatement(at(1), "shop", "FROBNICATE EVERYTHING", elsewhere)
+    history = followed([])
+    known = definition_before(NAME, [unread], lambda now: newest(history, now), SPELLING)
+    assert known == newest(history, NAME) is not None
 
 
 def test_other_tables_statements_hide_nothing() -> None:

@@ -9,7 +9,7 @@ from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.capture.table_definition import TableDefinition
 from penstock.errors import EventMalformed, PenstockError, PositionPurged, SchemaInvalid, SchemaUnknown
-from penstock.model import Column, Position, TableName, TableSchema
+from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 
 DEFAULTS = ServerDefaults(ServerSpelling(version=(9, 7, 4)), "utf8mb4", {"legacy": "latin1"}, False)
 
@@ -115,6 +115,56 @@ def test_a_statement_that_does_not_fit_puts_the_table_in_doubt(statement: str) -
     assert history.needs_reread(TableName("shop", "t"))
     with pytest.raises(SchemaUnknown):
         history.definition_for("shop", "t", at(600))
+
+
+@pytest.mark.parametrize(
+    ("databases", "doubtful"),
+    [
+        ({"shop"}, ["shop.t", "shop.u"]),
+        ({"other", "elsewhere"}, ["other.t"]),
+        ({"elsewhere"}, []),
+        ({""}, ["other.t", "shop.t", "shop.u"]),
+        (None, ["other.t", "shop.t", "shop.u"]),
+    ],
+)
+def test_unread_statement_puts_the_tables_of_its_listed_databases_in_doubt(
+    databases: set[str] | None, doubtful: list[str]
+) -> None:
+    history = followed(
+        "CREATE TABLE t (a INT)",
+        "CREATE TABLE u (a INT)",
+        "CREATE TABLE other.t (a INT)",
+        "CREATE TABLE gone (a INT)",
+    )
+    history.apply("DROP TABLE gone", "shop", at(450))
+    moved = history.apply("FROBNICATE x", "shop", at(500), StatementSession.of_event(databases, None))
+    assert sorted(map(str, moved)) == doubtful
+    doubts = history.doubts()
+    assert sorted(map(str, doubts)) == doubtful
+    assert {(doubt.since, doubt.reason) for doubt in doubts.values()} <= {(at(500), "FROBNICATE x")}
+
+
+def test_doubts_keep_their_reasons_and_those_of_version_0_1_have_none() -> None:
+    history = followed("CREATE TABLE t (a INT)", "FROBNICATE x")
+    saved = history.to_json()
+    assert SchemaHistory.from_json(saved).doubts() == history.doubts() != {}
+    del saved["tables"][0]["doubt"]
+    (doubt,) = SchemaHistory.from_json(saved).doubts().values()
+    assert (doubt.since, doubt.reason) == (None, "")
+
+
+def test_charset_of_an_unknown_database_is_the_session_default() -> None:
+    history = SchemaHistory(DEFAULTS)
+    latin1 = StatementSession(charset="latin1")
+    history.apply("CREATE TABLE strange.t (a CHAR(1))", "shop", at(100), latin1)
+    history.apply("CREATE DATABASE made", "shop", at(200), latin1)
+    history.apply("CREATE TABLE made.t (a CHAR(1))", "shop", at(300), StatementSession(charset="gbk"))
+    charsets = {
+        name: schema.columns[0].charset
+        for name in ("strange", "made")
+        if (schema := history.schema(name, "t")) is not None
+    }
+    assert charsets == {"strange": "latin1", "made": "latin1"}
 
 
 def test_doubt_is_settled_by_reading_the_table_again() -> None:

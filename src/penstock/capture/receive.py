@@ -19,7 +19,7 @@ from penstock.errors import ConnectionLost, LogFull, StreamError
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
 from penstock.logstore.log import Log
-from penstock.model import Position
+from penstock.model import Position, StatementSession
 
 # While there is no room the reason is looked at again so often.
 _HOLD_SECONDS = 0.1
@@ -28,7 +28,7 @@ _HOLD_SECONDS = 0.1
 class Schemas(Protocol):
     """What follows the statements of a log."""
 
-    def apply(self, text: str, database: str, position: Position) -> object:
+    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> object:
         """Take a statement into account; `position` is where its event ends."""
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Receiver:
         self._arrived = arrived
         self._counted = (0, 0)
         # Statements of bytes that are yet to be stored, which `schemas` has not taken into account.
-        self._unapplied: list[tuple[str, str, Position]] = []
+        self._unapplied: list[tuple[str, str, Position, StatementSession]] = []
         # Whether something was handed over that readers were not told of.
         self._news = False
 
@@ -217,8 +217,13 @@ class Receiver:
     def _apply_statements(self, schemas: Schemas, cutter: BlockCutter) -> None:
         """Apply the statements of the gathered bytes; those that fail, and what follows, stay unapplied."""
         self._unapplied += [
-            (text, database, Position(self._epoch, cutter.data_file, end))
-            for text, database, _, end, _ in cutter.take_statements()
+            (
+                text,
+                database,
+                Position(self._epoch, cutter.data_file, end),
+                StatementSession.of_event(*session),
+            )
+            for text, database, _, end, session in cutter.take_statements()
         ]
         while self._unapplied:
             schemas.apply(*self._unapplied[0])

@@ -6,7 +6,7 @@ be taken back (a dropped column, a changed type), nothing is returned: a schema 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.capture.ddl.effects import (
     AddColumn,
@@ -27,16 +27,17 @@ from penstock.capture.ddl.effects import (
 from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.table_definition import TableDefinition
-from penstock.model import Position, TableName
+from penstock.model import Position, StatementSession, TableName
 
 
 @dataclass(frozen=True)
 class LoggedStatement:
-    """A statement from the log: where its event ends, the session's database, its text."""
+    """A statement from the log: where its event ends, the session's database, its text, its session."""
 
     position: Position
     database: str
     text: str
+    session: StatementSession = field(default_factory=StatementSession)
 
 
 class CannotRewind(Exception):
@@ -65,7 +66,7 @@ def definition_before(
                 current = effect.to
             elif isinstance(effect, AlterTable) and effect.name == current:
                 altered.append((effect.steps, statement))
-            elif _ends(effect, current):
+            elif _ends(effect, current, statement.session):
                 raise CannotRewind(statement)
     definition = read_now(current)
     if definition is None:
@@ -75,7 +76,7 @@ def definition_before(
     return definition.renamed(name, definition.schema.version)
 
 
-def _ends(effect: Effect, name: TableName) -> bool:
+def _ends(effect: Effect, name: TableName, session: StatementSession) -> bool:
     """Tell whether the table of this name is another one, or unknown, after the effect."""
     match effect:
         case CreateTable(name=made, keep=keep) | CreateLike(name=made, keep=keep):
@@ -87,7 +88,7 @@ def _ends(effect: Effect, name: TableName) -> bool:
         case DropDatabase(database=database):
             return database == name.database
         case Unread(tables=tables):
-            return tables is None or name in tables
+            return name in tables if tables is not None else session.may_change(name.database)
     return False
 
 

@@ -10,6 +10,7 @@ schema is known, read, or missing by name, and never assumed.
 import json
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Union
@@ -33,7 +34,7 @@ from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, To
 from penstock.capture.schema_reader import ServerDefaults, read_defaults, read_tables
 from penstock.capture.table_definition import Contradiction, TableDefinition, altered, created
 from penstock.errors import PositionPurged, SchemaInvalid, SchemaUnknown, StreamError, TransientError
-from penstock.model import Position, TableName, TablePatterns, TableSchema
+from penstock.model import Position, StatementSession, TableName, TablePatterns, TableSchema
 
 if TYPE_CHECKING:
     from penstock.capture.server_tables import ServerTables
@@ -41,6 +42,18 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 _log = structlog.get_logger(__name__)
+
+# How much of a statement is kept as the reason of a doubt.
+_REASON_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why a table's definition is in doubt, and since where; None is since before the history."""
+
+    since: Position | None
+    reason: str
+
 
 # A definition and the position from which it holds; None is from the beginning. No definition: dropped.
 _Entry = tuple[Position | None, TableDefinition | None]
@@ -60,7 +73,7 @@ class SchemaHistory:
         self._given_defaults = defaults
         self._reread = reread
         self._entries: dict[TableName, list[_Entry]] = {}
-        self._stale: set[TableName] = set()
+        self._doubts: dict[TableName, Doubt] = {}
 
     @cached_property
     def _defaults(self) -> ServerDefaults:
@@ -154,9 +167,9 @@ class SchemaHistory:
             raise SchemaInvalid(
                 f"{words}: a CREATE TABLE names no database", hint="Put a USE statement before it"
             )
-        self._take(effect, None)
-        if self._stale:
-            raise SchemaInvalid(f"{words}: the statements about {min(self._stale)} contradict each other")
+        self._take(effect, None, StatementSession(), words)
+        if self._doubts:
+            raise SchemaInvalid(f"{words}: the statements about {min(self._doubts)} contradict each other")
 
     # --- Looking up ----------------------------------------------------------------------------
 
@@ -169,7 +182,11 @@ class SchemaHistory:
 
     def needs_reread(self, name: TableName) -> bool:
         """Tell whether the newest definition is in doubt."""
-        return self._key(name) in self._stale
+        return self._key(name) in self._doubts
+
+    def doubts(self) -> dict[TableName, Doubt]:
+        """Return every table whose newest definition is in doubt."""
+        return dict(self._doubts)
 
     def definition_for(self, database: str, table: str, position: Position) -> TableSchema:
         """Return the schema to decode a table's next rows with, read again where it is in doubt.
@@ -195,7 +212,7 @@ class SchemaHistory:
                 position=str(position),
                 hint="Give a schema file, or set binlog_row_metadata=FULL so that the log names its columns",
             )
-        self._stale.discard(self._key(name))
+        self._doubts.pop(self._key(name), None)
         self._record(name, definition, position)
         found = self.schema(name.database, name.table, position)
         assert found is not None, "a definition was just recorded"
@@ -208,7 +225,9 @@ class SchemaHistory:
 
     def names(self) -> list[TableName]:
         """Return every table that has a definition now, or is in doubt."""
-        return sorted(name for name in self._entries.keys() | self._stale if self._newest(name) is not None)
+        return sorted(
+            name for name in self._entries.keys() | self._doubts.keys() if self._newest(name) is not None
+        )
 
     # --- Moving on -----------------------------------------------------------------------------
 
@@ -223,7 +242,7 @@ class SchemaHistory:
         the question needs it.
         """
         told = []
-        for name in sorted(self._stale) if self._reread is not None else ():
+        for name in sorted(self._doubts) if self._reread is not None else ():
             try:
                 self.reread(name, position)
             except (StreamError, TransientError, PositionPurged) as problem:
@@ -237,33 +256,36 @@ class SchemaHistory:
     def take(self, definition: dict[str, Any], position: Position) -> None:
         """Take a definition that `settle` returned, from a position on. Raises SchemaInvalid."""
         told = TableDefinition.from_json(definition)
-        self._stale.discard(self._key(told.schema.name))
+        self._doubts.pop(self._key(told.schema.name), None)
         self._record(told.schema.name, told, position)
 
-    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+    def apply(
+        self, text: str, database: str, position: Position, session: StatementSession | None = None
+    ) -> set[TableName]:
         """Take a logged statement into account; return the tables whose definition moved or is in doubt.
 
         `database` is the session's. Never raises: what is not understood marks tables instead.
         """
         moved: set[TableName] = set()
         for effect in effects_of(text, database, self._defaults.spelling):
-            moved |= self._take(effect, position)
+            moved |= self._take(effect, position, session or StatementSession(), text)
         return moved
 
-    def _take(self, effect: Effect, position: Position | None) -> set[TableName]:
+    def _take(
+        self, effect: Effect, position: Position | None, session: StatementSession, text: str
+    ) -> set[TableName]:
+        doubt = Doubt(position, text[:_REASON_CHARACTERS_MAX])
         match effect:
             case CreateTable(name=name, keep=keep):
-                return self._create(
-                    name, keep, position, lambda: created(effect, self._charset(name.database))
-                )
+                charset = self._charset(name.database, session)
+                return self._create(name, keep, doubt, lambda: created(effect, charset))
             case CreateLike(name=name, like=like, keep=keep):
-                return self._create(name, keep, position, lambda: self._known(like))
+                return self._create(name, keep, doubt, lambda: self._known(like))
             case AlterTable(name=name, steps=steps):
-                return self._define(
-                    name, position, lambda: altered(self._known(name), steps, self._charset(name.database))
-                )
+                charset = self._charset(name.database, session)
+                return self._define(name, doubt, lambda: altered(self._known(name), steps, charset))
             case RenameTable(name=name, to=to):
-                return self._rename(name, to, position)
+                return self._rename(name, to, doubt)
             case DropTable(name=name):
                 return self._drop([name], position)
             case DropDatabase(database=database):
@@ -273,60 +295,69 @@ class SchemaHistory:
             case SetDatabaseCharset(database=database, keep=True) if self._knows_database(database):
                 return set()
             case SetDatabaseCharset(database=database, charset=charset):
-                chosen = charset or self._defaults.charset
+                chosen = charset or session.charset or self._defaults.charset
                 if chosen is not None:
                     self._database_charsets[self._fold(database)] = chosen
                 return set()
             case Unread(tables=tables):
-                doubtful = {self._key(name) for name in tables} if tables is not None else set(self._entries)
-                self._stale |= doubtful
+                doubtful = {self._key(name) for name in tables or ()}
+                if tables is None:
+                    doubtful = self._tables_of(session)
+                self._doubts |= dict.fromkeys(doubtful, doubt)
                 return doubtful
+
+    def _tables_of(self, session: StatementSession) -> set[TableName]:
+        """Return the known tables that a statement may change; one that was dropped is none of them."""
+        databases = {self._fold(name) for name in session.databases or ()}
+        return {
+            name
+            for name in self._entries
+            if self._newest(name) is not None and (not databases or name.database in databases)
+        }
 
     def _create(
         self,
         name: TableName,
         keep: bool,
-        position: Position | None,
+        doubt: Doubt,
         define: Callable[[], TableDefinition],
     ) -> set[TableName]:
         if keep and self.schema(name.database, name.table) is not None:
             return set()
         seen = self._key(name) in self._entries
-        moved = self._define(name, position, define)
+        moved = self._define(name, doubt, define)
         if keep and not seen and self._reread is not None:
             # A table never seen may have been there all along, with another definition.
-            self._stale.add(self._key(name))
+            self._doubts[self._key(name)] = doubt
         return moved
 
-    def _define(
-        self, name: TableName, position: Position | None, define: Callable[[], TableDefinition]
-    ) -> set[TableName]:
+    def _define(self, name: TableName, doubt: Doubt, define: Callable[[], TableDefinition]) -> set[TableName]:
         key = self._key(name)
         try:
             definition = define()
         except Contradiction:
-            self._stale.add(key)
+            self._doubts[key] = doubt
             return {key}
-        self._stale.discard(key)
-        return {key} if self._record(name, definition, position) else set()
+        self._doubts.pop(key, None)
+        return {key} if self._record(name, definition, doubt.since) else set()
 
-    def _rename(self, name: TableName, to: TableName, position: Position | None) -> set[TableName]:
+    def _rename(self, name: TableName, to: TableName, doubt: Doubt) -> set[TableName]:
         key, target = self._key(name), self._key(to)
-        in_doubt = key in self._stale
+        in_doubt = key in self._doubts
         newest = self._newest(key)
-        self._drop([name], position)
-        self._stale.discard(target)
+        self._drop([name], doubt.since)
+        self._doubts.pop(target, None)
         if newest is None or in_doubt:
-            self._stale.add(target)
+            self._doubts[target] = doubt
         if newest is not None:
-            self._record(to, newest, position)
+            self._record(to, newest, doubt.since)
         return {key, target}
 
     def _drop(self, names: Iterable[TableName], position: Position | None) -> set[TableName]:
         dropped = set()
         for name in names:
             key = self._key(name)
-            self._stale.discard(key)
+            self._doubts.pop(key, None)
             if self._newest(key) is not None:
                 self._entries[key].append((position, None))
             dropped.add(key)
@@ -357,12 +388,14 @@ class SchemaHistory:
         """Return the newest definition. Raises Contradiction where it is unknown or in doubt."""
         key = self._key(name)
         definition = self._newest(key)
-        if definition is None or key in self._stale:
+        if definition is None or key in self._doubts:
             raise Contradiction(f"{name} is not known")
         return definition
 
-    def _charset(self, database: str) -> str | None:
-        return self._database_charsets.get(self._fold(database), self._defaults.charset)
+    def _charset(self, database: str, session: StatementSession) -> str | None:
+        """Return a database's charset. One never seen created most likely has the session's default."""
+        known = self._database_charsets.get(self._fold(database))
+        return known or session.charset or self._defaults.charset
 
     def _knows_database(self, database: str) -> bool:
         folded = self._fold(database)
@@ -391,13 +424,14 @@ class SchemaHistory:
             "tables": [
                 {
                     "name": str(key),
-                    "in_doubt": key in self._stale,
+                    "in_doubt": key in self._doubts,
+                    **_doubt_json(self._doubts.get(key)),
                     "definitions": [
                         [str(since) if since else None, definition.to_json() if definition else None]
                         for since, definition in self._entries.get(key, [])
                     ],
                 }
-                for key in sorted(self._entries.keys() | self._stale)
+                for key in sorted(self._entries.keys() | self._doubts.keys())
             ],
         }
 
@@ -442,7 +476,7 @@ class SchemaHistory:
                     for since, definition in table["definitions"]
                 ]
                 if table["in_doubt"]:
-                    history._stale.add(key)
+                    history._doubts[key] = _doubt_of(table)
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise SchemaInvalid(f"this is no schema history: {problem!r}") from problem
         return history
@@ -461,6 +495,18 @@ class SchemaHistory:
     def load(cls, path: str | Path, reread: RereadTable | None = None) -> Self:
         """Read a file that `save` wrote. Raises SchemaInvalid."""
         return cls.from_file(path, reread=reread)
+
+
+def _doubt_json(doubt: Doubt | None) -> dict[str, Any]:
+    if doubt is None:
+        return {}
+    return {"doubt": {"since": str(doubt.since) if doubt.since else None, "reason": doubt.reason}}
+
+
+def _doubt_of(table: dict[str, Any]) -> Doubt:
+    """Read why a table is in doubt; version 0.1 kept no reason."""
+    value = table.get("doubt", {"since": None, "reason": ""})
+    return Doubt(Position.parse(value["since"]) if value["since"] else None, value["reason"])
 
 
 def _statements(tokens: list[Token]) -> Iterable[list[Token]]:

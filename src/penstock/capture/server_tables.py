@@ -19,7 +19,7 @@ from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_be
 from penstock.capture.schema_reader import ServerDefaults, read_defaults, read_table, read_tables
 from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaUnknown
-from penstock.model import Position, ServerAddress, TableName, TablePatterns
+from penstock.model import Position, ServerAddress, StatementSession, TableName, TablePatterns
 
 _HINT = (
     "Give a schema file; from SET GLOBAL binlog_row_metadata = FULL on, the log names its columns by itself"
@@ -165,7 +165,8 @@ def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[Logged
                     continue
                 file, _, offset = taken.end_position.rpartition(":")
                 position = Position(start.epoch, file, int(offset))
-                yield LoggedStatement(position, taken.database, taken.text), _end(decoder, start)
+                session = StatementSession.of_event(*taken.session)
+                yield LoggedStatement(position, taken.database, taken.text, session), _end(decoder, start)
             elif decoder.state == "table":
                 # No row is wanted, so none is decoded.
                 decoder.answer_table(None)

@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from penstock.errors import PenstockError, SchemaInvalid, SchemaUnknown
 from penstock.limits import MIB
 from penstock.logstore.disk import AppendFile, Disk, LocalDisk
-from penstock.model import Position, TableName
+from penstock.model import Position, StatementSession, TableName
 
 FOLDER = "schemas"
 SUFFIX = ".schemas"
@@ -44,7 +44,9 @@ class Definitions(Protocol):
     def defines(self, text: str, database: str) -> bool:
         """Tell whether a statement can change a definition."""
 
-    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+    def apply(
+        self, text: str, database: str, position: Position, session: StatementSession
+    ) -> set[TableName]:
         """Take a statement into account; return the tables it moved or put in doubt."""
 
     def settle(self, position: Position) -> list[dict[str, Any]]:
@@ -140,7 +142,7 @@ class SchemaLog(Generic[_Kept]):
         history = self._read(generation.snapshot)
         for place, line in generation.upto(position):
             if "text" in line:
-                history.apply(line["text"], line["database"], place)
+                history.apply(line["text"], line["database"], place, StatementSession.from_json(line))
             else:
                 history.take(line["definition"], place)
         return history
@@ -153,7 +155,9 @@ class SchemaLog(Generic[_Kept]):
             self._cut(position)
             self._begin(history.in_force(position), position)
 
-    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+    def apply(
+        self, text: str, database: str, position: Position, session: StatementSession | None = None
+    ) -> set[TableName]:
         """Take a statement that ends at a position into account, durably; return the tables it moved.
 
         A statement at or before the newest position is known already. The server is asked about tables in
@@ -168,8 +172,9 @@ class SchemaLog(Generic[_Kept]):
             assert newest is not None, "there is a generation to have read"
             moved = set()
             if history.defines(text, database):
-                moved = history.apply(text, database, position)
-                lines: list[dict[str, Any]] = [{"database": database, "text": text}]
+                session = session or StatementSession()
+                moved = history.apply(text, database, position, session)
+                lines: list[dict[str, Any]] = [{"database": database, "text": text, **session.to_json()}]
                 lines += [{"definition": told} for told in history.settle(position)]
                 self._keep(newest, history, lines, position)
             self._newest = history

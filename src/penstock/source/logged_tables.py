@@ -7,7 +7,7 @@ So a reader needs no history of its own, wherever in the log it begins.
 from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.errors import SchemaUnknown
-from penstock.model import Position, TableName, TableSchema
+from penstock.model import Position, StatementSession, TableName, TableSchema
 from penstock.source.source import Source
 
 _HINT = "Give the tables' definitions: schemas; or set binlog_row_metadata=FULL on the server"
@@ -51,7 +51,9 @@ class LoggedTables:
             f"the log does not know the definition of {name} here", position=str(position), hint=_HINT
         )
 
-    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+    def apply(
+        self, text: str, database: str, position: Position, session: StatementSession | None = None
+    ) -> set[TableName]:
         """Forget what a statement may have changed; the log itself has it from its position on."""
         if not effects_of(text, database, ServerSpelling()):
             return set()

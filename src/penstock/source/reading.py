@@ -26,7 +26,7 @@ from penstock.errors import (
     ValueMalformed,
 )
 from penstock.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, TRANSACTION_HELD_BYTES_MAX
-from penstock.model import Column, Position, TableName, TablePatterns, TableSchema
+from penstock.model import Column, Position, StatementSession, TableName, TablePatterns, TableSchema
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
 from penstock.source.proof import PLAIN_STRINGS, columns_of, contradiction_of, with_types_of
@@ -37,7 +37,8 @@ from penstock.source.unlogged_changes import refuse_change, warn_of_unlogged_row
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 
 _HINT_METADATA = (
-    "SET GLOBAL binlog_row_metadata = FULL on the server, or give the tables' definitions: schemas"
+    "SET GLOBAL binlog_row_metadata = FULL on the server, or give the tables' definitions: schemas,"
+    " empty ({}) where each CREATE TABLE is in the log"
 )
 # The way out where the kernel, which knows bytes alone, names none.
 _HINT_INSPECT = "`penstock inspect FILE --start POSITION` shows the events there"
@@ -95,7 +96,9 @@ class Schemas(Protocol):
     def reread(self, name: TableName, position: Position) -> TableSchema:
         """Ask elsewhere for the definition at a position. Raises SchemaUnknown."""
 
-    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+    def apply(
+        self, text: str, database: str, position: Position, session: StatementSession | None = None
+    ) -> set[TableName]:
         """Take a logged statement into account; return the tables whose definition moved or is in doubt."""
 
 
@@ -437,7 +440,8 @@ class _RangeReader:
             decoder.answer_statement(self._is_told(statement))
         if self._schemas is not None:
             end = self._position(statement.end_position)
-            if self._schemas.apply(statement.text, statement.database, end):
+            session = StatementSession.of_event(*statement.session)
+            if self._schemas.apply(statement.text, statement.database, end, session):
                 decoder.forget_tables()
 
     def _is_told(self, statement: Any) -> bool:

@@ -15,7 +15,7 @@ from penstock.capture.connection import connect
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.server_tables import ServerTables
 from penstock.errors import SchemaInvalid
-from penstock.model import Position
+from penstock.model import Position, StatementSession
 from penstock.source.decoding import RangeDecoding
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Schemas
@@ -93,7 +93,8 @@ class TrackedSchemas:
                 if not statement.is_change:
                     file, _, offset = statement.end_position.rpartition(":")
                     end = Position(byte_range.epoch, file, int(offset))
-                    self.history.apply(statement.text, statement.database, end)
+                    session = StatementSession.of_event(*statement.session)
+                    self.history.apply(statement.text, statement.database, end, session)
             self._position = Position(byte_range.epoch, *decoding.decoder.position)
         if self._tracking is not None:
             self._save(self._tracking)

@@ -134,7 +134,7 @@ class SetDatabaseCharset:
 
 @dataclass(frozen=True)
 class Unread:
-    """The statement may have touched these tables; None is any."""
+    """The statement may have touched these tables; None is any in the databases that its event lists."""
 
     tables: frozenset[TableName] | None
 
@@ -157,12 +157,16 @@ class NotUnderstood(Exception):
 
 @dataclass
 class Statement:
-    """One statement while it is read: its tokens, and what names without a database mean."""
+    """One statement while it is read: its tokens, and what names without a database mean.
+
+    `confined` tells that it touches no other tables than those named so far, whatever follows.
+    """
 
     cursor: TokenCursor
     database: str
     spelling: ServerSpelling
     named: set[TableName] = field(default_factory=set)
+    confined: bool = False
 
     def take_name(self) -> str:
         """Take an identifier. Raises NotUnderstood."""

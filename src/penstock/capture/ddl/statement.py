@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a logged statement does to table definitions.
 
-Every statement falls in one of three groups: it touches no definition, it is understood, or it is
-`Unread`: then the tables it may have touched are read again from the server. Nothing is guessed and
-nothing raises, so a statement from a server of tomorrow costs one reading and stops nothing.
+Every statement falls in one of three groups: it is listed as touching no definition, it is understood, or it
+is `Unread`: then the tables it may have touched are read again from the server. Those are the tables it names
+where it can touch no others, else every table of the databases that its event lists. Nothing is guessed and
+nothing raises.
 
 Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
 """
@@ -52,6 +53,8 @@ _BEFORE_KIND = words_of(
     RELATIONAL DUALITY MATERIALIZED"""
 )
 
+_NAME_ANOTHER_TABLE = (("RENAME",), ("CONVERT", "TABLE"), ("TO", "TABLE"))
+
 
 def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
     """Return what the statement does to definitions, in order; [] for nothing. Never raises.
@@ -67,10 +70,8 @@ def effects_of_tokens(tokens: Iterable[Token], database: str, spelling: ServerSp
     statement = Statement(cursor, database, spelling)
     try:
         return _statement(statement) if skip_to_verb(cursor) else [Unread(None)]
-    except TextUnreadable:
-        return [Unread(None)]
-    except (NotUnderstood, TypeUnknown):
-        return [Unread(frozenset(statement.named) or None)]
+    except (TextUnreadable, NotUnderstood, TypeUnknown):
+        return [Unread(frozenset(statement.named) if statement.confined and statement.named else None)]
 
 
 def skip_to_verb(cursor: TokenCursor) -> bool:
@@ -147,6 +148,7 @@ def _create(statement: Statement, kind: str) -> list[Effect]:
         return [SetDatabaseCharset(database, _charset_option(cursor), keep)]
     if kind == "INDEX":
         return _index(statement)
+    statement.confined = kind in ("TABLE", "SEQUENCE")
     if kind == "TABLE":
         return [create_table(statement, keep)]
     if kind == "SEQUENCE":
@@ -175,6 +177,8 @@ def _alter(statement: Statement, kind: str) -> list[Effect]:
     if kind != "TABLE":
         raise NotUnderstood
     cursor.accept("IF", "EXISTS")
+    # RENAME TO, and MariaDB's CONVERT TABLE and CONVERT PARTITION ... TO TABLE, name a second table.
+    statement.confined = not any(cursor.has(*words) for words in _NAME_ANOTHER_TABLE)
     return alter_table(statement)
 
 
@@ -218,6 +222,7 @@ def _index(statement: Statement) -> list[Effect]:
     index = cursor.take()
     while not cursor.ended and not cursor.accept("ON"):
         cursor.take()
+    statement.confined = True
     name = statement.take_table()
     if index.text.upper() == "PRIMARY":
         return [AlterTable(name, (SetKey(()),))]
