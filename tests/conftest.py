@@ -4,7 +4,8 @@
 A test is skipped only where the machine cannot have a part that it needs, and the end of the run says
 which parts were missing and how to get them. Under `CI=true` a missing part is a failure.
 
-`--server-flavors mysql,mariadb` (or `PENSTOCK_FLAVORS`) leaves the other servers out, by name.
+`--server-flavors mysql,mariadb` (or `PENSTOCK_FLAVORS`) leaves the other servers out, by name. `CI=true`
+refuses that.
 """
 
 import itertools
@@ -73,13 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
     }
     for marker, meaning in markers.items():
         config.addinivalue_line("markers", f"{marker}: {meaning}")
+    tiers.check_area(config)
     tiers.note_selection(config)
     tiers.note_late_starts(Path(tempfile.gettempdir()))
-    unknown = _flavors(config) - set(FLAVORS)
-    if unknown:
-        raise pytest.UsageError(
-            f"--server-flavors: {', '.join(sorted(unknown))} is none of {', '.join(FLAVORS)}"
-        )
+    check_flavors(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -123,6 +121,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"skipped: {report.nodeid}: {why}")
 
 
+def check_flavors(config: pytest.Config) -> None:
+    """Raise UsageError for a server that does not exist, and under `CI=true` for one that is left out."""
+    unknown = _flavors(config) - set(FLAVORS)
+    if unknown:
+        raise pytest.UsageError(
+            f"--server-flavors: {', '.join(sorted(unknown))} is none of {', '.join(FLAVORS)}"
+        )
+    if _in_ci() and (left_out := set(FLAVORS) - _flavors(config)):
+        raise pytest.UsageError(
+            f"--server-flavors, or PENSTOCK_FLAVORS, leaves {', '.join(sorted(left_out))} out, which CI=true"
+            " refuses: unset it, or unset CI to test without these servers"
+        )
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("1", "true")
+
+
 def _flavors(config: pytest.Config) -> set[str]:
     return {flavor.strip() for flavor in config.getoption("--server-flavors").split(",") if flavor.strip()}
 
@@ -141,7 +157,7 @@ def missing_part(pytestconfig: pytest.Config) -> MissingPart:
 
     def report(part: str, reason: str) -> NoReturn:
         pytestconfig.stash[_MISSING][part] = reason
-        if os.environ.get("CI", "").lower() in ("1", "true"):
+        if _in_ci():
             pytest.fail(f"{part} is missing: {reason}", pytrace=False)
         pytest.skip(f"{part} is missing: {reason}")
 

@@ -7,7 +7,12 @@ Every test belongs to one tier:
 - deep: marked `deep(guard="tests/...::test_...")`; `make test-all` adds it. The guard is the everyday test of
   the same capability. `deep(keep=("word",))` leaves the cases with the word in their id in the everyday tier,
   where they guard the others;
-- long: marked `long`; only `make test-long` runs it.
+- long: marked `long`; only `make test-long` runs it, so it guards no other test.
+
+The brokers of Kafka and the nodes of Elasticsearch take too long to start for the everyday tier: no everyday
+test sends anything to a real one. In their stead tests/unit/test_sink_messages.py holds the messages,
+tests/integration/test_sink_http.py the order, the bounds and the refusals of a sink that sends requests, and
+tests/conformance the contract of every sink, on embedded stores and SQL servers.
 """
 
 import json
@@ -21,6 +26,7 @@ import pytest
 from tools.servers.starting import LATE_STARTS_VARIABLE
 from tools.suite.run import STEPS_VARIABLE
 
+TESTS = Path(__file__).resolve().parent
 TIERS = ("everyday", "deep", "long")
 SELECTIONS = {"everyday": ("everyday",), "deep": ("deep",), "all": ("everyday", "deep")}
 # Set by a run for its own workers.
@@ -97,21 +103,35 @@ def area_filter(config: pytest.Config) -> list[str] | None:
     return [word.strip() for word in text.split(",") if word.strip()] if text else None
 
 
-def in_area(item: pytest.Item, areas: list[str]) -> bool:
-    """Tell whether a word of the area is part of the path of the test's file, below `tests`."""
-    path = item.nodeid.partition("::")[0]
+def check_area(config: pytest.Config) -> None:
+    """Raise UsageError where no test file has a word of the area in its path.
+
+    It is checked before workers start: an error of a worker is printed as an internal one.
+    """
+    areas = area_filter(config)
+    paths = (path.relative_to(config.rootpath).as_posix() for path in TESTS.rglob("test_*.py"))
+    if areas is not None and not any(in_area(path, areas) for path in paths):
+        raise pytest.UsageError(
+            f"--area: no test file has {' or '.join(areas) or 'a word'} in its path: see tests/"
+        )
+
+
+def in_area(path: str, areas: list[str]) -> bool:
+    """Tell whether a word of the area is part of the path of a test file."""
     return any(area in path for area in areas)
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests of other tiers and areas. Raises UsageError for an area without tests."""
+    """Deselect the tests of other tiers and areas."""
     if not any("::" in argument for argument in config.args):
         check_kept_cases(items)
     mark_guarded_parameters(items)
     tiers, areas = selected_tiers(config), area_filter(config)
-    if areas is not None and not any(in_area(item, areas) for item in items):
-        raise pytest.UsageError(f"no test file has {' or '.join(areas)} in its path: see tests/")
-    chosen = [item for item in items if tier_of(item) in tiers and (areas is None or in_area(item, areas))]
+    chosen = [
+        item
+        for item in items
+        if tier_of(item) in tiers and (areas is None or in_area(item.nodeid.partition("::")[0], areas))
+    ]
     chosen_names = {id(item) for item in chosen}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen_names])
     items[:] = chosen

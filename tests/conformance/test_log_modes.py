@@ -194,12 +194,22 @@ def test_an_unfinished_transaction_that_comes_again_is_there_once(log: Log) -> N
     check_log(log, whole=True)
 
 
-def test_closing_wakes_who_waits(log: Log) -> None:
+def test_closing_wakes_a_thread_that_waits(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     Captured(log).run()
     answers: list[Position | None] = []
+    asleep = threading.Event()
+    wait = log._changed.wait
+
+    def wait_noted(timeout: float | None = None) -> bool:
+        # The lock is held until the thread is among those to wake, so closing comes after that.
+        asleep.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(log._changed, "wait", wait_noted)
     waiting = threading.Thread(target=lambda: answers.append(log.wait_visible(log.visible)), daemon=True)
     visible = log.visible
     waiting.start()
+    assert asleep.wait(WAIT_SECONDS_MAX)
     log.close()
     waiting.join(WAIT_SECONDS_MAX)
     assert answers == [visible]

@@ -19,9 +19,10 @@ from deltalake import DeltaTable
 
 from demo import shop
 from demo.mirror import APPLICATION, Mirror, last_images
-from demo.verdict import exact
+from demo.verdict import exact, judge
+from tests.fixture_types import FreshDatabase
 from tests.patience import wait_until
-from tools.servers import REPLICATION_PASSWORD
+from tools.servers import REPLICATION_PASSWORD, Server
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -96,9 +97,7 @@ def test_the_password_is_printed_nowhere(whole_run: str, place: Path) -> None:
         assert REPLICATION_PASSWORD not in text
 
 
-@pytest.mark.deep(
-    guard="tests/integration/test_demo.py::test_the_demo_ends_with_every_table_equal_to_the_server"
-)
+@pytest.mark.deep(guard="tests/integration/test_demo.py::test_verdict_names_every_difference")
 def test_one_wrong_value_in_a_mirror_fails_the_next_run_in_the_same_place(
     whole_run: str, place: Path
 ) -> None:
@@ -110,7 +109,7 @@ def test_one_wrong_value_in_a_mirror_fails_the_next_run_in_the_same_place(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_demo.py::test_the_demo_ends_with_every_table_equal_to_the_server"
+    guard="tests/integration/test_servers.py::test_the_command_ends_its_server_when_interrupted"
 )
 @pytest.mark.parametrize("moment", ["listens on", "writing: "])
 def test_an_interrupt_leaves_no_process_and_no_server_directory(place: Path, moment: str) -> None:
@@ -183,6 +182,33 @@ def test_changes_in_any_order_come_to_the_last_image_of_each_key() -> None:
         (8, "delete", "new"),
         (9, "update_postimage", "moved"),
     ]
+
+
+def test_verdict_names_every_difference(
+    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mariadb_server)
+    mariadb_server.sql("CREATE TABLE orders (id INT PRIMARY KEY, status VARCHAR(20))", database=database)
+    mariadb_server.sql("INSERT INTO orders VALUES (7, 'new'), (8, 'new')", database=database)
+    mirror = Mirror(tmp_path, "orders", ("id",))
+    mirror.apply(_changes([(1, 0, "insert", 7, "new"), (1, 1, "insert", 8, "new")]), 0)
+    inserts = {"insert": 2, "update": 0, "delete": 0}
+    with mariadb_server.connect() as connection:
+
+        def differences(tally: dict[str, int]) -> list[str]:
+            return judge(connection, database, mirror, tally).differences
+
+        assert differences(inserts) == []
+        assert differences({**inserts, "update": 1}) == [
+            "change feed: 0 changes of kind update, the writer made 1"
+        ]
+        mariadb_server.sql("UPDATE orders SET status = 'paid' WHERE id = 8", database=database)
+        assert differences(inserts) == ["row (8,), column status: the server has 'paid', the mirror 'new'"]
+        mariadb_server.sql("UPDATE orders SET id = 9, status = 'new' WHERE id = 8", database=database)
+        assert differences(inserts) == [
+            "row (9,) is missing in the mirror",
+            "row (8,) is in the mirror alone",
+        ]
 
 
 def test_a_decimal_of_another_scale_is_another_value() -> None:

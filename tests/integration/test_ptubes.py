@@ -379,9 +379,7 @@ def test_a_subscription_again_begins_anew(one_shop: Shop) -> None:
 # --- When things die ------------------------------------------------------------------------
 
 
-@pytest.mark.deep(
-    guard="tests/integration/test_canal_restarts.py::test_a_daemon_killed_midway_repeats_at_most_what_was_not_durable"
-)
+@pytest.mark.deep(guard="tests/integration/test_ptubes.py::test_a_client_goes_on_behind_every_event")
 def test_a_daemon_that_is_killed_costs_a_client_neither_an_event_nor_a_second_copy(
     mariadb_server: Server, fresh_database: Callable[[Server], str], tmp_path: Path
 ) -> None:

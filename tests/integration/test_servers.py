@@ -15,7 +15,15 @@ import pytest
 
 from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, PartMissing, Server, ServerFailed, packages
+from tools.servers import (
+    FLAVORS,
+    REPLICATION_PASSWORD,
+    REPLICATION_USER,
+    PartMissing,
+    Server,
+    ServerFailed,
+    packages,
+)
 from tools.servers.__main__ import main
 from tools.servers.ports import free_port
 
@@ -191,9 +199,7 @@ def test_tls_is_signed_by_an_authority_that_a_client_can_check(start_server: Sta
             assert cursor.fetchall()[0][1]
 
 
-@pytest.mark.deep(
-    guard="tests/integration/test_servers.py::test_close_removes_a_temporary_directory_and_keeps_a_given_one"
-)
+@pytest.mark.deep(keep=("kill",))
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit()", "raise RuntimeError"])
 def test_a_server_ends_when_its_owner_ends_however_it_ends(mariadb_server: Server, ending: str) -> None:
     # The server is started in a thread that is over before its owner, which must not end the server.
@@ -298,7 +304,6 @@ def test_the_command_ends_its_server_when_interrupted(mariadb_server: Server) ->
         socket.create_connection(("127.0.0.1", port), WAIT_SECONDS_MAX).close()
 
 
-@pytest.mark.deep(keep=("-0-skipped",))
 @pytest.mark.parametrize(("ci", "status", "word"), [("", 0, "skipped"), ("true", 1, "error")])
 def test_a_missing_server_is_a_loud_skip_and_under_ci_a_failure(
     tmp_path: Path, ci: str, status: int, word: str
@@ -307,7 +312,13 @@ def test_a_missing_server_is_a_loud_skip_and_under_ci_a_failure(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         cwd=ROOT,
-        env={**os.environ, "CI": ci, "PATH": str(tmp_path), "PENSTOCK_SERVERS": str(tmp_path)},
+        env={
+            **os.environ,
+            "CI": ci,
+            "PATH": str(tmp_path),
+            "PENSTOCK_SERVERS": str(tmp_path),
+            "PENSTOCK_FLAVORS": ",".join(FLAVORS),
+        },
         capture_output=True,
         text=True,
         check=False,

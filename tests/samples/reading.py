@@ -13,7 +13,11 @@ from tests.samples.shop import ORDERS, plain
 from tests.samples.write import ACCOUNT, SAMPLES
 from tools.servers.ports import free_port
 
-VERSIONS = sorted(path.parent.name for path in SAMPLES.glob(f"*/{ACCOUNT}"))
+# From the oldest to the newest: 0.2 is older than 0.10.
+VERSIONS = sorted(
+    (path.parent.name for path in SAMPLES.glob(f"*/{ACCOUNT}")),
+    key=lambda version: [int(number) for number in version.split(".")],
+)
 COLUMNS = ["id", "code", "total"]
 _SYSTEM_COLUMNS = ["_change_type", "_commit_version", "_metadata"]
 # The phases of the account, by number.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every deep test names an everyday test that guards the same capability."""
+"""Every deep test names an everyday test that guards the same capability; a long test guards none."""
 
 import ast
 from collections.abc import Iterator
@@ -39,6 +39,17 @@ def deep_markers() -> Iterator[Deep]:
                     yield Deep(file, name, arguments.get("guard"), tuple(arguments.get("keep", ())))
 
 
+def is_long(tree: ast.Module, test: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether a test is long with all of its cases, by itself or with its module."""
+    of_module = [
+        part
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        for part in ast.walk(node.value)
+    ]
+    return "pytest.mark.long" in map(ast.unparse, [*test.decorator_list, *of_module])
+
+
 DEEP = list(deep_markers())
 
 
@@ -55,9 +66,31 @@ def test_a_deep_test_is_guarded_by_an_everyday_test(deep: Deep) -> None:
     path = ROOT / file
     assert path.is_file(), f"{deep.guard}: no such file"
     tree = ast.parse(path.read_text())
-    assert any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test.partition("[")[0]
+    named = [
+        node
         for node in tree.body
-    ), f"{deep.guard}: no such test"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test.partition("[")[0]
+    ]
+    assert named, f"{deep.guard}: no such test"
+    assert not is_long(tree, named[0]), f"{deep.guard} is long itself"
     guards = [other for other in DEEP if other.file == file and other.test in (None, test.partition("[")[0])]
     assert all(guard.keep for guard in guards), f"{deep.guard} is deep itself"
+
+
+@pytest.mark.parametrize(
+    ("code", "long"),
+    [
+        ("@pytest.mark.long\ndef test_a(): ...", True),
+        ("pytestmark = [pytest.mark.timing, pytest.mark.long]\ndef test_a(): ...", True),
+        (
+            "@pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.long)])\ndef test_a(n): ...",
+            False,
+        ),
+        ("def test_a(): ...\n@pytest.mark.long\ndef test_b(): ...", False),
+    ],
+    ids=["marked", "module", "one case", "another test"],
+)
+def test_scan_knows_long_tests(code: str, long: bool) -> None:
+    tree = ast.parse(code)
+    test = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
+    assert is_long(tree, test) is long

@@ -116,7 +116,7 @@ def test_mutant_is_killed_by_the_test_that_fails(tree: Path) -> None:
     assert (tree / "src/penstock/numbers.py").read_text() == CODE
 
 
-@pytest.mark.deep(guard="tests/unit/test_mutants.py::test_mutant_is_killed_by_the_test_that_fails")
+@pytest.mark.deep(guard="tests/unit/test_mutants.py::test_recorded_tier_is_that_of_the_selection")
 def test_deep_test_is_named_as_the_tier_that_killed(tree: Path) -> None:
     coverage = coverage_by("test_larger_number_is_returned", tier="deep")
     assert python_mutants.judge(mutant_of(CODE, " > ", " < "), coverage, tree).tier == "deep"
@@ -132,7 +132,9 @@ def test_mutant_of_an_uncovered_line_survives(tree: Path) -> None:
     assert verdict == Verdict("survived", detail="no test runs this line")
 
 
-@pytest.mark.deep(guard="tests/unit/test_mutants.py::test_mutant_is_killed_by_the_test_that_fails")
+@pytest.mark.deep(
+    guard="tests/unit/test_mutants.py::test_tests_of_files_that_import_the_module_judge_its_constants_first"
+)
 def test_mutant_of_a_line_that_runs_at_import_is_judged_by_all_tests_of_its_file(tree: Path) -> None:
     module = tree / "src/penstock/numbers.py"
     module.write_text(f"LIMIT = 1\n{CODE.replace('else b', 'else b * LIMIT')}")
@@ -146,7 +148,9 @@ def test_failure_without_the_mutation_is_no_kill(tree: Path) -> None:
     assert verdict.outcome == "undecided"
 
 
-@pytest.mark.deep(guard="tests/unit/test_mutants.py::test_mutant_is_killed_by_the_test_that_fails")
+@pytest.mark.deep(
+    guard="tests/unit/test_mutants.py::test_tests_that_take_too_long_without_the_mutation_leave_it_undecided"
+)
 def test_mutant_that_hangs_is_killed_by_the_time_limit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The same tests have to end in this time without the mutation.
     monkeypatch.setattr(python_mutants, "SECONDS_MAX", 10.0)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of a test run: what selects nothing, or less than continuous integration needs, is refused."""
+
+import pytest
+
+from tests import tiers
+from tests.conftest import check_flavors
+
+
+@pytest.mark.parametrize("area", ["kanal", "kanal,kafak", " , "])
+def test_area_without_a_test_file_is_refused(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, area: str
+) -> None:
+    monkeypatch.setattr(pytestconfig.option, "area", area)
+    with pytest.raises(pytest.UsageError, match="no test file has"):
+        tiers.check_area(pytestconfig)
+
+
+@pytest.mark.parametrize("area", [None, "canal", "kanal, canal"])
+def test_area_with_a_test_file_is_accepted(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, area: str | None
+) -> None:
+    monkeypatch.setattr(pytestconfig.option, "area", area)
+    tiers.check_area(pytestconfig)
+    assert tiers.in_area("tests/integration/test_canal.py", tiers.area_filter(pytestconfig) or ["canal"])
+
+
+@pytest.mark.parametrize(
+    ("flavors", "ci", "message"),
+    [
+        ("mysql,mariadb", "true", "leaves mariadb11 out, which CI=true refuses"),
+        ("mysql,oracle", "", "oracle is none of"),
+        ("mysql", "", None),
+        ("mysql,mariadb,mariadb11", "true", None),
+    ],
+)
+def test_flavor_left_out_under_ci_is_refused(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, flavors: str, ci: str, message: str | None
+) -> None:
+    monkeypatch.setattr(pytestconfig.option, "server_flavors", flavors)
+    monkeypatch.setenv("CI", ci)
+    if message is None:
+        assert check_flavors(pytestconfig) is None
+        return
+    with pytest.raises(pytest.UsageError, match=message):
+        check_flavors(pytestconfig)
