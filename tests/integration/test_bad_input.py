@@ -409,6 +409,52 @@ def test_a_statement_that_changes_another_table_stops_nobody(in_statement_format
     assert list(penstock.read_binlog(server.binlog_files(), "shop.nothing")) == []
 
 
+def test_what_servers_log_of_statements_stops_the_readers_it_concerns(in_statement_format: Server) -> None:
+    server = in_statement_format
+    mariadb = server.flavor.startswith("mariadb")
+    loaded = Path(str(server.sql("SELECT @@datadir")[0][0])) / "it's.csv"
+    loaded.write_text("11\n12\n")
+    server.sql(
+        "SET GLOBAL log_bin_trust_function_creators = 1; CREATE DATABASE crm;"
+        "CREATE TABLE crm.logins (id INT PRIMARY KEY); CREATE TABLE shop.stock (id INT PRIMARY KEY);"
+        "CREATE TABLE shop.parts (id INT PRIMARY KEY);"
+        "CREATE FUNCTION shop.restock(n INT) RETURNS INT DETERMINISTIC"
+        " BEGIN INSERT INTO shop.stock VALUES (n); RETURN n; END;"
+        "CREATE TRIGGER shop.parts_stocked AFTER INSERT ON shop.parts FOR EACH ROW"
+        " INSERT INTO crm.logins VALUES (NEW.id)",
+    )
+    in_statements = "SET SESSION binlog_format = STATEMENT; USE shop;"
+
+    def why_stopped(statement: str, tables: str) -> str:
+        if statement:
+            server.sql("FLUSH BINARY LOGS")
+            server.sql(f"{in_statements} {statement}")
+        try:
+            assert list(penstock.read_binlog(server.binlog_files()[-1:], tables)) == []
+        except StatementLogged as problem:
+            return problem.message
+        return ""
+
+    load = f"LOAD DATA INFILE '{str(loaded).replace(chr(39), chr(92) + chr(39))}' INTO TABLE other"
+    assert "a change of shop.other" in why_stopped(load, "shop.other")
+    assert why_stopped("", "shop.orders") == ""
+    assert "routines" in why_stopped("DO restock(1)", "shop.orders")
+    assert bool(why_stopped("", "crm.*")) == mariadb, "MySQL logs that the function accessed shop alone"
+    assert "calls restock()" in why_stopped("INSERT INTO parts VALUES (restock(2))", "shop.stock")
+    # MySQL logs that the trigger accessed crm; MariaDB does not, and the function makes it stop.
+    assert why_stopped("", "crm.*") != ""
+    hidden = why_stopped("INSERT INTO parts VALUES (3)", "crm.*")
+    assert ("it accessed the database crm" in hidden) != mariadb
+    copy = "CREATE TABLE shop.copy AS SELECT * FROM shop.orders"
+    assert "a change of shop.copy" in why_stopped(copy, "shop.copy")
+    assert why_stopped("", "shop.orders") == ""
+    if mariadb:
+        assert "a change of shop.other" in why_stopped("ANALYZE UPDATE other SET id = id + 50", "shop.other")
+        prefixed = "SET STATEMENT max_statement_time = 9 FOR DELETE FROM other"
+        assert "a change of shop.other" in why_stopped(prefixed, "shop.other")
+        assert why_stopped("", "shop.orders") == ""
+
+
 # --- Live servers ---------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from tests.binlog_bytes import (
     FORMAT_DESCRIPTION,
     GTID,
     PREVIOUS_GTIDS,
+    QUERY,
     START_ENCRYPTION,
     TABLE_MAP,
     TRANSACTION_PAYLOAD,
@@ -32,6 +33,7 @@ from tests.binlog_bytes import (
     assemble,
     events,
     first_event_end,
+    query_body,
 )
 from tests.block_cutting import (
     BEGINS,
@@ -252,6 +254,14 @@ def test_statements_are_handed_out_with_their_places(log: Path) -> None:
     ]
     assert part.statements == expected
     assert not cut(content, statements=False).parts[0].statements
+
+
+def test_statements_of_unknown_kinds_are_handed_out_and_changes_are_not() -> None:
+    logged = next(events(next(log for log in SMALL_LOGS if log.stem == "mysql-9.7-1").read_bytes()))
+    texts = ("INSERT INTO t VALUES (1)", "EVOLVE TABLE t", "SELECT f(1)", "CREATE TABLE t (id INT)")
+    parts = [Event(0, QUERY, 1, 0, 0, query_body(text, "shop")) for text in texts]
+    (part,) = cut(assemble([logged, *parts])).parts
+    assert [statement[0] for statement in part.statements] == ["EVOLVE TABLE t", "CREATE TABLE t (id INT)"]
 
 
 def test_rows_of_an_unknown_type_are_kept_and_said_to_be_uncounted() -> None:

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 import penstock
-from penstock.errors import StatementLogged
+from penstock.errors import ChecksumMismatch, StatementLogged, StreamError
 from tests.binlog_bytes import (
     EXECUTE_LOAD_QUERY,
     GTID,
@@ -156,3 +156,19 @@ def test_load_data_stops_readers_of_its_table(tmp_path: Path, server: Event, tab
     assert "a change of shop.orders was logged as a statement: LOAD DATA" in why_stopped(file, "shop.orders")
     assert why_stopped(file, "crm.*") == ""
     assert why_stopped(file, "shop.other") == ""
+
+
+@pytest.mark.parametrize("inside", [1, 11, 19, 40])
+def test_start_inside_an_event_is_named_as_the_cause(tmp_path: Path, inside: int) -> None:
+    file = log_of(tmp_path, MYSQL, event(QUERY, query_body("CREATE TABLE shop.orders (id INT)")))
+    change = list(events(file.read_bytes()))[2]
+    with pytest.raises(StreamError) as stopped:
+        list(penstock.read_binlog(file, start=f"{FILE}:{change.offset + inside}"))
+    assert "No event may start here" in str(stopped.value.hint)
+    damaged = bytearray(file.read_bytes())
+    damaged[change.offset + 30] ^= 1
+    file.write_bytes(damaged)
+    with pytest.raises(ChecksumMismatch) as stopped_by_damage:
+        list(penstock.read_binlog(file))
+    assert "copy the file" in str(stopped_by_damage.value.hint)
+    assert "No event may start here" not in str(stopped_by_damage.value.hint)

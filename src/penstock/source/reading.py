@@ -18,6 +18,9 @@ from penstock.changes import SYSTEM_COLUMNS as SYSTEM_COLUMNS
 from penstock.errors import (
     ChecksumMismatch,
     EventMalformed,
+    EventUnknown,
+    FileTruncated,
+    LimitExceeded,
     OptionInvalid,
     PenstockError,
     SchemaMismatch,
@@ -30,7 +33,7 @@ from penstock.model import Column, Position, StatementSession, TableName, TableP
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
 from penstock.source.proof import PLAIN_STRINGS, columns_of, contradiction_of, with_types_of
-from penstock.source.source import ByteRange, Source, place_of
+from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, Source, place_of
 from penstock.source.statement import tables_of
 from penstock.source.unlogged_changes import refuse_change, warn_of_unlogged_rows
 
@@ -48,6 +51,13 @@ _HINTS: dict[type[StreamError], str] = {
     EventMalformed: "The bytes are damaged: copy the file again, or read from the live server",
     ValueMalformed: "The definition in force may differ from the one at hand: see penstock inspect",
 }
+
+# What bytes look like where a reader starts inside an event.
+_DAMAGE = (ChecksumMismatch, EventMalformed, EventUnknown, FileTruncated, LimitExceeded)
+_HINT_START = (
+    "No event may start here: `penstock inspect FILE` shows where events start. If one does, the bytes are"
+    " damaged: copy the file again, or read from the live server"
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -248,6 +258,7 @@ class _RangeReader:
         self._schemas = schemas
         self._declared = columns_of(declared) if declared is not None else None
         self._epoch = byte_range.epoch
+        self._start = byte_range.position
         self._in_messages = options.get("emit") == "messages"
         self._keys: dict[str, tuple[str, ...]] = {}
         self._primary_keys: dict[str, tuple[str, ...]] = {}
@@ -275,7 +286,7 @@ class _RangeReader:
                     yield from self._closed()
                     yield statement
         except StreamError as problem:
-            problem.hint = problem.hint or _HINTS.get(type(problem), _HINT_INSPECT)
+            self._add_hint(problem)
             raise
 
     def _closed(self) -> Iterator[Batch]:
@@ -303,8 +314,16 @@ class _RangeReader:
                     yield from self._whole_so_far()
                     raise
         except StreamError as problem:
-            problem.hint = problem.hint or _HINTS.get(type(problem), _HINT_INSPECT)
+            self._add_hint(problem)
             raise
+
+    def _add_hint(self, problem: StreamError) -> None:
+        """Say what helps, where the decoder, which knows bytes alone, does not."""
+        start = f"{self._start.file}:{self._start.offset}"
+        is_chosen = self._start.offset > FIRST_EVENT_OFFSET
+        if is_chosen and isinstance(problem, _DAMAGE) and problem.position == start:
+            problem.hint = _HINT_START
+        problem.hint = problem.hint or _HINTS.get(type(problem), _HINT_INSPECT)
 
     def _batch(self, native: Any) -> Batch:
         batch = Batch(native, self._epoch)
@@ -430,19 +449,23 @@ class _RangeReader:
         position = self._position(statement.position)
         if not statement.is_skipped:
             refuse_change(statement, self._spelling, self._selection.tables, position)
-        if statement.is_change:
-            return
-        if self._with_statements:
-            self._statement = self._told_of(statement)
-        elif not statement.is_skipped:
-            warn_of_unlogged_rows(statement, self._spelling, self._selection.tables, position)
-        if self._in_messages:
-            decoder.answer_statement(self._is_told(statement))
+        if not statement.is_change:
+            self._report_definition(statement, position)
+        # A statement of an unknown kind counts as a change, and may define tables as well.
         if self._schemas is not None:
             end = self._position(statement.end_position)
             session = StatementSession.of_event(*statement.session)
             if self._schemas.apply(statement.text, statement.database, end, session):
                 decoder.forget_tables()
+
+    def _report_definition(self, statement: Any, position: Position) -> None:
+        """Hand a definition on as the reader wants it: as a statement, as a message, or as a warning."""
+        if self._with_statements:
+            self._statement = self._told_of(statement)
+        elif not statement.is_skipped:
+            warn_of_unlogged_rows(statement, self._spelling, self._selection.tables, position)
+        if self._in_messages:
+            self._decoding.decoder.answer_statement(self._is_told(statement))
 
     def _is_told(self, statement: Any) -> bool:
         """Tell whether a definition belongs in messages: where every table is selected, or one it names."""

@@ -90,11 +90,10 @@ class TrackedSchemas:
                     decoding.take_batch()
                     continue
                 statement = decoding.decoder.take_statement()
-                if not statement.is_change:
-                    file, _, offset = statement.end_position.rpartition(":")
-                    end = Position(byte_range.epoch, file, int(offset))
-                    session = StatementSession.of_event(*statement.session)
-                    self.history.apply(statement.text, statement.database, end, session)
+                file, _, offset = statement.end_position.rpartition(":")
+                end = Position(byte_range.epoch, file, int(offset))
+                session = StatementSession.of_event(*statement.session)
+                self.history.apply(statement.text, statement.database, end, session)
             self._position = Position(byte_range.epoch, *decoding.decoder.position)
         if self._tracking is not None:
             self._save(self._tracking)

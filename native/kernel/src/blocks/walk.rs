@@ -162,11 +162,11 @@ impl BlockCutter {
             }
             Verb::Commit | Verb::Rollback | Verb::XaCommit | Verb::XaRollback => self.end(span),
             Verb::RollbackTo | Verb::Savepoint | Verb::Marker => {}
-            found @ (Verb::Change | Verb::Definition) => {
-                if found == Verb::Definition {
-                    self.statement(&query, text, span);
-                } else {
+            found @ (Verb::Change | Verb::Unknown | Verb::Definition) => {
+                if found == Verb::Change {
                     self.note_statement();
+                } else {
+                    self.statement(&query, text, span);
                 }
                 if self.open.as_ref().is_some_and(|open| !open.begun) {
                     self.end(span);

@@ -216,8 +216,8 @@ impl Decoder {
                 }
                 self.end(span).map(|()| Flow::Next)
             }
-            Verb::Change | Verb::Definition => {
-                let flow = self.statement(header, query, text, verb == Verb::Change, span)?;
+            Verb::Change | Verb::Unknown | Verb::Definition => {
+                let flow = self.statement(header, query, text, verb != Verb::Definition, span)?;
                 let alone = self.open.as_ref().is_some_and(|open| !open.begun);
                 if alone && flow == Flow::Next {
                     self.end(span)?;
@@ -331,7 +331,7 @@ impl Decoder {
         match &self.emitter {
             Emitter::Transactions(_) => {
                 self.tally.events += 1;
-                if verb(text) == Verb::Definition || verb(text) == Verb::Change {
+                if matches!(verb(text), Verb::Definition | Verb::Change | Verb::Unknown) {
                     self.tally.statement = Some(query.text_utf8(text));
                 }
             }
