@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments in an object store, real ones of fsspec: a folder, and one in memory that counts its requests."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from penstock.errors import ChecksumMismatch, ConnectionLost, LogDamaged, OptionInvalid, StreamError
 from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import LocalDisk
+from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.records import CLOSED, COLD, TIERED, SegmentRecord
 from penstock.logstore.retention import Hold, Retention, RetentionPolicy
@@ -231,6 +233,82 @@ def test_object_without_a_log_id_is_read_and_removed_if_its_bytes_are_this_logs(
     check_log(log, whole=True)
     tier.remove(note)
     assert not tier._files.exists(tier._path(note.name))
+
+
+def test_object_without_a_log_id_is_proved_once_and_again_after_it_changed() -> None:
+    log = captured()
+    tier = Tier("counted://bucket", log.disk, log.layout, writes=True)
+    move_all(log, tier, cold=False)
+    record, note = named_by_hour(log, tier)
+
+    def requests_of_a_new_process() -> int:
+        Counted.requests.clear()
+        Tier("counted://bucket", log.disk, log.layout, writes=True).reader(record).close()
+        return len(Counted.requests)
+
+    assert requests_of_a_new_process() > 0
+    assert requests_of_a_new_process() == 0
+    whole = tier._files.cat_file(tier._path(note.name))
+    tier._files.rm_file(tier._path(note.name))
+    tier._files.pipe_file(tier._path(note.name), bytes(len(whole)))
+    with pytest.raises(LogDamaged, match="not what this log moved there"):
+        requests_of_a_new_process()
+    log.disk.write_atomic(log.layout.tier_proofs, b"damaged")
+    tier._files.pipe_file(tier._path(note.name), whole)
+    assert requests_of_a_new_process() > 0
+
+
+def test_a_reader_of_a_log_writes_no_proof() -> None:
+    log = captured()
+    tier = Tier("memory://bucket", log.disk, log.layout)
+    move_all(log, tier)
+    record, _ = named_by_hour(log, tier)
+    tier.reader(record).close()
+    assert not log.disk.exists(log.layout.tier_proofs)
+
+
+def test_object_of_another_place_is_not_this_logs_though_its_crc_is() -> None:
+    log = captured()
+    tier = Tier("memory://bucket", log.disk, log.layout)
+    move_all(log, tier, cold=False)
+    record, note = named_by_hour(log, tier)
+    elsewhere = replace(note, record=replace(note.record, base=note.record.base + 1))
+    log.disk.put(tier.note_path(record), elsewhere.encode())
+    with pytest.raises(LogDamaged, match="not what this log moved there"):
+        tier.reader(record)
+    tier.remove(elsewhere)
+    assert tier._files.exists(tier._path(note.name))
+
+
+@pytest.mark.parametrize("first_to_write", ["original", "copy"])
+def test_a_copied_folder_reads_the_objects_of_the_first_and_never_removes_them(
+    tmp_path: Path, first_to_write: str
+) -> None:
+    url = f"file://{tmp_path}/store"
+    original = tmp_path / "original"
+    with Log.open(original, SETTINGS, LocalDisk(), clock=lambda: TIME_S) as log:
+        Captured(log).run()
+        tier = Tier(url, log.disk, log.layout, writes=True)
+        first, second = log.segments[0], log.segments[1]
+        tier.move(log, first)
+    copied = tmp_path / "copy"
+    shutil.copytree(original, copied)
+    tiers = {place.name: Tier(url, LocalDisk(), Layout(place), writes=True) for place in (original, copied)}
+    order = sorted(tiers, key=lambda name: name != first_to_write)
+    notes = {}
+    for name in order:
+        moved = tiers[name].copy(second)
+        notes[name] = TieredNote.load(LocalDisk(), tiers[name].note_path(moved))
+    assert notes["original"].name != notes["copy"].name
+    shared = TieredNote.load(LocalDisk(), tiers["copy"].note_path(first))
+    tiers["copy"].reader(first).close()
+    tiers["copy"].remove(shared)
+    tiers["copy"].remove(notes["original"])
+    tiers["original"].verify(shared)
+    tiers["original"].verify(notes["original"])
+    tiers["copy"].remove(notes["copy"])
+    tiers["original"].remove(shared)
+    assert not (tmp_path / "store" / shared.name).exists()
 
 
 def test_object_that_another_log_overwrote_is_refused_and_kept() -> None:

@@ -8,6 +8,7 @@ operating system refuses comes out as one of our errors: LogFull, SourceMissing,
 import errno
 import fcntl
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,9 @@ Buffer = Any
 
 # More buffers than this in one writev are refused by Linux.
 _BUFFERS_MAX = 1024
+
+# FS_IOC_GETVERSION of linux/fs.h: how often an inode was given away, as ext4, xfs and btrfs count it.
+_GET_GENERATION = 0x80087601
 
 
 class AppendFile(Protocol):
@@ -145,6 +149,10 @@ class Disk(ABC):
     def lock(self, path: Path) -> Held:
         """Take the lock that a file stands for, or raise LogLocked where another process has it."""
 
+    def folder_identity(self, folder: Path) -> str:
+        """Return what tells a folder from every copy of it, and outlasts restarts; "" where nothing does."""
+        return ""
+
     def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
         """Return the bytes of [start, stop) of a file, to its end by default."""
         with self.open_read(path) as file:
@@ -263,6 +271,25 @@ class LocalDisk(Disk):
         with _refusals("looking at", folder):
             room = os.statvfs(folder)
             return room.f_bavail * room.f_frsize
+
+    def folder_identity(self, folder: Path) -> str:
+        """Return the folder's inode with its generation; with the file system's id where it has none.
+
+        A block-level clone of the file system has the same ones.
+        """
+        with _refusals("looking at", folder):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                inode = os.fstat(descriptor).st_ino
+                generation = bytearray(8)
+                try:
+                    fcntl.ioctl(descriptor, _GET_GENERATION, generation)
+                except OSError:
+                    # Not every file system counts how often an inode was given away.
+                    return f"{inode}-{os.fstatvfs(descriptor).f_fsid:x}"
+                return f"{inode}:{int.from_bytes(generation[:4], sys.byteorder)}"
+            finally:
+                os.close(descriptor)
 
     def lock(self, path: Path) -> "LocalLock":
         """Take the lock."""

@@ -5,6 +5,7 @@
     <folder>/epochs.json                      which server each epoch belongs to
     <folder>/position.json                    how far the log was durable when that was last noted
     <folder>/log_id                           what tells the log's objects in a store from another log's
+    <folder>/tier_proofs.json                 which objects of 0.1.0 were proved to be this log's own
     <folder>/segments.index                   L1: a record for each segment
     <folder>/2026112111/<version>.binlog      a segment, named by the commit version of its first byte
     <folder>/2026112111/<version>.binlog.zst  the same, compressed
@@ -85,6 +86,11 @@ class Layout:
     def log_id(self) -> Path:
         """What tells the log's objects in a store from another log's; written with the first object."""
         return self.folder / "log_id"
+
+    @property
+    def tier_proofs(self) -> Path:
+        """Which objects in a store were proved by their bytes to be this log's own."""
+        return self.folder / "tier_proofs.json"
 
     @property
     def segments_index(self) -> Path:

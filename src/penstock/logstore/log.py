@@ -69,7 +69,7 @@ class Log(LogReader):
                 "a log in a folder keeps files", hint="Set log.mode to mixed, or to file for no memory tier"
             )
         if settings.tier is not None:
-            self.tier = Tier(settings.tier, disk, self.layout)
+            self.tier = Tier(settings.tier, disk, self.layout, writes=True)
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes, MemoryMode.MIXED)
         disk.make_folder(folder)

@@ -2,8 +2,10 @@
 """Segments that were moved to an object store, by any URL that fsspec knows.
 
 An object is named `<log id>/<hour>/<segment>`, so logs that share a URL never name the same object, and an
-object that exists is never written again. 0.1.0 named objects without the log id, so two logs could overwrite
-each other's: such an object is served and removed only once its bytes are proved to be this log's own.
+object that exists is never written again. A log folder that is a copy of another one gets a log id of its
+own; it reads the objects that its notes name, and removes none of them. 0.1.0 named objects without the log
+id, so two logs could overwrite each other's: such an object is served and removed only once its bytes are
+proved to be this log's own, which is noted in the log's folder.
 
 The index and a note stay in the log's folder: `<version>.tiered` says what the object is called, how large it
 is, its CRC32, and the segment's head. So a place is found without the store, and a range is read by its own
@@ -41,6 +43,7 @@ from penstock.logstore.layout import Layout, StoredSegment
 from penstock.logstore.object_store import open_store
 from penstock.logstore.records import TIERED, SegmentRecord
 from penstock.logstore.segment import SegmentHead, SegmentReader
+from penstock.logstore.tier_proofs import TierProofs
 
 TIERED_SUFFIX = ".tiered"
 
@@ -106,15 +109,15 @@ class Tier:
     """A place below a URL that takes closed segments. Many threads may read at once.
 
     Raises DependencyMissing where fsspec, or the package it needs for the URL, is not installed,
-    OptionInvalid for a URL that it does not know.
+    OptionInvalid for a URL that it does not know. One that `writes` is the log's writer's, and notes in the
+    log's folder what it has proved.
     """
 
-    def __init__(self, url: str, disk: Disk, layout: Layout) -> None:
+    def __init__(self, url: str, disk: Disk, layout: Layout, *, writes: bool = False) -> None:
         self._files, self._root = open_store(url, _HINT_URL)
         self._disk = disk
         self._layout = layout
-        # Objects without the log's id in their names that were proved to be this log's own.
-        self._proved: set[str] = set()
+        self._proofs = TierProofs(disk, layout.tier_proofs, writes=writes)
 
     def __repr__(self) -> str:
         return f"Tier({self._root!r})"
@@ -166,11 +169,27 @@ class Tier:
         return record
 
     def _log_id(self) -> str:
-        """Return what tells this log's objects from another log's; the first call writes it down."""
-        path = self._layout.log_id
-        if not self._disk.exists(path):
-            self._disk.write_atomic(path, uuid.uuid4().hex.encode())
-        return self._disk.read(path).decode()
+        """Return what tells this log's objects from another log's; the first call writes it down.
+
+        It belongs to the folder in which it was written: a copy of the folder draws an id of its own.
+        """
+        path, folder = self._layout.log_id, self._disk.folder_identity(self._layout.folder)
+        log_id = uuid.uuid4().hex
+        if self._disk.exists(path):
+            known, _, written_in = self._disk.read(path).decode().partition(" ")
+            if written_in == folder:
+                return known
+            if written_in:
+                _log.warning(
+                    "the log's folder is a copy: objects of the first folder are read and never removed",
+                    folder=str(self._layout.folder),
+                    first_log_id=known,
+                )
+            else:
+                # It was written without its folder.
+                log_id = known
+        self._disk.write_atomic(path, f"{log_id} {folder}".strip().encode())
+        return log_id
 
     def _checksum(self, path: Path) -> tuple[int, int]:
         """Return the CRC32 and the size of a local file."""
@@ -212,13 +231,35 @@ class Tier:
             return False
         return True
 
-    def _is_own(self, note: TieredNote) -> bool:
-        """Tell whether an object is this log's: by its name, else by its bytes. Raises ConnectionLost."""
-        if note.name in self._proved or note.name.count("/") > 1:
+    def _is_promised(self, note: TieredNote) -> bool:
+        """Tell whether an object is the one that the note is about: by its name, else by its bytes.
+
+        Bytes are read once for each state of the object. Raises ConnectionLost, LogDamaged.
+        """
+        if _log_id_in(note) is not None:
             return True
-        if self._is_stored(note):
-            self._proved.add(note.name)
-        return note.name in self._proved
+        with self._reaching(note.name):
+            state = str(self._files.ukey(self._path(note.name)))
+        if not self._proofs.has(note.name, state):
+            if not self._is_stored(note) or not self._has_head(note):
+                return False
+            self._proofs.add(note.name, state)
+        return True
+
+    def _has_head(self, note: TieredNote) -> bool:
+        """Tell whether an object begins as the note says, at the place that its segment begins at."""
+        record = note.record
+        try:
+            head = SegmentHead.parse(note.head, record.epoch)
+            begins = self._stored(note).read(0, len(note.head)) == note.head
+        except LogDamaged:
+            return False
+        return begins and (head.position.file_number, head.base) == (record.file_number, record.base)
+
+    def _stored(self, note: TieredNote) -> StoredFile:
+        """Return the plain bytes of an object."""
+        stored: StoredFile = RemoteFile(self, note)
+        return SeekableFile(stored, note.name, lazy=True) if note.cold else stored
 
     def drop_local(self, segment: SegmentRecord) -> None:
         """Remove the local data of a segment whose note and L1 record say that the store has it."""
@@ -250,11 +291,13 @@ class Tier:
         """
         if not self._exists(note.name):
             return
-        if not self._is_own(note):
+        log_id = _log_id_in(note)
+        if not (self._is_promised(note) if log_id is None else log_id == self._log_id()):
             _log.warning("an object that another log wrote stays in the tier", object=note.name)
             return
         with self._reaching(note.name), suppress(FileNotFoundError):
             self._files.rm_file(self._path(note.name))
+        self._proofs.remove(note.name)
 
     # --- Reading ----------------------------------------------------------------------------
 
@@ -271,19 +314,17 @@ class Tier:
         """Open a segment in the store. Raises LogDamaged where it is gone, has another size or is another
         log's, ConnectionLost."""
         note = TieredNote.load(self._disk, self.note_path(segment))
-        if not self._is_own(note):
+        if not self._is_promised(note):
             self._check_size(note)
             raise LogDamaged(
                 f"{note.name} in the store {self._root} is not what this log moved there",
                 position=f"{note.name}:0",
                 hint="Another log with this log.tier overwrote it; restore an older version of the object",
             )
-        stored: StoredFile = RemoteFile(self, note)
-        if note.cold:
-            stored = SeekableFile(stored, note.name, lazy=True)
         path = self._layout.segment(segment.hour, segment.version, note.cold)
         head = SegmentHead.parse(note.head, segment.epoch)
-        return SegmentReader(StoredSegment(segment.version, segment.hour, path, note.cold), stored, head)
+        placed = StoredSegment(segment.version, segment.hour, path, note.cold)
+        return SegmentReader(placed, self._stored(note), head)
 
     def _check_size(self, note: TieredNote) -> None:
         with self._reaching(note.name):
@@ -399,6 +440,12 @@ def with_noted(disk: Disk, layout: Layout, loaded: SegmentIndex | None) -> Segme
             record = TieredNote.load(disk, path).record
             found = (found if found is not None else SegmentIndex([])).put(record)
     return found
+
+
+def _log_id_in(note: TieredNote) -> str | None:
+    """Return the id of the log that wrote an object, None for one of 0.1.0, whose name has none."""
+    log_id, _, rest = note.name.partition("/")
+    return log_id if "/" in rest else None
 
 
 def note_path(layout: Layout, segment: SegmentRecord) -> Path:

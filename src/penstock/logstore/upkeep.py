@@ -37,7 +37,7 @@ class Upkeep:
         self._disk = disk
         self._layout = layout
         self._cold_after = settings.cold_after
-        self._tier = Tier(settings.tier, disk, layout) if settings.tier is not None else None
+        self._tier = Tier(settings.tier, disk, layout, writes=True) if settings.tier is not None else None
         # When a segment could not be worked on, by its state and version; monotonic seconds.
         self._refused: dict[tuple[int, int], float] = {}
         kept = settings.retention

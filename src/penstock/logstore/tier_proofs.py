@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which objects of a store were proved, by reading them whole, to be what a log moved there."""
+
+import threading
+from pathlib import Path
+
+import structlog
+
+from penstock.errors import DiskFailed, LogFull
+from penstock.logstore.disk import Disk
+from penstock.logstore.epochs import seal_json, unseal_json
+
+_log = structlog.get_logger(__name__)
+
+
+class TierProofs:
+    """Proved objects by name, each with the state in which the store had it. Many threads may ask at once.
+
+    With `writes` they are kept in a file, so an object is read once and not once for each process.
+    """
+
+    def __init__(self, disk: Disk, path: Path, *, writes: bool) -> None:
+        self._disk = disk
+        self._path = path
+        self._writes = writes
+        self._lock = threading.Lock()
+        self._states: dict[str, str] | None = None
+
+    def has(self, name: str, state: str) -> bool:
+        """Tell whether an object was proved, and is in the same state."""
+        with self._lock:
+            if self._states is None:
+                self._states = self._load()
+            return self._states.get(name) == state
+
+    def add(self, name: str, state: str) -> None:
+        """Note that an object was proved."""
+        with self._lock:
+            self._states = {**(self._states or {}), **self._load(), name: state}
+            self._keep(self._states)
+
+    def remove(self, name: str) -> None:
+        """Forget an object that is gone."""
+        with self._lock:
+            states = self._load()
+            if states.pop(name, None) is not None:
+                self._keep(states)
+            self._states = states
+
+    def _load(self) -> dict[str, str]:
+        if not self._disk.exists(self._path):
+            return {}
+        match unseal_json(self._disk.read(self._path)):
+            case {"objects": dict(states)}:
+                return {str(name): str(state) for name, state in states.items()}
+        _log.warning("proofs of objects in the tier cannot be read, and are made again", path=str(self._path))
+        return {}
+
+    def _keep(self, states: dict[str, str]) -> None:
+        if not self._writes:
+            return
+        try:
+            self._disk.write_atomic(self._path, seal_json({"objects": states}))
+        except (LogFull, DiskFailed) as problem:
+            # The next process proves the object again.
+            _log.warning("proofs of objects in the tier are not kept", reason=str(problem))
