@@ -4,6 +4,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -352,13 +353,17 @@ def test_state_of_the_tree_names_the_commit_and_every_difference(tmp_path: Path)
     git("commit", "--quiet", "--message", "first")
     clean = tree_state(tmp_path)
     assert clean == git("rev-parse", "HEAD")
-    states = [clean]
+    (tmp_path / "link").symlink_to("kept")
+    subprocess.run(["git", "init", "--quiet", "inner"], cwd=tmp_path, check=True)
+    states = [clean, tree_state(tmp_path)]
     for name, text in (("kept", "2"), ("kept", "3"), ("added", "1"), ("added", "2")):
         (tmp_path / name).write_text(text)
         states.append(tree_state(tmp_path))
         assert tree_state(tmp_path) == states[-1]
-    assert len(set(states)) == 5
+    assert len(set(states)) == 6
     assert all(str(state).startswith(clean) for state in states)
+    (tmp_path / "link").unlink()
+    shutil.rmtree(tmp_path / "inner")
     (tmp_path / "added").unlink()
     (tmp_path / "kept").write_text("1")
     assert tree_state(tmp_path) == clean

@@ -138,8 +138,11 @@ def tree_state(root: Path = ROOT) -> str | None:
         return None
     for name in filter(None, untracked.split(b"\0")):
         path = root / os.fsdecode(name)
-        # A link counts by where it leads.
-        content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        if path.is_symlink():
+            content = os.fsencode(path.readlink())
+        else:
+            # A repository inside this one is listed as a folder.
+            content = path.read_bytes() if path.is_file() else b""
         changes.update(name + b"\0" + hashlib.sha256(content).digest())
     clean = changes.digest() == hashlib.sha256().digest()
     return head if clean else f"{head}+{changes.hexdigest()[:12]}"
