@@ -67,6 +67,12 @@ SILENCE_SECONDS_MAX = 3 * HEARTBEAT_SECONDS
 RANGE_BYTES_MIN = 8 * MIB
 RANGE_BYTES_DEFAULT = 128 * MIB
 
+# What a reader may keep from leaving a log: for so long, in so many holds for each account, and up to so many
+# bytes behind one, by default. A reader that lags further is told so, instead of filling the disk.
+HOLD_SECONDS_MAX = 30 * 24 * 3600
+HOLDS_PER_ACCOUNT_MAX = 1000
+HOLD_BYTES_DEFAULT = 256 * 1024 * MIB
+
 # Files of which a process remembers where events begin; one takes 8 bytes for each MiB of the file.
 FILES_FOLLOWED_MAX = 256
 

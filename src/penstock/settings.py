@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from penstock.limits import MIB
+from penstock.limits import HOLD_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, TablePatterns, is_server_url
 from penstock.settings_file import Problem, read_yaml, refuse, told_by_pydantic
 from penstock.settings_listen import (
@@ -98,6 +98,10 @@ class RetentionSettings(Section):
     )
     free_bytes: Bytes | None = Field(
         default=None, description="the free bytes of the disk below which the oldest leave"
+    )
+    hold_bytes: Bytes | None = Field(
+        default=HOLD_BYTES_DEFAULT,
+        description="the bytes behind a reader's hold above which it holds nothing; null sets no bound",
     )
 
 

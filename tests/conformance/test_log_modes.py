@@ -10,14 +10,16 @@ import pytest
 
 from penstock.daemon import check
 from penstock.errors import (
+    AccessDenied,
     LimitExceeded,
     LogFull,
     OptionInvalid,
     PositionInvalid,
     PositionPurged,
+    QuotaReached,
     SourceMissing,
 )
-from penstock.logstore import memory_log
+from penstock.logstore import memory_log, retention
 from penstock.logstore.disk import Disk
 from penstock.logstore.log import Log
 from penstock.logstore.memory_disk import MemoryDisk
@@ -285,6 +287,21 @@ def test_without_a_reader_the_oldest_bytes_of_memory_leave(small: MemoryLog) -> 
     last = server_files()[-1]
     assert small.visible == Position(last.epoch, last.name, len(last.content))
     check_log(small)
+
+
+def test_a_reader_of_memory_is_moved_by_its_account_alone(
+    small: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "HOLDS_PER_ACCOUNT_MAX", 1)
+    Captured(small).run()
+    head = small.head()
+    small.hold("cache", head, "orders")
+    with pytest.raises(AccessDenied, match="another account than search"):
+        small.hold("cache", head, "search")
+    with pytest.raises(QuotaReached, match="has 1 holds"):
+        small.hold("more", head, "orders")
+    small.hold("cache", head, "operator", admin=True)
+    assert small.acknowledged() == {"cache": head}
 
 
 def test_the_writer_is_held_back_until_every_registered_reader_has_acknowledged(small: MemoryLog) -> None:

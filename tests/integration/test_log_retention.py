@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.errors import LogDamaged, OptionInvalid, PositionPurged, SourceMissing
+from penstock.errors import (
+    AccessDenied,
+    LogDamaged,
+    OptionInvalid,
+    PositionPurged,
+    QuotaReached,
+    SourceMissing,
+)
+from penstock.logstore import retention as retention_module
 from penstock.logstore.catalog import FolderCatalog
 from penstock.logstore.disk import LocalDisk
+from penstock.logstore.epochs import seal_json
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
@@ -248,6 +257,62 @@ def test_a_hold_that_moves_on_lets_go(log: Log) -> None:
     assert len(holds.all()) == 1
     plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0)).plan(log.segments)
     assert len(plan.departures) == 4
+
+
+def test_a_hold_is_moved_by_its_account_alone(log: Log) -> None:
+    first = log.earliest()
+    assert first is not None
+    head = log.head()
+    holds = Holds(log.disk, log.layout)
+    holds.put(Hold("job", first, account="orders"))
+    with pytest.raises(AccessDenied, match="belongs to another account than search"):
+        holds.put(Hold("job", head, account="search"))
+    assert holds.all() == [Hold("job", first, account="orders")]
+    holds.put(Hold("job", head, account="orders"))
+    holds.put(Hold("job", first, account="operator"), admin=True)
+    assert holds.all() == [Hold("job", first, account="orders")]
+
+
+def test_a_hold_of_nobody_or_that_expired_may_be_taken_over(log: Log) -> None:
+    head = log.head()
+    holds = Holds(log.disk, log.layout)
+    holds.put(Hold("early", head))
+    holds.put(Hold("late", head, expires_us=1, account="orders"))
+    for name in ("early", "late"):
+        holds.put(Hold(name, head, account="search"))
+    assert [hold.account for hold in holds.all()] == ["search", "search"]
+
+
+def test_an_account_has_a_bounded_number_of_holds(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "HOLDS_PER_ACCOUNT_MAX", 2)
+    head = log.head()
+    holds = Holds(log.disk, log.layout)
+    for number in range(2):
+        holds.put(Hold(f"job-{number}", head, account="orders"))
+    with pytest.raises(QuotaReached, match="has 2 holds"):
+        holds.put(Hold("job-2", head, account="orders"))
+    holds.put(Hold("job-1", head, account="orders"))
+    holds.put(Hold("job-2", head, account="search"))
+
+
+def test_a_hold_past_its_bytes_holds_nothing(log: Log) -> None:
+    before = list(log.segments)
+    holds = Holds(log.disk, log.layout)
+    for name, at in (("far", 1), ("near", 6)):
+        segment = before[at]
+        holds.put(Hold(name, Position(segment.epoch, log.segment_head(segment).file, segment.base)))
+    within = sum(one.stored_bytes for one in before[6:])
+    for bound, left in ((None, 1), (within, 6), (within - 1, len(before) - 1)):
+        policy = RetentionPolicy(age_seconds=None, bytes_max=0, hold_bytes=bound)
+        assert len(retention(log, policy).plan(log.segments).departures) == left
+
+
+def test_a_hold_of_0_1_0_is_read(log: Log) -> None:
+    head = log.head()
+    written = seal_json({"position": str(head), "expires_us": None})
+    disk_of(log).make_folder(log.folder / "holds")
+    disk_of(log).put(log.folder / "holds" / "job.json", written)
+    assert Holds(log.disk, log.layout).all() == [Hold("job", head)]
 
 
 def test_a_hold_expires(log: Log, clock: Clock) -> None:

@@ -208,6 +208,9 @@ def test_a_position_that_a_reader_notes_is_held(
     noted = daemon.post("/v1/instances/shop/position", reader="cache", position=str(head), seconds=60)
     assert noted["position"] == str(head)
     assert (daemon.folder / "log" / "shop" / "holds" / "cache.json").exists()
+    with pytest.raises(Refused) as refused:
+        daemon.post("/v1/instances/shop/position", reader="cache", position=str(head), seconds=10**19)
+    assert "longer than a hold may last" in str(refused.value.problem)
 
 
 # --- The verbs ------------------------------------------------------------------------------

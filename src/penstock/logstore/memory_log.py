@@ -21,6 +21,7 @@ from penstock.logstore.disk import Buffer
 from penstock.logstore.log import Log
 from penstock.logstore.memory_disk import MemoryDisk
 from penstock.logstore.records import OPEN, SegmentRecord
+from penstock.logstore.retention import prove_may_add, prove_owns
 from penstock.model import Position
 from penstock.settings import LogSettings
 
@@ -51,6 +52,7 @@ class MemoryLog(Log):
             "tier": None,
         }
         self._acknowledged: dict[str, Position] = {}
+        self._accounts: dict[str, str] = {}
         self._readers_lock = threading.Lock()
         kept = settings.model_copy(update=changed)
         super().__init__(_ROOT / instance, kept, MemoryDisk(room), instance, clock, accept_loss=False)
@@ -64,6 +66,22 @@ class MemoryLog(Log):
 
     # --- Readers ----------------------------------------------------------------------------
 
+    def hold(self, name: str, position: Position, account: str, *, admin: bool = False) -> None:
+        """Register a reader for an account, or acknowledge what it has consumed.
+
+        Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached for one
+        more than an account may have; what `register` and `acknowledge` raise.
+        """
+        with self._writing, self._readers_lock:
+            if name in self._acknowledged:
+                prove_owns(name, self._accounts.get(name, ""), account, admin=admin)
+            else:
+                prove_may_add(self._accounts.values(), account)
+                self._register(name, position)
+                self._accounts[name] = account
+                return
+        self.acknowledge(name, position)
+
     def register(self, name: str, position: Position) -> None:
         """Keep what follows a position for a reader, until it acknowledges it. Its name must be free.
 
@@ -74,9 +92,12 @@ class MemoryLog(Log):
                 raise OptionInvalid(
                     f"a reader named {name!r} is registered already", hint="Choose another name"
                 )
-            if position != self._visible:
-                self.locate_position(position)
-            self._acknowledged[name] = position
+            self._register(name, position)
+
+    def _register(self, name: str, position: Position) -> None:
+        if position != self._visible:
+            self.locate_position(position)
+        self._acknowledged[name] = position
 
     def acknowledge(self, name: str, position: Position) -> None:
         """Say that a reader has consumed all before a position, and let the writer go on.
@@ -99,6 +120,7 @@ class MemoryLog(Log):
         """Keep nothing for a reader any more; one that is not registered is no error."""
         with self._readers_lock:
             self._acknowledged.pop(name, None)
+            self._accounts.pop(name, None)
 
     def acknowledged(self) -> dict[str, Position]:
         """Return how far each registered reader has acknowledged."""

@@ -7,11 +7,12 @@ that has one open reads on. The next pass removes them for good. A crash anywher
 in the log or out of it, and never half of one in it.
 """
 
+import math
 import re
 import threading
 import time
 from calendar import timegm
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +20,16 @@ from pathlib import Path
 
 import structlog
 
-from penstock.errors import LogDamaged, LogFull, OptionInvalid, PenstockError, PositionInvalid
+from penstock.errors import (
+    AccessDenied,
+    LogDamaged,
+    LogFull,
+    OptionInvalid,
+    PenstockError,
+    PositionInvalid,
+    QuotaReached,
+)
+from penstock.limits import HOLD_BYTES_DEFAULT, HOLDS_PER_ACCOUNT_MAX
 from penstock.logstore.catalog import SegmentCatalog
 from penstock.logstore.disk import TMP_SUFFIX, Disk
 from penstock.logstore.epochs import seal_json, unseal_json
@@ -57,11 +67,12 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True)
 class Hold:
     """A checkpoint's wish that nothing behind its position leaves. `expires_us` None means until it is
-    removed."""
+    removed. `account` set it, and no other account moves it; "" where that is not known."""
 
     name: str
     position: Position
     expires_us: int | None = None
+    account: str = ""
 
 
 class Holds:
@@ -81,20 +92,31 @@ class Holds:
         with self._lock:
             yield
 
-    def put(self, hold: Hold, *, prove: Callable[[Position], object] | None = None) -> None:
-        """Set a hold, in place of the one of that name; it lasts when this returns. Raises OptionInvalid.
+    def put(
+        self, hold: Hold, *, prove: Callable[[Position], object] | None = None, admin: bool = False
+    ) -> None:
+        """Set a hold, in place of the one of that name; it lasts when this returns.
 
         `prove` raises where the log no longer has a position. It is asked while nothing can leave, so what
-        it has found to be there is held.
+        it has found to be there is held. Raises OptionInvalid for a name; AccessDenied for a hold of another
+        account, unless an `admin` sets it; QuotaReached for one more than an account may have.
         """
         path = self._path(hold.name)
         with self.unchanged():
+            owner = self._owner(hold.name)
+            if owner is None:
+                prove_may_add((known.account for known in self._in_force()), hold.account)
+            else:
+                prove_owns(hold.name, owner, hold.account, admin=admin)
             if prove is not None:
                 prove(hold.position)
             self._disk.make_folder(self._folder)
-            self._disk.write_atomic(
-                path, seal_json({"position": str(hold.position), "expires_us": hold.expires_us})
-            )
+            values = {
+                "position": str(hold.position),
+                "expires_us": hold.expires_us,
+                "account": owner or hold.account,
+            }
+            self._disk.write_atomic(path, seal_json(values))
 
     def remove(self, name: str) -> None:
         """Give a hold up; one that is not there is no error."""
@@ -133,6 +155,20 @@ class Holds:
                     _log.info("a hold expired", hold=name)
                     self.remove(name)
 
+    def _owner(self, name: str) -> str | None:
+        """Return whose a hold is, None where there is none in force."""
+        if not self._disk.exists(self._path(name)):
+            return None
+        hold = self._try_load(name)
+        return hold.account if isinstance(hold, Hold) and not _has_expired(hold, _now_us()) else None
+
+    def _in_force(self) -> Iterator[Hold]:
+        now_us = _now_us()
+        for name in self._names():
+            hold = self._try_load(name)
+            if isinstance(hold, Hold) and not _has_expired(hold, now_us):
+                yield hold
+
     def _names(self) -> list[str]:
         names = self._disk.list(self._folder)
         return [name.removesuffix(_HOLD_SUFFIX) for name in names if name.endswith(_HOLD_SUFFIX)]
@@ -147,8 +183,8 @@ class Holds:
     def _load(self, name: str) -> Hold:
         path = self._path(name)
         match unseal_json(self._disk.read(path)):
-            case {"position": str(position), "expires_us": int() | None as expires_us}:
-                return Hold(name, Position.parse(position), expires_us)
+            case {"position": str(position), "expires_us": int() | None as expires_us, **others}:
+                return Hold(name, Position.parse(position), expires_us, str(others.get("account", "")))
         raise LogDamaged(
             f"the hold {path} is not what was written",
             position=f"{path.name}:0",
@@ -163,6 +199,23 @@ class Holds:
         return self._folder / f"{name}{_HOLD_SUFFIX}"
 
 
+def prove_owns(name: str, owner: str, account: str, *, admin: bool) -> None:
+    """Raise AccessDenied where a hold is another account's; "" is nobody in particular."""
+    if owner not in ("", account) and not admin:
+        raise AccessDenied(
+            f"the hold {name} belongs to another account than {account}", hint="Choose another reader=NAME"
+        )
+
+
+def prove_may_add(owners: Iterable[str], account: str) -> None:
+    """Raise QuotaReached where an account has as many of all holds as it may have."""
+    if list(owners).count(account) >= HOLDS_PER_ACCOUNT_MAX:
+        raise QuotaReached(
+            f"account {account} has {HOLDS_PER_ACCOUNT_MAX} holds, which is all it may have",
+            hint="Use the names of readers again, or wait until a hold expires",
+        )
+
+
 def _has_expired(hold: Hold, now_us: int) -> bool:
     return hold.expires_us is not None and hold.expires_us <= now_us
 
@@ -175,12 +228,14 @@ class RetentionPolicy:
     """How much is kept, whichever bound is met first; None sets no bound.
 
     `age_seconds` counts from the end of the hour in which a segment was begun. `bytes_max` is for the
-    segments on this host, `free_bytes` is what the disk should have left.
+    segments on this host, `free_bytes` is what the disk should have left. A hold behind which this host has
+    more than `hold_bytes` holds nothing any longer.
     """
 
     age_seconds: float | None = AGE_SECONDS_DEFAULT
     bytes_max: int | None = None
     free_bytes: int | None = None
+    hold_bytes: int | None = HOLD_BYTES_DEFAULT
 
 
 class Reason(StrEnum):
@@ -254,7 +309,7 @@ class Retention:
     def plan(self, segments: SegmentIndex) -> RetentionPlan:
         """Return what would leave now, and why; nothing is changed."""
         now = self._clock()
-        holds = self.holds.readable(now)
+        holds = self._counting(self.holds.readable(now), segments)
         # The newest always stays: it may be open, and it is where the log goes on.
         candidates = list(segments)[:-1]
         due = self._due(candidates, sum(map(_local_bytes, segments)), now)
@@ -343,6 +398,28 @@ class Retention:
         if freed:
             self._disk.sync_folder(self._layout.folder / EXPIRED_FOLDER)
         return freed
+
+    def _counting(self, holds: list[Hold], segments: SegmentIndex) -> list[Hold]:
+        """Return the holds that are within the bytes that one may hold; report the others."""
+        bound, behind, newest = self.policy.hold_bytes, 0, len(segments) - 1
+        floor: tuple[float, ...] = ()
+        for at in range(newest, -1, -1):
+            behind += _local_bytes(segments[at])
+            if bound is not None and behind > bound:
+                floor = _end_of(segments[at]) if at < newest else (math.inf,)
+                break
+        counting = []
+        for hold in holds:
+            if (hold.position.epoch, hold.position.file_number, hold.position.offset) >= floor:
+                counting.append(hold)
+                continue
+            _log.error(
+                "a hold is past its bound and holds nothing",
+                hold=hold.name,
+                position=str(hold.position),
+                hold_bytes=bound,
+            )
+        return counting
 
     def _due(self, candidates: list[SegmentRecord], bytes_held: int, now_us: int) -> list[Departure]:
         """Return what the policy alone would let go, oldest first."""

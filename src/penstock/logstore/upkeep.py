@@ -42,7 +42,10 @@ class Upkeep:
         self._refused: dict[tuple[int, int], float] = {}
         kept = settings.retention
         self.retention = Retention(
-            disk, layout, RetentionPolicy(kept.age, kept.bytes, kept.free_bytes), tier=self._tier
+            disk,
+            layout,
+            RetentionPolicy(kept.age, kept.bytes, kept.free_bytes, kept.hold_bytes),
+            tier=self._tier,
         )
 
     def run(self, catalog: SegmentCatalog) -> None:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from penstock.capture.kept_schemas import kept_schemas
 from penstock.errors import OptionInvalid
+from penstock.limits import HOLD_SECONDS_MAX
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.retention import Hold, Holds
@@ -205,17 +206,24 @@ async def _hold(served: Served, request: Request) -> Response:
     """Note how far a reader has got: until that expires, retention keeps what it still needs.
 
     A log in memory keeps it for as long as the daemon lives, and holds the server back where that fills it.
+    A hold belongs to the account that set it.
     """
     log, asked = _log_of(served, request), _Asked(request)
     reader, position = asked.text("reader"), asked.needed_position("position")
-    account_of(request).prove_reads(request.path_params["instance"], reader)
+    account = account_of(request)
+    account.prove_reads(request.path_params["instance"], reader)
+    seconds = asked.number("seconds", HOLD_SECONDS_DEFAULT)
+    if seconds > HOLD_SECONDS_MAX:
+        raise OptionInvalid(
+            f"seconds={seconds} is longer than a hold may last", hint=f"Ask for {HOLD_SECONDS_MAX} at most"
+        )
     if isinstance(log, MemoryLog):
-        known = reader in log.acknowledged()
-        await run_in_threadpool(log.acknowledge if known else log.register, reader, position)
+        await run_in_threadpool(log.hold, reader, position, account.name, admin=account.admin)
         return JSONResponse({"reader": reader, "position": str(position), "expires_us": None})
-    expires_us = time.time_ns() // 1000 + asked.number("seconds", HOLD_SECONDS_DEFAULT) * 1_000_000
+    expires_us = time.time_ns() // 1000 + seconds * 1_000_000
+    hold = Hold(reader, position, expires_us, account.name)
     holds = Holds(log.disk, log.layout)
-    await run_in_threadpool(holds.put, Hold(reader, position, expires_us), prove=log.locate_position)
+    await run_in_threadpool(holds.put, hold, prove=log.locate_position, admin=account.admin)
     return JSONResponse({"reader": reader, "position": str(position), "expires_us": expires_us})
 
 
