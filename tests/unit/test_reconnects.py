@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from penstock.errors import TransactionRolledBack
+from penstock.errors import ConnectionLost, TransactionRolledBack
 from penstock.model import Position
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
@@ -107,6 +107,36 @@ def test_loss_before_the_first_transaction_of_a_cut_range_finds_it_again(large: 
             for row in pyarrow.record_batch(batch).to_pylist()
         ]
         assert found == [row for row in expected if row["_commit_version"] in later], cut
+
+
+class DeadSource(CutSource):
+    """A source that is away for good from an offset on, after the connection was lost there once."""
+
+    def open(
+        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
+    ) -> Iterator[memoryview]:
+        assert resume_at is not None
+        yield from self._buffers(byte_range.start, self._cuts[0])
+        if self._cuts[1:]:
+            yield from self._buffers(resume_at().offset, self._cuts[1])
+        raise ConnectionLost("the server is away")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "after another loss"])
+def test_every_whole_transaction_comes_before_the_error_of_its_source(large: Path, again: bool) -> None:
+    whole = rows_of(CutSource(large, ()), large)
+    transactions = rows_of(CutSource(large, ()), large, emit="transactions")
+    for number in each(range(1, len(transactions)), least=3):
+        end = transactions[number]["offset"] + 40
+        cuts = (transactions[number - 1]["end_offset"], end) if again else (end,)
+        read: list[dict[str, Any]] = []
+        byte_range = ByteRange(0, large.name, 4, None, True)
+        batches = read_range(DeadSource(large, cuts), byte_range)
+        with pytest.raises(ConnectionLost):
+            read.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
+        before = {one["commit_version"] for one in transactions[:number]}
+        wanted = [row["_commit_version"] for row in whole if row["_commit_version"] in before]
+        assert sorted(row["_commit_version"] for row in read) == sorted(wanted), number
 
 
 class RewrittenSource(CutSource):

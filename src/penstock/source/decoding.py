@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock._native import Decoder, GtidSet
-from penstock.errors import ServerBusy
+from penstock.errors import PenstockError, ServerBusy
 from penstock.model import Position
 from penstock.source.source import ByteRange, Source, file_number
 
@@ -50,23 +50,42 @@ class RangeDecoding:
         """Yield "batch", "table" and "statement" as they come, until the range is decoded.
 
         With `drop_open` a transaction that is not whole where the bytes end is left out; without, it raises
-        FileTruncated, after every whole transaction before it was handed out.
+        FileTruncated. Every error, the source's own ones too, comes after every whole transaction before it.
         """
         byte_range, deadline = self._opened, None
         while True:
-            for buffer in self._source.open(byte_range, self._resume):
-                yield from self._kept_states()
-                yield from self.feed(memoryview(buffer))
-                if self.decoder.state == "done":
-                    return
-            yield from self._kept_states()
+            yield from self._states_of(byte_range)
+            if self.decoder.state == "done":
+                return
             if not self._ends_early():
                 break
             deadline = self._wait_for_sync(deadline)
             position = self._resume()
             byte_range = replace(byte_range, file=position.file, start=position.offset)
+        yield from self._finished(drop_open or self._is_past_stop())
+
+    def _states_of(self, byte_range: ByteRange) -> Iterator[str]:
+        """Decode what the source gives of a range; yield as `states` does."""
+        buffers = iter(self._source.open(byte_range, self._resume))
         while True:
-            self.decoder.finish(len(self._carried), drop_open=drop_open or self._is_past_stop())
+            try:
+                buffer = next(buffers, None)
+            except PenstockError:
+                # What was whole before the error comes before it.
+                yield from self._kept_states()
+                yield from self._finished(drop_open=True)
+                raise
+            yield from self._kept_states()
+            if buffer is None:
+                return
+            yield from self.feed(memoryview(buffer))
+            if self.decoder.state == "done":
+                return
+
+    def _finished(self, drop_open: bool) -> Iterator[str]:
+        """End the input; yield as `states` does what whole transactions have left."""
+        while True:
+            self.decoder.finish(len(self._carried), drop_open=drop_open)
             if self.decoder.state == "done":
                 return
             # A payload that ended the bytes may still hold tables to ask about.
