@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock.coordinate.store import Record
+from penstock.coordinate.store import HINT_RECORD, Record, reading_record
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,13 @@ class Assignment:
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read the record; without one nobody is to have anything."""
+        """Read the record; without one nobody is to have anything. Raises SchemaInvalid."""
         if record is None:
             return cls()
-        found = json.loads(record.value)
-        owners = {int(shard): member for shard, member in found["owners"].items()}
-        return cls(found["generation"], found["token"], owners)
+        with reading_record("the assignment of shards", HINT_RECORD):
+            found = json.loads(record.value)
+            owners = {int(shard): member for shard, member in found["owners"].items()}
+            return cls(found["generation"], found["token"], owners)
 
     def shards_of(self, member: str) -> frozenset[int]:
         """Return what a member is to have."""

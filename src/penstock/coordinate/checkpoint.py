@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from penstock.coordinate.floors import NO_FLOORS, Floors
-from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of
+from penstock.coordinate.store import (
+    ABSENT,
+    HINT_RECORD,
+    CoordinationStore,
+    Record,
+    path_of,
+    reading_record,
+)
 from penstock.errors import LeaseLost, VersionConflict
 
 # Larger than every token: nobody may write.
@@ -74,17 +81,18 @@ class ShardState:
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read a shard's record; a shard without one was never held."""
+        """Read a shard's record; a shard without one was never held. Raises SchemaInvalid."""
         if record is None:
             return cls()
-        found = json.loads(record.value)
-        checkpoint = found.get("checkpoint")
-        return cls(
-            None if checkpoint is None else Checkpoint(**checkpoint),
-            Floors.from_json(found["floors"]) if "floors" in found else NO_FLOORS,
-            int(found["token"]),
-            int(found["fence"]),
-        )
+        with reading_record("the checkpoint of a shard", HINT_RECORD):
+            found = json.loads(record.value)
+            checkpoint = found.get("checkpoint")
+            return cls(
+                None if checkpoint is None else Checkpoint(**checkpoint),
+                Floors.from_json(found["floors"]) if "floors" in found else NO_FLOORS,
+                int(found["token"]),
+                int(found["fence"]),
+            )
 
 
 def shard_path(subscription: str, generation: int, shard: int, *names: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from penstock.coordinate.store import CoordinationStore, Record, Session
+from penstock.coordinate.store import CoordinationStore, Record, Session, reading_record
 from penstock.errors import VersionConflict
 
 
@@ -29,11 +29,12 @@ class Holder:
 
     @classmethod
     def of(cls, record: Record | None) -> Self | None:
-        """Read a lease's record; None where nobody holds it."""
+        """Read a lease's record; None where nobody holds it. Raises SchemaInvalid."""
         if record is None:
             return None
-        found = json.loads(record.value)
-        return cls(str(found["holder"]), record.created, int(found["since_us"]))
+        with reading_record("the record of a lease", "End what holds it; it goes with its session"):
+            found = json.loads(record.value)
+            return cls(str(found["holder"]), record.created, int(found["since_us"]))
 
 
 class Lease:

@@ -10,14 +10,16 @@ again.
 import os
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock.coordinate import backends
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, SchemaInvalid
 
 # The version of a record that is not there.
 ABSENT = -1
@@ -203,6 +205,19 @@ def without_password(url: str) -> str:
     """Return a URL fit for messages."""
     # A password may hold an @ itself: the last one ends it.
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)
+
+
+# For records of subscriptions: the checkpoints, the assignment and the leases are below the subscription's.
+HINT_RECORD = "Use the version that wrote it, or begin again: penstock subscriptions delete"
+
+
+@contextmanager
+def reading_record(what: str, hint: str) -> Iterator[None]:
+    """Raise SchemaInvalid where a record's value is not what this version of Penstock writes."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, zlib.error) as problem:
+        raise SchemaInvalid(f"{what} cannot be read: {problem!r}", hint=hint) from problem
 
 
 def path_of(*names: str) -> str:

@@ -15,7 +15,14 @@ from typing import Any, Self
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints, ShardState, shard_path
 from penstock.coordinate.lease import Holder
 from penstock.coordinate.resize import reshaped, why_not
-from penstock.coordinate.store import ABSENT, CoordinationStore, decoded_name, path_of
+from penstock.coordinate.store import (
+    ABSENT,
+    HINT_RECORD,
+    CoordinationStore,
+    decoded_name,
+    path_of,
+    reading_record,
+)
 from penstock.errors import OptionInvalid, VersionConflict
 from penstock.limits import SUBSCRIPTION_SHARDS_MAX
 
@@ -105,22 +112,23 @@ class Subscription:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read a record's value."""
-        found: dict[str, Any] = json.loads(value)
-        resizing = found.pop("resizing")
-        return cls(
-            instance=found["instance"],
-            name=found["name"],
-            tables=tuple(found["tables"]),
-            exclude=tuple(found["exclude"]),
-            shard_count=found["shard_count"],
-            shard_columns={table: tuple(names) for table, names in found["shard_columns"].items()},
-            generation=found["generation"],
-            created_us=found["created_us"],
-            resets=found["resets"],
-            pins={int(shard): member for shard, member in found["pins"].items()},
-            resizing=None if resizing is None else Resizing(**resizing),
-        )
+        """Read a record's value. Raises SchemaInvalid."""
+        with reading_record("the record of a subscription", HINT_RECORD):
+            found: dict[str, Any] = json.loads(value)
+            resizing = found.pop("resizing")
+            return cls(
+                instance=found["instance"],
+                name=found["name"],
+                tables=tuple(found["tables"]),
+                exclude=tuple(found["exclude"]),
+                shard_count=found["shard_count"],
+                shard_columns={table: tuple(names) for table, names in found["shard_columns"].items()},
+                generation=found["generation"],
+                created_us=found["created_us"],
+                resets=found["resets"],
+                pins={int(shard): member for shard, member in found["pins"].items()},
+                resizing=None if resizing is None else Resizing(**resizing),
+            )
 
 
 @dataclass(frozen=True)

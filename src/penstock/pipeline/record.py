@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from penstock.errors import SchemaInvalid
+from penstock.coordinate.store import reading_record
 from penstock.model import TableName
 from penstock.source.bounds import Bounds
 from penstock.source.source import ByteRange
@@ -135,7 +135,10 @@ class BatchRecord:
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """Read what `to_json` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
-        try:
+        with reading_record(
+            "the batch that was begun",
+            "Finish it with the version that began it, or: penstock pipelines reset",
+        ):
             return cls(
                 int(value["number"]),
                 value["begin"],
@@ -147,8 +150,3 @@ class BatchRecord:
                 tuple(value["finished"]),
                 tuple(value["divided"]),
             )
-        except (KeyError, TypeError, ValueError) as problem:
-            raise SchemaInvalid(
-                f"the batch that was begun cannot be read: {problem!r}",
-                hint="Finish it with the version that began it, or: penstock pipelines reset",
-            ) from problem

@@ -36,6 +36,7 @@ from penstock.coordinate.store import (
     decoded_name,
     open_store,
     path_of,
+    reading_record,
 )
 from penstock.errors import LeaseLost, OptionInvalid, VersionConflict
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
@@ -47,6 +48,7 @@ _TOP = "pipelines"
 _PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
 # How long a runner that is gone keeps others out.
 _LEASE_SECONDS = 10.0
+_HINT_STATE = "Use the version that wrote it, or begin again: penstock pipelines reset"
 
 
 def table_key(source: str, table: TableName) -> str:
@@ -149,10 +151,11 @@ class Standing:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read what `encode` wrote."""
-        found = json.loads(zlib.decompress(value))
-        found["loads"] = {key: TableLoad(**load) for key, load in found["loads"].items()}
-        return cls(**found)
+        """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
+        with reading_record("the state of a pipeline", _HINT_STATE):
+            found = json.loads(zlib.decompress(value))
+            found["loads"] = {key: TableLoad(**load) for key, load in found["loads"].items()}
+            return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -179,9 +182,10 @@ class Resnapshot:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read what `encode` wrote."""
-        found = json.loads(value)
-        return cls(**{**found, "table": TableName(*found["table"])})
+        """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
+        with reading_record("the request of a resnapshot", _HINT_STATE):
+            found = json.loads(value)
+            return cls(**{**found, "table": TableName(*found["table"])})
 
 
 class PipelineState:
@@ -340,16 +344,17 @@ class PipelineState:
         record = self.store.get(path)
         if record is None:
             return None
-        if record.value.startswith(b"\0"):
-            return json.loads(zlib.decompress(record.value[1:]))
-        head = json.loads(record.value)
-        data = b""
-        for number in range(head["pages"]):
-            page = self.store.get(path + path_of(head["tag"], str(number)))
-            if page is None:
-                raise VersionConflict(f"{path} was written anew while it was read")
-            data += page.value
-        return json.loads(zlib.decompress(data))
+        with reading_record(f"{path} in the state of a pipeline", _HINT_STATE):
+            if record.value.startswith(b"\0"):
+                return json.loads(zlib.decompress(record.value[1:]))
+            head = json.loads(record.value)
+            data = b""
+            for number in range(head["pages"]):
+                page = self.store.get(path + path_of(head["tag"], str(number)))
+                if page is None:
+                    raise VersionConflict(f"{path} was written anew while it was read")
+                data += page.value
+            return json.loads(zlib.decompress(data))
 
     def drop_large(self, name: str) -> None:
         """Delete what `put_large` wrote."""
@@ -438,7 +443,8 @@ class PipelineState:
     def shown(self) -> dict[str, Any]:
         """Return what a runner showed last, {} where none did."""
         record = self.store.get(self._at("progress"))
-        return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
+        with reading_record("what a pipeline shows of itself", _HINT_STATE):
+            return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
 
     def reset(self) -> None:
         """Forget everything: the next run begins anew, under another generation.
