@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import TransactionRolledBack
+from penstock.errors import StatementLogged, TransactionRolledBack
 from penstock.pipeline.settings import load_pipeline
 from tests.fixture_types import FreshDatabase
 from tests.kept_log import penstock
@@ -55,5 +55,43 @@ def test_a_prepared_transaction_that_was_rolled_back_is_passed_over(
     assert penstock("verify", file, "--repair").code == 0
     mysql_server.sql("UPDATE orders SET n = n + 1", database=database)
     run_to_end(spark, settings)
+    wanted = source_rows(mysql_server, database, "orders")
+    assert_same(wanted, mysql_rows(mariadb_server, database, "orders"), key=["id"])
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_skip.py::test_a_prepared_transaction_that_was_rolled_back_is_passed_over"
+)
+def test_hint_of_a_logged_statement_leads_past_it(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE orders (id INT PRIMARY KEY, n INT); INSERT INTO orders VALUES (1, 1), (2, 2);"
+        "CREATE TABLE outside (id INT PRIMARY KEY);"
+        "CREATE TRIGGER stock AFTER INSERT ON outside FOR EACH ROW UPDATE orders SET n = NEW.id WHERE id = 1",
+        database=database,
+    )
+    file = tmp_path / "test.yaml"
+    source = {"url": mysql_server.url(), "name": "shop", "tables": f"{database}.orders"}
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    file.write_text(json.dumps({"source": source, "sink": sink, "batch": {"interval": 0}}))
+    settings = load_pipeline(file)
+    run_to_end(spark, settings)
+    mysql_server.sql(
+        f"SET SESSION binlog_format = STATEMENT; USE {database}; INSERT INTO outside VALUES (abs(7)), (8);"
+        " UPDATE orders SET n = n + 1; SET SESSION binlog_format = ROW; INSERT INTO orders VALUES (3, 3)"
+    )
+    with pytest.raises(StatementLogged) as stopped:
+        run_to_end(spark, settings)
+    assert stopped.value.position is not None
+    assert "start behind it (at " in str(stopped.value.hint)
+    assert penstock("pipelines", "skip", file, stopped.value.position).code == 0
+    run_to_end(spark, settings)
+    assert penstock("verify", file, "--repair").code == 0
     wanted = source_rows(mysql_server, database, "orders")
     assert_same(wanted, mysql_rows(mariadb_server, database, "orders"), key=["id"])

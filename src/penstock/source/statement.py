@@ -85,7 +85,9 @@ def change_of(text: str, database: str, spelling: ServerSpelling) -> RowChange |
         return RowChange(frozenset(statement.named), "its text cannot be read to its end")
     # Up to the place that was reached, an INSERT and its like have names alone.
     start = 0 if verb in ("UPDATE", "DELETE") else cursor.taken
-    rest = _Rest.read(read_tokens(text, spelling), start, queries_at)
+    # Literals do not count, but the places of a WITH's queries are by number of tokens.
+    tokens = read_tokens(text, spelling, without_literals=not queries_at)
+    rest = _Rest.read(tokens, start, queries_at)
     databases = {name.database.lower() for name in tables} | rest.qualifiers
     if rest.has_query:
         databases.add(database.lower())
