@@ -55,17 +55,21 @@ def decode(
     tables: str | None = None,
     buffer_bytes: int = BUFFER_BYTES,
     drop_open: bool = False,
+    whole: bytes | None = None,
     **options: Any,
 ) -> Decoded:
     """Decode the bytes of one file or stream, offered in pieces of `buffer_bytes`.
+
+    XA transactions that were prepared before the bytes are looked for in `whole`, the file that they are of.
 
     `schemas` answers table requests by name; without one the log's own columns are taken. `tables` is the
     prefix of the names that are read. Raises what the decoder raises.
     """
     decoder = Decoder(instance="test", file=file, **options)
     out = Decoded()
-    for _ in drive(decoder, data, out, schemas or {}, tables, buffer_bytes):
-        pass
+    for state in drive(decoder, data, out, schemas or {}, tables, buffer_bytes):
+        if state == "prepared":
+            read_prepared(decoder, data if whole is None else whole, out, schemas or {}, tables)
     finish(decoder, out, left=0 if decoder.state == "done" else out.counters["left"], drop_open=drop_open)
     return out
 
@@ -92,7 +96,8 @@ def drive(
             continue
         if state == "done":
             break
-        answer(decoder, out, schemas, tables)
+        if state != "prepared":
+            answer(decoder, out, schemas, tables)
         yield state
     out.counters = {**decoder.counters, "left": len(view) - start}
     out.position, out.gtid_set = decoder.position, decoder.gtid_set
@@ -114,6 +119,30 @@ def answer(decoder: Decoder, out: Decoded, schemas: Mapping[str, Columns], table
             decoder.answer_table(list(schemas[name]))
         else:
             decoder.answer_table(from_log=True)
+
+
+def read_prepared(
+    decoder: Decoder,
+    whole: bytes | memoryview,
+    out: Decoded,
+    schemas: Mapping[str, Columns],
+    tables: str | None,
+) -> None:
+    """Give the decoder the bytes of the prepared transaction that it asks for."""
+    request = decoder.prepared_request()
+    assert request is not None
+    xid, (file, before), place = request
+    if place is None:
+        passing = Decoder(instance="test", file=file, statements=False, time_from_us=1 << 62)
+        passing.feed(memoryview(whole)[:before])
+        place = passing.prepared_place(xid)
+    assert place is not None, f"{xid} was not prepared before {before}"
+    file, start, end = place
+    decoder.answer_prepared(file, start, end, whole[: first_event_end(bytes(whole[:200]))])
+    while decoder.reads_prepared:
+        start += decoder.feed_prepared(memoryview(whole)[start:end])
+        if decoder.reads_prepared:
+            answer(decoder, out, schemas, tables)
 
 
 def finish(decoder: Decoder, out: Decoded, left: int, drop_open: bool) -> None:
@@ -153,6 +182,7 @@ def decode_range(
         aligned=opened == len(MAGIC),
         start=(number, start),
         stop=(number, stop),
+        whole=data,
         **options,
     )
 

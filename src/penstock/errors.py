@@ -44,6 +44,7 @@
         ├── SchemaChanged            the table changed under a stream with a declared schema
         ├── StatementLogged          a change was logged as a statement, not as rows
         ├── TransactionRolledBack    rows were logged for a transaction that did not commit
+        ├── PreparedMissing          an XA commit whose rows cannot be reached
         ├── ValueMalformed           a value contradicts its type
         ├── StepFailed               a step of a pipeline cannot work on a row
         ├── LimitExceeded            one of the bounds in `limits` would be passed
@@ -252,6 +253,10 @@ class StatementLogged(StreamError):
 
 class TransactionRolledBack(StreamError):
     """Rows were logged for a transaction that did not commit."""
+
+
+class PreparedMissing(StreamError):
+    """An XA transaction is committed, and the events that prepared it cannot be reached."""
 
 
 class ValueMalformed(StreamError):

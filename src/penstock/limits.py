@@ -32,6 +32,9 @@ SPARK_BATCH_BYTES_MAX = 2 * MIB
 # A transaction that alone passes this many bytes of decoded rows is handed out in several batches.
 TRANSACTION_HELD_BYTES_MAX = 8 * BATCH_BYTES_MAX
 
+# How much log is searched, back from its commit, for an XA transaction that was prepared before a range.
+PREPARED_SEARCH_BYTES_MAX = 4 << 30
+
 # Words and marks that are read of a statement: the widest table with the most partitions has under 200,000.
 STATEMENT_TOKENS_MAX = 250_000
 

@@ -160,6 +160,9 @@ def run(decoder: Decoder, view: memoryview, chance: random.Random) -> None:
             answer(decoder, chance)
             if random.Random(answers).random() < 0.1:
                 decoder.close_batches()
+        elif state == "prepared":
+            if not offer_prepared(decoder, view, chance):
+                decoder.abandon()
         elif state == "done" or (end == len(view) and start == end):
             break
         else:
@@ -175,6 +178,14 @@ def run(decoder: Decoder, view: memoryview, chance: random.Random) -> None:
         if decoder.state != "batch":
             return
         check(decoder.take_batch())
+
+
+def offer_prepared(decoder: Decoder, view: memoryview, chance: random.Random) -> bool:
+    """Offer bytes of the log where a prepared transaction is asked for; tell whether any were taken."""
+    if (request := decoder.prepared_request()) is not None:
+        file, start, end = request[2] or ("binlog.000001", chance.randrange(4, 5000), 5000)
+        decoder.answer_prepared(file, start, end, bytes(view[:300]) if chance.random() < 0.9 else None)
+    return decoder.feed_prepared(view[chance.randrange(max(len(view), 1)) :]) > 0
 
 
 def answer(decoder: Decoder, chance: random.Random) -> None:

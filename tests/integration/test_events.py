@@ -4,13 +4,16 @@
 import json
 import random
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock._native import Decoder
-from penstock.errors import FileTruncated, IncidentLogged, StreamError, TransactionRolledBack
+from penstock.binlog import read_binlog
+from penstock.errors import FileTruncated, IncidentLogged, StreamError
+from penstock.source.source import SourceOptions, open_source
 from tests.binlog_bytes import (
     ANONYMOUS_GTID,
     DELETE_ROWS,
@@ -322,9 +325,7 @@ def test_only_what_was_committed_comes(server: Server, fresh_database: FreshData
     assert [row["_metadata"]["row"] for row in rows] == [0, 1, 2, 2, 3, 3, 0]
 
 
-def test_an_xa_transaction_comes_once_when_it_is_prepared(
-    server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_xa_transactions_come_once_when_they_commit(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     path = run_logged(
         server,
@@ -349,29 +350,36 @@ def test_an_xa_transaction_comes_once_when_it_is_prepared(
     assert replay(rows, ["id"]) == select(server, f"{database}.t") == [(1,), (2,), (4,)]
 
 
-def test_a_prepared_transaction_that_is_rolled_back_stops_by_name(
+def test_prepared_xa_transactions_come_in_the_order_of_their_commits(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
-    """Its rows were logged when it was prepared, so they went out before anybody could know."""
     database = fresh_database(server)
-    path = run_logged(
-        server,
-        "CREATE TABLE t (id INT PRIMARY KEY)",
-        "INSERT INTO t VALUES (1)",
-        "XA START 'x'",
-        "INSERT INTO t VALUES (2)",
-        "XA END 'x'",
-        "XA PREPARE 'x'",
-        "XA ROLLBACK 'x'",
-        database=database,
-    )
-    with pytest.raises(TransactionRolledBack) as raised:
-        decode_file(path)
-    assert raised.value.position is not None
-    assert raised.value.position.startswith(path.name)
-    assert raised.value.hint is not None
-    rows = decode_file(path, tables=f"{database}.other").rows()
-    assert rows == [], "a roll-back that touched no selected table is no concern of this reader"
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, note VARCHAR(200))")
+    server.sql("FLUSH BINARY LOGS")
+    path = server.binlog_files()[-1]
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(server.connect(database=database)).cursor() for _ in range(3)]
+        for id, session in enumerate(sessions, 1):
+            if id > 1 and server.family == "mysql":
+                session.execute("SET SESSION binlog_transaction_compression = ON")
+            session.execute(f"XA START '{id}'")
+            session.execute(f"INSERT INTO t VALUES ({id}, REPEAT('x', 200))")
+            session.execute(f"XA END '{id}'")
+            session.execute(f"XA PREPARE '{id}'")
+        server.sql(f"INSERT INTO {database}.t VALUES (4, 'alone')")
+        prepared = open_source(SourceOptions.parse(server.url())).head()
+        sessions[2].execute("XA COMMIT '3'")
+        sessions[1].execute("XA ROLLBACK '2'")
+        server.sql(f"INSERT INTO {database}.t VALUES (5, 'alone')")
+        sessions[0].execute("XA COMMIT '1'")
+    server.sql("FLUSH BINARY LOGS")
+    rows = decode_file(path).rows()
+    assert [row["id"] for row in rows] == [4, 3, 5, 1]
+    assert [row["_commit_version"] for row in rows] == sorted(row["_commit_version"] for row in rows)
+    assert sorted((row["id"], row["note"]) for row in rows) == select(server, f"{database}.t")
+    # All that is committed from there on was prepared before, and is fetched from the server once more.
+    live = read_binlog(server.url(), tables=[f"{database}.t"], start=str(prepared))
+    assert [id for batch in live for id in batch.to_arrow()["id"].to_pylist()] == [3, 5, 1]
 
 
 def test_statements_are_told_apart_from_rows(mysql_server: Server, fresh_database: FreshDatabase) -> None:

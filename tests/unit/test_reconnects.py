@@ -20,6 +20,7 @@ from tests.binlog_bytes import (
     MARIADB_GTID,
     QUERY,
     TAGGED_GTID,
+    XA_PREPARE,
     XID,
     Event,
     assemble,
@@ -42,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 # Every rows event leaves as a batch of its own, so each cut finds part of a transaction handed out.
 EAGER = {"batch_rows_max": 3, "batch_bytes_max": 64, "held_bytes_max": 1}
 REPEATS = 6
-BOUNDARIES = (FORMAT_DESCRIPTION, GTID, TAGGED_GTID, MARIADB_GTID, QUERY, XID)
+BOUNDARIES = (FORMAT_DESCRIPTION, GTID, TAGGED_GTID, MARIADB_GTID, QUERY, XA_PREPARE, XID)
 
 
 @pytest.fixture(params=SAMPLES)

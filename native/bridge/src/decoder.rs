@@ -16,11 +16,15 @@ use crate::schema::{declared, ColumnTuple};
 /// Decodes the event bytes of one byte range.
 ///
 /// Feed it buffers; `state` says what it waits for: "input" (feed more), "batch" (`take_batch`), "table"
-/// (`table_request`, then `answer_table`), "statement" (`take_statement`), or "done". Not for use by two threads at once.
+/// (`table_request`, then `answer_table`), "statement" (`take_statement`), "prepared" (`prepared_request`, then
+/// `answer_prepared` and `feed_prepared`), or "done". Not for use by two threads at once.
 #[pyclass(module = "penstock._native")]
 pub struct Decoder {
     inner: stream::Decoder,
 }
+
+/// Id, commit (file, offset), place (file, start, end).
+type PreparedRequest = (String, (String, u64), Option<(String, u64, u64)>);
 
 fn emit_of(py: Python<'_>, text: &str) -> PyResult<Emit> {
     match text {
@@ -65,7 +69,7 @@ impl Decoder {
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
         stop=None, joint=None, gtid_after=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
         statements=None, changes=None, batch_rows_max=65_536, batch_bytes_max=8_388_608, held_bytes_max=67_108_864,
-        verify_checksum=true, resume_rows=0, resume_start=None, dialect=None, message_per_row=false, server_zone_seconds=0, executed=None,
+        prepared_bytes_max=16_777_216, verify_checksum=true, resume_rows=0, resume_start=None, dialect=None, message_per_row=false, server_zone_seconds=0, executed=None,
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -91,6 +95,7 @@ impl Decoder {
         batch_rows_max: usize,
         batch_bytes_max: usize,
         held_bytes_max: usize,
+        prepared_bytes_max: usize,
         verify_checksum: bool,
         resume_rows: u32,
         resume_start: Option<(u32, u64)>,
@@ -127,13 +132,13 @@ impl Decoder {
             batch_rows_max,
             batch_bytes_max,
             held_bytes_max,
+            prepared_bytes_max,
             verify_checksum,
             resume: (resume_rows > 0).then_some(Resume { start: resume_start, rows: resume_rows }),
             ..Options::of_file(instance, file, number)
         };
         let head = head.as_ref().map(slice_of).transpose()?;
-        let inner = stream::Decoder::new(options, head).map_err(|error| raise(py, &error))?;
-        Ok(Decoder { inner })
+        stream::Decoder::new(options, head).map(|inner| Decoder { inner }).map_err(|error| raise(py, &error))
     }
 
     /// Take whole events from the front of a buffer; return how many bytes that were.
@@ -162,6 +167,7 @@ impl Decoder {
             State::Batch => "batch",
             State::Table => "table",
             State::Statement => "statement",
+            State::Prepared => "prepared",
             State::Done => "done",
         }
     }
@@ -234,6 +240,63 @@ impl Decoder {
     /// Forget what was said of tables, so that each is asked about again.
     fn forget_tables(&mut self, py: Python<'_>) -> PyResult<()> {
         self.inner.forget_tables().map_err(|error| raise(py, &error))
+    }
+
+    /// Give the open transaction up: batches of whole transactions become available, and nothing more is read.
+    fn abandon(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.inner.abandon().map_err(|error| raise(py, &error))
+    }
+
+    /// Take over the prepared XA transactions that another decoder of the same log remembers.
+    fn adopt_prepared(&mut self, before: &mut Decoder) {
+        self.inner.adopt_prepared(&mut before.inner);
+    }
+
+    /// The prepared XA transaction whose bytes are due, or None where `feed_prepared` waits for more of them.
+    ///
+    /// Its id, where it is committed (file, offset), and where it lies if that is known (file, start, end).
+    fn prepared_request(&self) -> Option<PreparedRequest> {
+        self.inner.prepared_request().map(|request| {
+            let place = request.place.map(|place| (place.file.to_string(), place.start, place.end));
+            (request.id, (request.commit.0.to_string(), request.commit.1), place)
+        })
+    }
+
+    /// Say where the bytes lie that `feed_prepared` gets, which begin with the transaction's first event.
+    ///
+    /// `head` is that file's magic and format description; a live server sends its own. Said again, the bytes begin again.
+    #[pyo3(signature = (file, start, end, head=None))]
+    fn answer_prepared(
+        &mut self,
+        py: Python<'_>,
+        file: &str,
+        start: u64,
+        end: u64,
+        head: Option<PyBuffer<u8>>,
+    ) -> PyResult<()> {
+        let head = head.as_ref().map(slice_of).transpose()?;
+        self.inner.answer_prepared(file, start, end, head).map_err(|error| raise(py, &error))
+    }
+
+    /// Whether `feed_prepared` waits for bytes, or for what it found in them to be answered.
+    #[getter]
+    fn reads_prepared(&self) -> bool {
+        self.inner.reads_prepared()
+    }
+
+    /// Where a prepared XA transaction lies that was passed: file, start and end; None for one that is not known.
+    fn prepared_place(&self, py: Python<'_>, id: &str) -> PyResult<Option<(String, u64, u64)>> {
+        let place = self.inner.prepared_place(id).map_err(|error| raise(py, &error))?;
+        Ok(place.map(|place| (place.file.to_string(), place.start, place.end)))
+    }
+
+    /// Take events of a prepared transaction from the front of a buffer; return how many bytes that were.
+    ///
+    /// Once the last one is taken, the decoder goes on with the range and no longer waits for "prepared".
+    fn feed_prepared(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
+        let bytes = slice_of(&buffer)?;
+        let inner = &mut self.inner;
+        py.detach(|| inner.feed_prepared(bytes)).map_err(|error| raise(py, &error))
     }
 
     /// The end of the last whole transaction: file and offset.

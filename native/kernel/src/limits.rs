@@ -30,5 +30,12 @@ pub const TABLES_OPEN_MAX: usize = 1 << 16;
 /// Savepoints of one transaction whose place is remembered.
 pub const SAVEPOINTS_MAX: usize = 1 << 12;
 
+/// Prepared XA transactions that one decoder remembers; a server holds a few. One that is not remembered is looked for in the
+/// log when it commits.
+pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
+
+/// Events of prepared XA transactions that one decoder keeps; what is over is read again when the transaction commits.
+pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
+
 const _: () = assert!(EVENT_BYTES_MAX < u32::MAX as usize, "an event's length is a 32-bit field");
 const _: () = assert!(EVENT_HEADER_BYTES + CHECKSUM_BYTES < EVENT_BYTES_MAX);

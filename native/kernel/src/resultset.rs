@@ -314,7 +314,7 @@ impl ResultSet {
             thread_id: None,
             clock: None,
         };
-        let event = EventView { offset: *offset, end_offset: *offset, timestamp: 0, server_id: *server_id };
+        let event = EventView { offset: *offset, end_offset: *offset, server_id: *server_id, ..EventView::default() };
         let before = u64::from(*row_first).wrapping_add(self.rows);
         // The column is an INT: a chunk has far fewer rows, and one that had more would count from 0 again.
         let row_first = u32::try_from(before % (1 << 31)).unwrap_or(0);

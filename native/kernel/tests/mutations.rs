@@ -9,6 +9,7 @@ use std::path::Path;
 use penstock_kernel::blocks::{self, BlockCutter, Settings, RECORD_BYTES};
 use penstock_kernel::checksum::crc32;
 use penstock_kernel::emit::dialect::{DialectOptions, NAMES};
+use penstock_kernel::error::Error;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{Answer, Decoder, Emit, Options, State};
 
@@ -73,6 +74,11 @@ fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'stat
         match decoder.state() {
             State::Batch => rows += decoder.take_batch().unwrap().record.num_rows(),
             State::Statement => drop(decoder.take_statement()),
+            State::Prepared => {
+                if let Err(error) = feed_prepared(&mut decoder, bytes, piece) {
+                    return (rows, Some(error));
+                }
+            }
             State::Table => decoder.answer_table(Answer::Read {
                 columns: None,
                 from_log: true,
@@ -101,6 +107,29 @@ fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'stat
         }
     }
     panic!("the decoder does not come to an end");
+}
+
+/// Offers the log once more where a transaction was prepared; returns the error's name.
+fn feed_prepared(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<(), &'static str> {
+    let name = |error: Error| error.kind().name();
+    if let Some(request) = decoder.prepared_request() {
+        let place = request.place.ok_or("PreparedMissing")?;
+        let head = &bytes[..bytes.len().min(1000)];
+        decoder.answer_prepared(&place.file, place.start, place.end, Some(head)).map_err(name)?;
+    }
+    // The decoder drops what it has taken, so the next piece begins where it is now.
+    let start = usize::try_from(decoder.next_offset()).unwrap().min(bytes.len());
+    let mut end = bytes.len().min(start + piece);
+    loop {
+        let taken = decoder.feed_prepared(&bytes[start..end]).map_err(name)?;
+        if taken > 0 || decoder.state() != State::Prepared {
+            return Ok(());
+        }
+        if end == bytes.len() {
+            return Err("PreparedMissing");
+        }
+        end = bytes.len().min(end + piece);
+    }
 }
 
 /// Ends the input: first come the batches that are left, then the error.

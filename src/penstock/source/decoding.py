@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock._native import Decoder, GtidSet
-from penstock.errors import PenstockError, ServerBusy
+from penstock.errors import PenstockError, PreparedMissing, ServerBusy
 from penstock.model import Position
 from penstock.source.source import ByteRange, Source, file_number
 
@@ -73,6 +73,8 @@ class RangeDecoding:
             except PenstockError:
                 # What was whole before the error comes before it.
                 yield from self._kept_states()
+                if self.decoder.state == "prepared":
+                    self.decoder.abandon()
                 yield from self._finished(drop_open=True)
                 raise
             yield from self._kept_states()
@@ -89,7 +91,7 @@ class RangeDecoding:
             if self.decoder.state == "done":
                 return
             # A payload that ended the bytes may still hold tables to ask about.
-            yield self.decoder.state
+            yield from self._due()
 
     def rest_of_payload(self) -> Iterator[str]:
         """Decode what the last event holds, where it is a payload of several; yields as `states` does."""
@@ -97,7 +99,7 @@ class RangeDecoding:
             self.decoder.feed(b"")
             if self.decoder.state == "input":
                 return
-            yield self.decoder.state
+            yield from self._due()
 
     def bytes_to_event_end(self, rest: memoryview) -> int:
         """Return how much of what comes next ends the event it begins with, or makes its length known."""
@@ -163,8 +165,7 @@ class RangeDecoding:
                 if self.decoder.state == "input":
                     self._carried += rest
                     return
-                if self.decoder.state != "done":
-                    yield self.decoder.state
+                yield from self._due()
                 continue
             more = _bytes_missing(self._carried)
             self._carried += rest[:more]
@@ -173,14 +174,76 @@ class RangeDecoding:
                 del self._carried[: self.decoder.feed(self._carried)]
                 if self.decoder.state in ("input", "done"):
                     break
-                yield self.decoder.state
+                yield from self._due()
+
+    def _due(self) -> Iterator[str]:
+        """Yield what the decoder waits for; a prepared transaction that it waits for is read here."""
+        if self.decoder.state == "prepared":
+            yield from self._read_prepared()
+        elif self.decoder.state != "done":
+            yield self.decoder.state
+
+    def _read_prepared(self) -> Iterator[str]:
+        """Decode the prepared transaction that commits now; raises PreparedMissing after what is whole."""
+        decoder = self.decoder
+        request = decoder.prepared_request()
+        assert request is not None, "the state says that there is one"
+        xid, (file, offset), place = request
+        commit = Position(self.byte_range.epoch, file, offset)
+        try:
+            prepared = self._prepared_range(xid, commit, place)
+        except PenstockError:
+            decoder.abandon()
+            while decoder.state == "batch":
+                yield decoder.state
+            raise
+        carried = bytearray()
+
+        def begin() -> Position:
+            carried.clear()
+            head = None if self._source.live else self._source.head_bytes(prepared.file, prepared.epoch)
+            assert prepared.stop is not None, "a transaction has an end"
+            decoder.answer_prepared(prepared.file, prepared.start, prepared.stop, head)
+            return prepared.position
+
+        begin()
+        for buffer in self._source.open(prepared, begin):
+            rest = memoryview(buffer)
+            while rest and decoder.reads_prepared:
+                carried += rest[: (more := _bytes_missing(carried))]
+                rest = rest[more:]
+                while carried:
+                    del carried[: decoder.feed_prepared(carried)]
+                    if not decoder.reads_prepared or decoder.state == "prepared":
+                        break
+                    yield decoder.state
+            if not decoder.reads_prepared:
+                return
+        raise self._missing(xid, commit)
+
+    def _prepared_range(self, xid: str, commit: Position, place: tuple[str, int, int] | None) -> ByteRange:
+        """Return where a prepared transaction lies. Raises PreparedMissing."""
+        if place is not None:
+            return ByteRange(commit.epoch, *place, aligned=True)
+        found = self._source.find_prepared(xid, commit)
+        if found is None:
+            raise self._missing(xid, commit)
+        return found
+
+    def _missing(self, xid: str, commit: Position) -> PreparedMissing:
+        return PreparedMissing(
+            f"the XA transaction {xid} is committed here, and its rows, which were logged when it was"
+            f" prepared, are not in what can be read of {self._source.instance}",
+            position=str(commit),
+            hint="Start at or before its XA PREPARE; or read the tables again and start behind this commit",
+        )
 
     def _resume(self) -> Position:
         """Make ready for bytes that begin again after a lost connection; return where they are to begin."""
         before = self.decoder
         self._carried.clear()
         handed_out, aligned = before.handed_out(), before.aligned
-        before.finish(drop_open=True)
+        before.abandon()
         while before.state == "batch":
             self._kept.append(before.take_batch())
         self._passed = self._passed.union(GtidSet.parse(before.gtid_set))
@@ -190,6 +253,7 @@ class RangeDecoding:
             known = [one for one in (executed, before.gtid_set) if one]
             self._options["executed"] = ",".join(known)
         self.decoder = self._make_decoder(position, aligned, *handed_out)
+        self.decoder.adopt_prepared(before)
         return position
 
     def _make_decoder(

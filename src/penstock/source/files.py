@@ -28,6 +28,7 @@ from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, READ_BYTES
 from penstock.model import Position, TableName
 from penstock.source.event_starts import last_event_start
 from penstock.source.listing import LocatedFile, check_sequence, list_files
+from penstock.source.prepared import PreparedSearch
 from penstock.source.search import find_gtid_set, find_time, gtid_set_before
 from penstock.source.source import (
     FIRST_EVENT_OFFSET,
@@ -80,6 +81,7 @@ class FileSource:
         self.options = options
         self._heads: dict[Path, _FileHead] = {}
         self._settled: dict[str, Position] = {}
+        self._prepared = PreparedSearch(self)
 
     @property
     def instance(self) -> str:
@@ -175,6 +177,10 @@ class FileSource:
 
     def schema_history(self, position: Position, name: TableName | None = None) -> None:
         """Return None: files keep no definitions besides what their events say."""
+
+    def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
+        """Return where an XA transaction was prepared that commits at a position."""
+        return self._prepared.find(xid, before)
 
     def walk(
         self,

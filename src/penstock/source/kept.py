@@ -24,6 +24,7 @@ from penstock.errors import (
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, TableName
+from penstock.source.prepared import PreparedSearch
 from penstock.source.source import (
     FIRST_EVENT_OFFSET,
     ByteRange,
@@ -116,6 +117,7 @@ class KeptSource:
         self._file_starts = {FIRST_EVENT_OFFSET}
         self._joined: set[tuple[Position, Position]] = set()
         self._repeats: dict[int, str] = {}
+        self._prepared = PreparedSearch(self)
 
     @property
     def instance(self) -> str:
@@ -257,6 +259,10 @@ class KeptSource:
     def schema_history(self, position: Position, name: TableName | None = None) -> SchemaHistory:
         """Return the definitions in force at a position. Raises SchemaUnknown where the log has none."""
         return SchemaHistory.from_json(self._log.schemas(self._there(position), name))
+
+    def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
+        """Return where an XA transaction was prepared that commits at a position."""
+        return self._prepared.find(xid, before)
 
     def walk(
         self,

@@ -334,7 +334,7 @@ class _RangeReader:
 
     def _whole_so_far(self) -> Iterator[Batch]:
         decoder = self._decoding.decoder
-        decoder.finish(drop_open=True)
+        decoder.abandon()
         while decoder.state == "batch":
             yield self._batch(decoder.take_batch())
 

@@ -19,6 +19,7 @@ from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, ServerAddress, TableName
 from penstock.source.asking import ask_again
+from penstock.source.prepared import PreparedSearch
 from penstock.source.search import ROTATE_EVENT, find_time, first_events, gtid_set_before
 from penstock.source.source import (
     FIRST_EVENT_OFFSET,
@@ -56,6 +57,7 @@ class ServerSource:
         self.address: ServerAddress = options.address
         self._session: Connection | None = None
         self._heads: dict[str, bytes] = {}
+        self._prepared = PreparedSearch(self)
 
     @property
     def instance(self) -> str:
@@ -182,6 +184,10 @@ class ServerSource:
                         self._heads[file] = MAGIC + event
                         break
         return self._heads[file]
+
+    def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
+        """Return where an XA transaction was prepared that commits at a position."""
+        return self._prepared.find(xid, before)
 
     def walk(
         self,

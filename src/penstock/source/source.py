@@ -275,6 +275,12 @@ class Source(Protocol):
         None where the source keeps none: then the server is asked, or the schema is given.
         """
 
+    def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
+        """Return where an XA transaction was prepared that commits at a position, None if unknown.
+
+        `xid` is its id as statements have it: `X'67747269',X'',1`.
+        """
+
     def walk(
         self,
         start: Position,

@@ -95,6 +95,7 @@ pub fn encode_changes(
                 end_offset: offset,
                 timestamp: seconds,
                 server_id: u32::try_from(system.server_id.value(first)).unwrap_or(0),
+                shared: false,
             },
             xa_id: None,
             row_first: 0,

@@ -11,7 +11,8 @@ use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
 
 use crate::column::spare::Spares;
-use crate::emit::dialect::{self, At, Dialect, DialectOptions, End, Images, StatementView, TableView, TableWriter};
+use crate::emit::dialect::{self, At, Dialect, DialectOptions, End, Images, StatementKind, StatementView};
+use crate::emit::dialect::{TableView, TableWriter};
 use crate::emit::system::EventView;
 use crate::emit::typed::{ChangeFilter, RowsView};
 use crate::emit::{Batch, TransactionView};
@@ -282,6 +283,8 @@ struct Texts {
     gtid: String,
     gtid_set: String,
     xa_id: Option<String>,
+    /// The statement that commits it, where it was prepared.
+    xa_commit: Option<Box<str>>,
 }
 
 impl Texts {
@@ -319,7 +322,13 @@ pub struct MessagesBatch {
 impl MessagesBatch {
     /// Starts without messages. Raises `OptionInvalid` for a dialect that is not known.
     pub fn new(options: &DialectOptions, instance: &Arc<str>) -> Result<MessagesBatch> {
-        let texts = Texts { instance: instance.clone(), gtid: String::new(), gtid_set: String::new(), xa_id: None };
+        let texts = Texts {
+            instance: instance.clone(),
+            gtid: String::new(),
+            gtid_set: String::new(),
+            xa_id: None,
+            xa_commit: None,
+        };
         Ok(MessagesBatch {
             dialect: dialect::of_options(options, instance)?,
             out: Messages::new(),
@@ -354,11 +363,6 @@ impl MessagesBatch {
         self.out.value.len()
     }
 
-    /// Whether the dialect tells of prepared transactions that are rolled back.
-    pub fn tells_roll_backs(&self) -> bool {
-        self.dialect.tells_roll_backs()
-    }
-
     /// A transaction opens. It is told of when something of it is.
     pub fn open(&mut self, transaction: &TransactionView, event: EventView) {
         if let Some(executed) = &mut self.executed {
@@ -366,7 +370,7 @@ impl MessagesBatch {
         }
         self.begin = event;
         self.rows_query = None;
-        self.texts.xa_id = None;
+        (self.texts.xa_id, self.texts.xa_commit) = (None, None);
         (self.begun, self.named) = (false, false);
         self.out.changes = 0;
     }
@@ -379,6 +383,16 @@ impl MessagesBatch {
     /// It is an XA transaction with this id.
     pub fn note_xa(&mut self, id: &[u8]) {
         self.texts.xa_id = Some(String::from_utf8_lossy(id).into_owned());
+    }
+
+    /// It was prepared, and this statement commits it; None where it is committed in one phase.
+    pub fn note_xa_commit(&mut self, statement: Option<Box<str>>) {
+        self.texts.xa_commit = statement;
+    }
+
+    /// The rows of the open transaction come again from the first on.
+    pub fn begin_again(&mut self) {
+        self.out.changes = 0;
     }
 
     /// The text of the statement behind the rows that follow.
@@ -480,10 +494,14 @@ impl MessagesBatch {
             let at = self.texts.at(transaction, event, rows);
             let end = match (self.texts.xa_id.as_deref(), xid) {
                 (_, Some(xid)) => End::Xid(xid),
-                (Some(id), None) => End::Prepared(id),
+                (Some(id), None) => End::Xa(id),
                 (None, None) => End::Commit,
             };
             self.dialect.end(&at, end, &mut self.out)?;
+            if let Some(text) = &self.texts.xa_commit {
+                let statement = StatementView { database: "", text, kind: StatementKind::XaCommit, alone: false };
+                self.dialect.statement(&at, &statement, &mut self.out)?;
+            }
             if self.out.len() > before {
                 self.out.mark_end(event.end_offset);
             }

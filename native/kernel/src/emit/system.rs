@@ -128,6 +128,8 @@ pub struct EventView {
     pub timestamp: u32,
     /// The server on which the change was first made.
     pub server_id: u32,
+    /// Whether other rows events of the transaction have the same offset: that of the statement that commits them.
+    pub shared: bool,
 }
 
 impl SystemColumns {

@@ -2,6 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::error::Result;
+use crate::event::xa::XaId;
 use crate::gtid::Gtid;
 
 /// What any of the three GTID events says of its transaction.
@@ -20,8 +21,8 @@ pub struct TransactionHead {
     /// The logical clock of parallel replication: the number of the last transaction that this one has to follow, and
     /// its own (MySQL 5.7 and later).
     pub clock: Option<(i64, i64)>,
-    /// The id of the XA transaction that is prepared here, as statements write it (MariaDB).
-    pub xa_id: Option<String>,
+    /// The XA transaction that is prepared here (MariaDB 10.5 and later).
+    pub xa_id: Option<XaId>,
 }
 
 fn signed(value: u64) -> i64 {

@@ -3,6 +3,7 @@
 use crate::cursor::Cursor;
 use crate::error::Result;
 use crate::event::gtid::TransactionHead;
+use crate::event::xa::XaId;
 use crate::gtid::{Gtid, GtidSet};
 
 const STANDALONE: u8 = 1;
@@ -34,16 +35,12 @@ pub fn read(body: &[u8], server: u32) -> Result<TransactionHead> {
         let lengths = [usize::from(cursor.u8()?), usize::from(cursor.u8()?)];
         let [global, branch] = lengths;
         let parts = (cursor.take(global)?, cursor.take(branch)?);
-        head.xa_id = (flags & PREPARED_XA != 0).then(|| xa_id(parts.0, parts.1, format));
+        if flags & PREPARED_XA != 0 {
+            head.xa_id = Some(XaId::new(parts.0, parts.1, format)?);
+        }
     }
     head.thread_id = extra_thread_id(cursor);
     Ok(head)
-}
-
-/// The id as `XA END` and its like have it: both parts in hexadecimal digits, and the format.
-fn xa_id(global: &[u8], branch: &[u8], format: u32) -> String {
-    let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    format!("X'{}',X'{}',{}", digits(global), digits(branch), format as i32)
 }
 
 /// The thread id among the optional fields at the end; absent before 11.5, and not needed to read what follows.

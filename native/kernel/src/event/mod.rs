@@ -18,6 +18,7 @@ pub mod session;
 pub mod table_map;
 pub mod tagged_gtid;
 pub mod transaction_payload;
+pub mod xa;
 
 use crate::cursor::Cursor;
 use crate::error::Result;
@@ -65,6 +66,16 @@ impl Header {
             end_position: cursor.u32()?,
             flags: cursor.u16()?,
         })
+    }
+
+    /// Adds the header's bytes, as `read` takes them.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.timestamp.to_le_bytes());
+        out.push(self.code);
+        for field in [self.server_id, self.size, self.end_position] {
+            out.extend_from_slice(&field.to_le_bytes());
+        }
+        out.extend_from_slice(&self.flags.to_le_bytes());
     }
 }
 
@@ -265,5 +276,8 @@ mod tests {
         let header = Header::read(&mut Cursor::new(&bytes)).unwrap();
         assert_eq!((header.timestamp, header.code, header.server_id), (1, 30, 7));
         assert_eq!((header.size, header.end_position, header.flags), (40, 200, FLAG_IGNORABLE));
+        let mut written = Vec::new();
+        header.write(&mut written);
+        assert_eq!(written, bytes);
     }
 }

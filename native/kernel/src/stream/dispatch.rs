@@ -15,17 +15,25 @@ use crate::event::session::Session;
 use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid};
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::stream::frame::Span;
-use crate::stream::prepared::{id_of, Known};
 
 /// An event as emitters see it.
 pub(super) fn event_view(header: &Header, span: Span) -> EventView {
-    EventView { offset: span.start, end_offset: span.end, timestamp: header.timestamp, server_id: header.server_id }
+    EventView {
+        offset: span.start,
+        end_offset: span.end,
+        timestamp: header.timestamp,
+        server_id: header.server_id,
+        shared: false,
+    }
 }
 
 impl Decoder {
     /// Takes one event, from the file or from inside a payload.
     pub(super) fn dispatch(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         use EventKind::*;
+        if let Some(flow) = self.xa_event(header, kind, body, span) {
+            return flow;
+        }
         if self.open.is_none() && !kind.is_gtid() && self.is_past_stop(span.start) {
             return Ok(Flow::Done);
         }
@@ -79,7 +87,7 @@ impl Decoder {
                 self.rows_query(kind, body);
                 Ok(Flow::Next)
             }
-            XaPrepare => self.prepare(span).map(|()| Flow::Next),
+            XaPrepare => self.end_prepared(span),
             TransactionPayload => self.open_payload(body, span),
             Incident => Err(Error::new(ErrorKind::IncidentLogged, incident::message(body)?)
                 .hint("changes may be missing from the log here: take a new full copy of the tables")),
@@ -185,11 +193,11 @@ impl Decoder {
                 }
                 if let Emitter::Messages(batch) = &mut self.emitter {
                     batch.note_begin(self.event);
-                    if let Some(id) = id_of(text) {
-                        batch.note_xa(id);
-                    }
                 }
-                if text != b"BEGIN" && !text.starts_with(b"XA") {
+                if text.starts_with(b"XA") {
+                    return self.begin_xa(text);
+                }
+                if text != b"BEGIN" {
                     return self.statement(header, query, text, false, span);
                 }
                 Ok(Flow::Next)
@@ -198,24 +206,12 @@ impl Decoder {
             Verb::Rollback => self.roll_back(span).map(|()| Flow::Next),
             Verb::RollbackTo => self.roll_back_to(text).map(|()| Flow::Next),
             Verb::Savepoint => {
-                if let Some(open) = &mut self.open {
-                    open.note_savepoint(text);
-                }
+                self.note_savepoint(text);
                 Ok(Flow::Next)
             }
-            Verb::Marker => {
-                if let Some(open) = self.open.as_mut().filter(|_| text.starts_with(b"XA END")) {
-                    open.xa_id = id_of(text).map(Into::into);
-                }
-                Ok(Flow::Next)
-            }
-            Verb::XaRollback => self.roll_back_prepared(text, span).map(|()| Flow::Next),
-            Verb::XaCommit => {
-                if self.prepared.take(text) != Known::Untouched {
-                    self.tell_outcome(text, StatementKind::XaCommit)?;
-                }
-                self.end(span).map(|()| Flow::Next)
-            }
+            Verb::Marker => Ok(Flow::Next),
+            Verb::XaRollback => self.forget_prepared(text, span),
+            Verb::XaCommit => self.commit_prepared(text, span),
             Verb::Change | Verb::Unknown | Verb::Definition => {
                 let flow = self.statement(header, query, text, verb != Verb::Definition, span)?;
                 let alone = self.open.as_ref().is_some_and(|open| !open.begun);
@@ -231,7 +227,7 @@ impl Decoder {
         matches!(self.emitter, Emitter::Typed(_) | Emitter::Envelope(_) | Emitter::Messages(_))
     }
 
-    fn statement(
+    pub(super) fn statement(
         &mut self,
         header: &Header,
         query: &QueryBody<'_>,
@@ -272,17 +268,9 @@ impl Decoder {
         batch.add_statement(&open.view, self.event, &statement)
     }
 
-    /// Tells what became of a prepared XA transaction, in messages.
-    pub(super) fn tell_outcome(&mut self, text: &[u8], kind: StatementKind) -> Result<()> {
-        if let (Emitter::Messages(batch), Some(id)) = (&mut self.emitter, id_of(text)) {
-            batch.note_xa(id);
-        }
-        self.tell("", &String::from_utf8_lossy(text), kind)
-    }
-
     /// Notes the text of the statement behind the rows that follow, for messages: a length byte stands before MySQL's,
     /// nothing before MariaDB's.
-    fn rows_query(&mut self, kind: EventKind, body: &[u8]) {
+    pub(super) fn rows_query(&mut self, kind: EventKind, body: &[u8]) {
         if let Emitter::Messages(batch) = &mut self.emitter {
             let text = if kind == EventKind::RowsQuery { body.get(1..).unwrap_or_default() } else { body };
             batch.note_rows_query(self.event, text);

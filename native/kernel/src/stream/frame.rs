@@ -192,7 +192,7 @@ impl Decoder {
         }
         let span = self.span(&header)?;
         let flow = match kind {
-            Some(EventKind::FormatDescription) => {
+            Some(EventKind::FormatDescription) if !self.is_replaying() => {
                 self.format_description(&header, event)?;
                 self.format_end = span.end;
                 self.new_file(&header, span)?
@@ -250,8 +250,10 @@ impl Decoder {
             // Between transactions every event's end is a place to go on from.
             self.mark_boundary(span.end);
         }
-        self.counters.bytes += size as u64;
-        self.counters.events += 1;
+        if !self.is_replaying() {
+            self.counters.bytes += size as u64;
+            self.counters.events += 1;
+        }
     }
 
     fn artificial(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8], event: &[u8]) -> Result<()> {

@@ -12,6 +12,7 @@ mod options;
 pub(crate) mod payload;
 mod prepared;
 mod proof;
+mod replay;
 mod statement;
 mod tables;
 mod transaction;
@@ -21,6 +22,8 @@ use std::sync::Arc;
 
 pub use frame::file_number;
 pub use options::{Emit, Options, Resume};
+pub use prepared::PreparedPlace;
+pub use replay::PreparedRequest;
 pub use statement::Statement;
 pub use tables::{Answer, DeclaredColumn, TableRequest};
 
@@ -36,6 +39,7 @@ use crate::event::format_description::Format;
 use crate::gtid::GtidSet;
 use payload::Payload;
 use prepared::Prepared;
+use replay::Replay;
 use tables::Tables;
 use transaction::Open;
 
@@ -50,6 +54,8 @@ pub enum State {
     Table,
     /// Somebody to take a statement.
     Statement,
+    /// The bytes of an XA transaction that was prepared before.
+    Prepared,
     /// Nothing: the range ends here.
     Done,
 }
@@ -101,6 +107,8 @@ pub struct Decoder {
     in_doubt: bool,
     open: Option<Open>,
     prepared: Prepared,
+    /// The XA transaction of which the events are read now.
+    replay: Option<Box<Replay>>,
     /// What was handed out of the first transaction in range, until it begins.
     resume: Option<Resume>,
     tally: Tally,
@@ -155,7 +163,8 @@ impl Decoder {
             orphan: !options.aligned,
             in_doubt: false,
             open: None,
-            prepared: Prepared::default(),
+            prepared: Prepared::new(options.prepared_bytes_max),
+            replay: None,
             resume: options.resume,
             tally: Tally::default(),
             tables: Tables::default(),
@@ -198,6 +207,8 @@ impl Decoder {
             State::Table
         } else if self.done {
             State::Done
+        } else if self.replay.as_ref().is_some_and(|replay| replay.needs_bytes()) {
+            State::Prepared
         } else {
             State::Input
         }
@@ -208,6 +219,11 @@ impl Decoder {
     ///
     /// An error is raised only after every whole transaction before it has been handed out.
     pub fn feed(&mut self, input: &[u8]) -> Result<usize> {
+        self.feed_while(input, State::Input)
+    }
+
+    /// Takes events while `waits` is what the decoder waits for.
+    fn feed_while(&mut self, input: &[u8], waits: State) -> Result<usize> {
         if let Some(failure) = &self.failure {
             if self.ready.is_empty() {
                 return Err(failure.clone());
@@ -215,7 +231,7 @@ impl Decoder {
             return Ok(0);
         }
         let mut used = 0;
-        match self.advance(input, &mut used) {
+        match self.advance(input, &mut used, waits) {
             Ok(()) => Ok(used),
             Err(error) => {
                 let error = error.at(&self.file, self.offset);
@@ -230,10 +246,13 @@ impl Decoder {
         }
     }
 
-    fn advance(&mut self, input: &[u8], used: &mut usize) -> Result<()> {
-        while self.state() == State::Input {
+    fn advance(&mut self, input: &[u8], used: &mut usize, waits: State) -> Result<()> {
+        // After the last bytes of a prepared transaction its end is due, and that needs no more of them.
+        while self.state() == waits || (self.state() == State::Input && self.replay.is_some()) {
             let rest = input.get(*used..).unwrap_or_default();
-            let taken = if self.payload.is_some() {
+            let taken = if self.replay.is_some() && self.state() == State::Input {
+                self.step_replay().map(|()| Some(0))?
+            } else if self.payload.is_some() {
                 self.step_payload(rest)?
             } else if self.magic_due {
                 self.read_magic(rest)?
@@ -254,7 +273,7 @@ impl Decoder {
     /// Events inside a payload may still be due, and with them a table to ask about: call again until the state is
     /// `Done`.
     pub fn finish(&mut self, left: usize, drop_open: bool) -> Result<()> {
-        if self.payload.is_some() && self.failure.is_none() {
+        if (self.payload.is_some() || self.replay.is_some()) && self.failure.is_none() {
             self.feed(&[])?;
             if self.state() != State::Input {
                 return Ok(());
@@ -288,6 +307,20 @@ impl Decoder {
             }
         }
         Ok(())
+    }
+
+    /// Gives the open transaction up: what whole transactions have left becomes available, and nothing more is read.
+    pub fn abandon(&mut self) -> Result<()> {
+        (self.payload, self.replay) = (None, None);
+        self.tables.request = None;
+        self.statements.clear();
+        self.done = true;
+        self.flush(false)
+    }
+
+    /// Takes over the prepared transactions that another decoder of the same log remembers.
+    pub fn adopt_prepared(&mut self, before: &mut Decoder) {
+        std::mem::swap(&mut self.prepared, &mut before.prepared);
     }
 
     /// The next batch, if one is ready.
@@ -337,9 +370,10 @@ impl Decoder {
         !self.orphan
     }
 
-    /// Where the open transaction starts.
+    /// Where the open transaction starts; of one that was prepared before it commits, where its events begin.
     pub fn open_transaction(&self) -> Option<u64> {
-        self.open.as_ref().map(|open| open.view.start)
+        let open = self.open.as_ref()?;
+        Some(self.replayed_start().unwrap_or(open.view.start))
     }
 
     /// All transactions seen, those of earlier files included where the log tells.

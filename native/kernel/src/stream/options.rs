@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::emit::dialect::DialectOptions;
 use crate::emit::typed::ChangeFilter;
 use crate::gtid::GtidSet;
+use crate::limits::PREPARED_EVENTS_BYTES_MAX;
 
 /// The shape of the batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +68,8 @@ pub struct Options {
     pub batch_bytes_max: usize,
     /// A batch closes inside a transaction that alone has so many bytes of row images.
     pub held_bytes_max: usize,
+    /// Events of prepared XA transactions that are kept in memory; those over it are read again when they commit.
+    pub prepared_bytes_max: usize,
     /// Whether checksums are verified where the log has them.
     pub verify_checksum: bool,
     /// What was handed out of the first transaction in range before a reconnect, and is dropped.
@@ -107,6 +110,7 @@ impl Options {
             batch_rows_max: 1 << 16,
             batch_bytes_max: 8 << 20,
             held_bytes_max: 64 << 20,
+            prepared_bytes_max: PREPARED_EVENTS_BYTES_MAX,
             verify_checksum: true,
             resume: None,
         }

@@ -12,7 +12,9 @@ use super::frame::{declared_size, event_size, mismatch, Span};
 use super::{Decoder, Flow};
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::query::{verb, Query, Verb};
 use crate::event::transaction_payload::{Compression, TransactionPayload};
+use crate::event::xa::XaId;
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES};
 
@@ -21,6 +23,9 @@ pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
 /// A payload event is followed piece by piece from this length on; a shorter one is waited for.
 const PIECEWISE_BYTES_MIN: usize = 256 << 10;
+
+/// The event that begins an XA transaction is no longer: its text has a bound, and so have its variables.
+const FIRST_EVENT_BYTES_MAX: usize = 64 << 10;
 
 /// The fields before the payload are at most four of them, of at most 19 bytes each.
 const FIELDS_BYTES_MAX: usize = 128;
@@ -136,6 +141,25 @@ pub(crate) fn unpack(
     Ok((taken, written))
 }
 
+/// The id of the XA transaction that a payload holds, if it holds one: its first event says so.
+pub(super) fn xa_id_in(body: &[u8]) -> Result<Option<XaId>> {
+    let head = TransactionPayload::read(body)?;
+    let mut zstd = match head.compression {
+        Compression::Zstd => Some(Zstd::new().map_err(broken)?),
+        Compression::Nothing => None,
+    };
+    let mut plain = Vec::new();
+    unpack(&mut zstd, head.payload, &mut plain, FIRST_EVENT_BYTES_MAX)?;
+    let Some(size) = event_size(&plain)? else { return Ok(None) };
+    let mut cursor = Cursor::new(plain.get(..size).unwrap_or_default());
+    let header = Header::read(&mut cursor)?;
+    if EventKind::from_code(header.code) != Some(EventKind::Query) {
+        return Ok(None);
+    }
+    let text = Query::read(cursor.take_rest())?.text;
+    (verb(text) == Verb::Begin && text.starts_with(b"XA")).then(|| XaId::of_statement(text)).transpose()
+}
+
 /// Passes over what an event has between its payload and its checksum. None where more is needed.
 fn pass(input: &[u8], behind: &mut u64, checksum: &mut Option<crc32fast::Hasher>) -> Option<usize> {
     let left = usize::try_from(*behind - CHECKSUM_BYTES as u64).unwrap_or(usize::MAX);
@@ -165,6 +189,7 @@ impl Decoder {
         if self.open.as_ref().is_none_or(|open| open.skipped) {
             // Nothing inside is wanted, and the payload holds the transaction's own commit.
             if self.open.is_some() {
+                self.note_passed_payload(body, span)?;
                 self.end(span)?;
             }
             return Ok(Flow::Next);

@@ -1,69 +1,170 @@
 //! XA transactions that were prepared and of which the outcome has not come.
 //!
-//! Rows are logged when a transaction is prepared and handed out then. Where it is rolled back later, the reader must
-//! stop if any of those rows were handed out, and only then: other people's roll-backs are no concern of a reader.
+//! Their rows are decoded when they commit. Until then there is kept where their events lie, and, of small ones, the events
+//! themselves.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-/// Prepared transactions that are remembered at once. A server holds a few; one that is not remembered counts as unknown.
-const REMEMBERED_MAX: usize = 65_536;
+use super::frame::Span;
+use crate::event::format_description::Format;
+use crate::event::xa::XaId;
+use crate::event::Header;
+use crate::limits::{EVENT_HEADER_BYTES, PREPARED_TRANSACTIONS_MAX};
 
-/// What is known of a prepared transaction when its roll-back comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Known {
-    /// This range saw it prepared and handed out none of its rows.
-    Untouched,
-    /// This range handed out this many of its changes.
-    HandedOut(u32),
-    /// It was prepared before this range.
-    Elsewhere,
+/// The bytes that say where a kept event lies: the offsets of its first byte and of the byte after it.
+pub(super) const SPAN_BYTES: usize = 16;
+
+/// Where a prepared transaction lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreparedPlace {
+    /// The file.
+    pub file: Arc<str>,
+    /// Its number.
+    pub file_number: u32,
+    /// The offset of the transaction's first event.
+    pub start: u64,
+    /// The offset after its last event.
+    pub end: u64,
 }
 
-/// Transactions by their id as the server writes it in statements: `X'67747269',X'62',1`.
-#[derive(Debug, Default)]
+/// A prepared transaction.
+#[derive(Debug, Clone)]
+pub(super) struct Transaction {
+    pub place: PreparedPlace,
+    /// The format of the events that are kept.
+    pub format: Option<Format>,
+    /// Its events without the last, each after its span; None where they are to be read again.
+    pub events: Option<Arc<[u8]>>,
+}
+
+/// Prepared transactions by their ids. One that is not here is looked for in the log.
+#[derive(Debug)]
 pub(super) struct Prepared {
-    changes: HashMap<Box<[u8]>, u32>,
+    transactions: HashMap<XaId, Transaction>,
+    bytes: usize,
+    bytes_max: usize,
 }
 
 impl Prepared {
-    /// Remembers one whose rows were passed on; `changes` counts those of tables that are read.
-    pub(super) fn add(&mut self, id: Box<[u8]>, changes: u32) {
-        if self.changes.len() >= REMEMBERED_MAX {
-            self.changes.clear();
-        }
-        self.changes.insert(id, changes);
+    pub fn new(bytes_max: usize) -> Prepared {
+        Prepared { transactions: HashMap::new(), bytes: 0, bytes_max }
     }
 
-    /// Takes out the one that a statement ends: `XA COMMIT id` or `XA ROLLBACK id`.
-    pub(super) fn take(&mut self, statement: &[u8]) -> Known {
-        match id_of(statement).and_then(|id| self.changes.remove(id)) {
-            Some(0) => Known::Untouched,
-            Some(changes) => Known::HandedOut(changes),
-            None => Known::Elsewhere,
+    pub fn get(&self, id: &XaId) -> Option<&Transaction> {
+        self.transactions.get(id)
+    }
+
+    /// Adds a transaction, in place of an earlier one of this id: a server that crashed may have lost that one.
+    pub fn insert(&mut self, id: XaId, transaction: Transaction) {
+        self.remove(&id);
+        if self.transactions.len() >= PREPARED_TRANSACTIONS_MAX {
+            *self = Prepared::new(self.bytes_max);
+        }
+        self.bytes += transaction.events.as_ref().map_or(0, |events| events.len());
+        self.transactions.insert(id, transaction);
+        if self.bytes > self.bytes_max {
+            self.drop_oldest_events();
+        }
+    }
+
+    pub fn remove(&mut self, id: &XaId) {
+        if let Some(transaction) = self.transactions.remove(id) {
+            self.bytes -= transaction.events.map_or(0, |events| events.len());
+        }
+    }
+
+    /// Halves the bytes, so that the search for the oldest is rare.
+    fn drop_oldest_events(&mut self) {
+        let mut kept: Vec<&mut Transaction> =
+            self.transactions.values_mut().filter(|transaction| transaction.events.is_some()).collect();
+        kept.sort_unstable_by_key(|transaction| (transaction.place.file_number, transaction.place.start));
+        for transaction in kept {
+            if self.bytes <= self.bytes_max / 2 {
+                return;
+            }
+            self.bytes -= transaction.events.take().map_or(0, |events| events.len());
         }
     }
 }
 
-/// The id in `XA END id`, `XA COMMIT id` or `XA ROLLBACK id`.
-pub(super) fn id_of(statement: &[u8]) -> Option<&[u8]> {
-    let mut words = statement.splitn(3, |byte| byte.is_ascii_whitespace());
-    let (first, _, id) = (words.next()?, words.next()?, words.next()?);
-    (first.eq_ignore_ascii_case(b"XA") && !id.is_empty()).then_some(id.trim_ascii())
+/// An XA transaction of which the end has not come: its events are kept, and not decoded.
+#[derive(Debug, Clone)]
+pub(super) struct Holding {
+    pub id: XaId,
+    events: Vec<u8>,
+    bytes_max: usize,
+    overflown: bool,
+}
+
+impl Holding {
+    /// Of a transaction with more than `bytes_max` of events they are read again when it commits.
+    pub fn new(id: XaId, bytes_max: usize) -> Holding {
+        Holding { id, events: Vec::new(), bytes_max, overflown: false }
+    }
+
+    pub fn add(&mut self, header: &Header, body: &[u8], span: Span) {
+        let bytes = SPAN_BYTES + EVENT_HEADER_BYTES + body.len();
+        if self.overflown || self.events.len() + bytes > self.bytes_max {
+            self.events = Vec::new();
+            self.overflown = true;
+            return;
+        }
+        self.events.extend_from_slice(&span.start.to_le_bytes());
+        self.events.extend_from_slice(&span.end.to_le_bytes());
+        let size = (EVENT_HEADER_BYTES + body.len()) as u32;
+        Header { size, ..*header }.write(&mut self.events);
+        self.events.extend_from_slice(body);
+    }
+
+    pub fn into_events(self) -> (XaId, Option<Arc<[u8]>>) {
+        let kept = !self.overflown && !self.events.is_empty();
+        (self.id, kept.then(|| self.events.into()))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn id(number: u32) -> XaId {
+        XaId::new(&number.to_le_bytes(), b"", 1).unwrap()
+    }
+
+    fn transaction(start: u64, bytes: usize) -> Transaction {
+        let place = PreparedPlace { file: "binlog.000001".into(), file_number: 1, start, end: start + 1 };
+        Transaction { place, format: None, events: Some(vec![0; bytes].into()) }
+    }
+
     #[test]
-    fn a_roll_back_is_judged_by_what_was_handed_out() {
-        let mut prepared = Prepared::default();
-        for (statement, changes) in [(&b"XA END X'61',X'',1"[..], 0), (b"XA END X'62',X'',1", 3)] {
-            prepared.add(id_of(statement).unwrap().into(), changes);
+    fn oldest_events_are_dropped_and_their_places_stay() {
+        let quarter = 100;
+        let mut prepared = Prepared::new(4 * quarter);
+        for number in 0..5 {
+            prepared.insert(id(number), transaction(u64::from(number), quarter));
         }
-        assert_eq!(prepared.take(b"XA ROLLBACK X'61',X'',1"), Known::Untouched);
-        assert_eq!(prepared.take(b"XA ROLLBACK X'62',X'',1"), Known::HandedOut(3));
-        assert_eq!(prepared.take(b"XA ROLLBACK X'62',X'',1"), Known::Elsewhere);
-        assert_eq!(id_of(b"XA END"), None);
+        let kept: Vec<bool> = (0..5).map(|number| prepared.get(&id(number)).unwrap().events.is_some()).collect();
+        assert_eq!(kept, [false, false, false, true, true]);
+        assert_eq!(prepared.bytes, 2 * quarter);
+    }
+
+    #[test]
+    fn an_id_that_is_used_again_means_the_newer_transaction() {
+        let mut prepared = Prepared::new(100);
+        prepared.insert(id(1), transaction(4, 10));
+        prepared.insert(id(1), transaction(900, 20));
+        assert_eq!(prepared.get(&id(1)).unwrap().place.start, 900);
+        prepared.remove(&id(1));
+        assert_eq!((prepared.get(&id(1)).is_none(), prepared.bytes), (true, 0));
+    }
+
+    #[test]
+    fn a_transaction_that_is_too_large_keeps_no_events() {
+        let header = Header { timestamp: 0, code: 30, server_id: 1, size: 0, end_position: 0, flags: 0 };
+        let mut holding = Holding::new(id(1), 300);
+        for _ in 0..3 {
+            holding.add(&header, &[0; 80], Span { start: 0, end: 1 });
+        }
+        assert!(holding.into_events().1.is_none());
     }
 }

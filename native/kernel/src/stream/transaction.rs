@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use super::{Decoder, Emitter, Flow};
-use crate::emit::dialect::StatementKind;
 use crate::emit::transactions::Tally;
 use crate::emit::TransactionView;
 use crate::error::{malformed, Error, ErrorKind, Result};
@@ -13,7 +12,7 @@ use crate::event::Header;
 use crate::limits::SAVEPOINTS_MAX;
 use crate::stream::frame::Span;
 use crate::stream::options::Resume;
-use crate::stream::prepared::Known;
+use crate::stream::prepared::Holding;
 
 /// A transaction of which the end has not come.
 #[derive(Debug, Clone)]
@@ -33,24 +32,22 @@ pub(super) struct Open {
     pub selected: u32,
     /// Changes that were already handed out in a batch.
     pub handed_out: u32,
-    /// The id of an XA transaction, from its XA END.
-    pub xa_id: Option<Box<[u8]>>,
     /// Where it ends, if its GTID event says so.
     pub end: Option<u64>,
     /// Changes that had gone into batches at each savepoint, by its name in lower case.
     savepoints: HashMap<Vec<u8>, u32>,
-}
-
-impl Open {
-    /// Notes what stands before a savepoint. One beyond the limit is not noted, so a ROLLBACK TO it counts for all rows.
-    pub fn note_savepoint(&mut self, text: &[u8]) {
-        if self.savepoints.len() < SAVEPOINTS_MAX {
-            self.savepoints.insert(savepoint_name(text).to_ascii_lowercase(), self.selected);
-        }
-    }
+    /// The events of an XA transaction, until it is prepared or ends.
+    pub holding: Option<Holding>,
 }
 
 impl Decoder {
+    /// Notes what stands before a savepoint. One beyond the limit is not noted, so a ROLLBACK TO it counts for all rows.
+    pub(super) fn note_savepoint(&mut self, text: &[u8]) {
+        if let Some(open) = self.open.as_mut().filter(|open| open.savepoints.len() < SAVEPOINTS_MAX) {
+            open.savepoints.insert(savepoint_name(text).to_ascii_lowercase(), open.selected);
+        }
+    }
+
     /// Opens a transaction at its GTID event, or at BEGIN where there is none.
     pub(super) fn begin(&mut self, header: &Header, head: TransactionHead, span: Span) -> Result<Flow> {
         if let Some(open) = &self.open {
@@ -90,15 +87,15 @@ impl Decoder {
             rows: 0,
             selected: 0,
             handed_out: resume_rows,
-            xa_id: None,
             end: head.length.and_then(|length| span.start.checked_add(length)),
             savepoints: HashMap::new(),
+            holding: None,
         });
         if let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) {
             batch.open(&open.view, self.event);
-            if let Some(id) = &head.xa_id {
-                batch.note_xa(id.as_bytes());
-            }
+        }
+        if let Some(id) = head.xa_id.filter(|_| self.decodes_rows()) {
+            self.hold(id);
         }
         Ok(Flow::Next)
     }
@@ -132,7 +129,7 @@ impl Decoder {
                 // Events leave as they come, at the latest when the input ends.
                 let events = matches!(self.emitter, Emitter::Events(_));
                 let rows = if events { open.events.max(open.resume_rows) } else { open.handed_out };
-                (rows > 0).then_some(Resume { start: Some((self.file_number, open.view.start)), rows })
+                (rows > 0).then_some(Resume { start: Some((self.range_file_number(), open.view.start)), rows })
             }
             _ => self.resume,
         }
@@ -202,38 +199,6 @@ impl Decoder {
             self.flush(true)?;
         }
         Ok(())
-    }
-
-    /// Closes an XA transaction that was prepared: its rows are handed out, its outcome comes later.
-    pub(super) fn prepare(&mut self, span: Span) -> Result<()> {
-        if let Some(open) = self.open.as_mut().filter(|open| !open.skipped) {
-            if let Some(id) = open.xa_id.take() {
-                self.prepared.add(id, open.selected);
-            }
-        }
-        self.end(span)
-    }
-
-    /// The end of a prepared XA transaction of which nothing became true.
-    pub(super) fn roll_back_prepared(&mut self, text: &[u8], span: Span) -> Result<()> {
-        let skipped = self.open.as_ref().is_some_and(|open| open.skipped);
-        let known = self.prepared.take(text);
-        let told = matches!(&self.emitter, Emitter::Messages(batch) if batch.tells_roll_backs());
-        if told && !skipped && known != Known::Untouched {
-            self.tell_outcome(text, StatementKind::XaRollback)?;
-        }
-        if skipped || told || known == Known::Untouched || !self.decodes_rows() {
-            return self.end(span);
-        }
-        let message = match known {
-            Known::HandedOut(changes) => {
-                format!("a prepared XA transaction was rolled back, {changes} changes of which were logged when it was prepared")
-            }
-            _ => "an XA transaction that was prepared before this range was rolled back; its rows may have been read"
-                .to_owned(),
-        };
-        Err(Error::new(ErrorKind::TransactionRolledBack, message)
-            .hint("compare the tables it changed with the source, then go on behind this position"))
     }
 
     /// ROLLBACK TO a savepoint: rows behind it may be undone. Fails where some of them were wanted.

@@ -32,7 +32,6 @@ const UPDATE: u64 = 2;
 const DELETE: u64 = 3;
 const QUERY: u64 = 7;
 const XA_COMMIT: u64 = 13;
-const XA_ROLLBACK: u64 = 14;
 
 /// Canal's dialect.
 pub struct Canal {
@@ -154,10 +153,6 @@ impl Dialect for Canal {
         JsonStyle::Canal
     }
 
-    fn tells_roll_backs(&self) -> bool {
-        true
-    }
-
     fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()> {
         small_entry(at, &NOBODY, TRANSACTION_BEGIN, MessageKind::Begin, out, |store| {
             xa_props(3, "XA START", at, store);
@@ -172,7 +167,6 @@ impl Dialect for Canal {
                 return told(at, statement, &definition, out);
             }
             StatementKind::XaCommit => (XA_COMMIT, "XA COMMIT"),
-            StatementKind::XaRollback => (XA_ROLLBACK, "XA ROLLBACK"),
         };
         let head = Head { event_type: Some(outcome.0), ..NOBODY };
         small_entry(at, &head, ROW_DATA, MessageKind::Statement, out, |store| {
@@ -198,7 +192,7 @@ impl Dialect for Canal {
                 pb::close(text, store);
             }
             End::Commit => pb::text(2, "0", store),
-            End::Prepared(_) => xa_props(3, "XA END", at, store),
+            End::Xa(_) => xa_props(3, "XA END", at, store),
         })
     }
 }

@@ -102,10 +102,6 @@ impl Dialect for CanalFlat {
         JsonStyle::Canal
     }
 
-    fn tells_roll_backs(&self) -> bool {
-        true
-    }
-
     fn begin(&mut self, _at: &At<'_>, _out: &mut Messages) -> Result<()> {
         Ok(())
     }
@@ -119,7 +115,6 @@ impl Dialect for CanalFlat {
                 return tell(at, &told, out);
             }
             StatementKind::XaCommit => "XACOMMIT",
-            StatementKind::XaRollback => "XAROLLBACK",
         };
         tell(at, &Told { database: "", table: "", kind: outcome, is_ddl: false, sql: statement.text }, out)
     }

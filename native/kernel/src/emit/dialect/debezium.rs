@@ -151,7 +151,7 @@ impl Writer {
     fn each(&self, at: &At<'_>, rows: &mut Images<'_, '_>, source: &[u8], out: &mut Messages) -> Result<()> {
         let mut key_text = Vec::new();
         while let Some(row) = rows.next()? {
-            let index = row.index.saturating_sub(at.row_first);
+            let index = if at.event.shared { row.index } else { row.index.saturating_sub(at.row_first) };
             let operation: &[u8] = if at.snapshot { b"r" } else { b"c" };
             let insert = |after| Told { operation, before: None, after };
             let delete = |before| Told { operation: b"d", before, after: None };

@@ -78,7 +78,7 @@ impl Dialect for Maxwell {
     fn end(&mut self, _at: &At<'_>, end: End<'_>, out: &mut Messages) -> Result<()> {
         let xid = match end {
             End::Xid(xid) => Some(xid),
-            End::Commit | End::Prepared(_) => None,
+            End::Commit | End::Xa(_) => None,
         };
         let mut offset = out.changes_handed_out();
         out.rewrite_open(|message, kind, is_last, value| {

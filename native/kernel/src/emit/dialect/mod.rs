@@ -78,12 +78,6 @@ pub trait Dialect: Send + Sync {
         JsonStyle::Server
     }
 
-    /// Whether the dialect tells of XA transactions that are rolled back after they were prepared. Where it does not,
-    /// such a roll-back of rows that were handed out stops the stream.
-    fn tells_roll_backs(&self) -> bool {
-        false
-    }
-
     /// Whether the last row of a transaction is marked as such, so that it stays until the end is known.
     fn marks_last_row(&self) -> bool {
         false
@@ -92,7 +86,7 @@ pub trait Dialect: Send + Sync {
     /// A transaction of which messages follow. `at.event` is its BEGIN, or the GTID event where there is none.
     fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()>;
 
-    /// A definition (DDL), or the outcome of a prepared XA transaction.
+    /// A definition (DDL), or after the end the statement that commits a prepared XA transaction.
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()>;
 
     /// The text of the statement behind the rows that follow, where the server logs it.
@@ -163,8 +157,8 @@ pub enum End<'a> {
     Xid(u64),
     /// By a COMMIT statement.
     Commit,
-    /// It was prepared (XA) under this id.
-    Prepared(&'a str),
+    /// It was an XA transaction with this id.
+    Xa(&'a str),
 }
 
 /// A statement that is told of.
@@ -187,8 +181,6 @@ pub enum StatementKind {
     Definition,
     /// XA COMMIT.
     XaCommit,
-    /// XA ROLLBACK.
-    XaRollback,
 }
 
 /// One table as dialects see it.

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the events of an XA transaction that was prepared before the range in which it commits.
+
+The search goes from the commit back, file by file. Each file is read forward once, without decoding a row.
+"""
+
+from dataclasses import dataclass
+
+from penstock._native import Decoder
+from penstock.errors import PositionInvalid, PositionPurged, SequenceGap
+from penstock.limits import PREPARED_SEARCH_BYTES_MAX
+from penstock.model import Position
+from penstock.source.decoding import RangeDecoding
+from penstock.source.source import ByteRange, Extent, Source
+
+# Later than any commit: every transaction is passed over, and what is prepared is noted.
+_NEVER_US = (1 << 63) - 1
+
+
+@dataclass
+class _Passed:
+    """What was passed of a file: up to which offset, and a decoder that knows what is prepared there."""
+
+    upto: int
+    decoder: Decoder
+
+
+class PreparedSearch:
+    """Looks for prepared XA transactions in a source's files, and remembers what it has passed."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._passed: dict[tuple[int, str], _Passed] = {}
+
+    def find(self, xid: str, before: Position) -> ByteRange | None:
+        """Return where the transaction of this id was prepared last before a position.
+
+        None where no file within PREPARED_SEARCH_BYTES_MAX of log has it.
+        """
+        bytes_left = PREPARED_SEARCH_BYTES_MAX
+        for extent in reversed(self._files(before)):
+            upto = before.offset if extent.holds(before) else None
+            place = self._pass(extent, upto).prepared_place(xid)
+            if place is not None:
+                file, start, end = place
+                return ByteRange(extent.epoch, file, start, end, aligned=True)
+            bytes_left -= (upto or extent.bytes) - extent.start
+            if bytes_left <= 0:
+                return None
+        return None
+
+    def _files(self, before: Position) -> list[Extent]:
+        """Return the files up to a position; where some are missing before its file, that file alone."""
+        try:
+            return self._source.extents(None, before)
+        except (SequenceGap, PositionPurged, PositionInvalid):
+            return [one for one in self._source.extents(before, before) if one.holds(before)]
+
+    def _pass(self, extent: Extent, upto: int | None) -> Decoder:
+        """Pass over a file's transactions, on from the last time; `upto` None means all of it."""
+        key = extent.epoch, extent.file
+        passed = self._passed.get(key)
+        if passed is not None and upto is not None and passed.upto > upto:
+            # A transaction that was prepared later may have the same id.
+            passed = None
+        start = extent.start if passed is None else passed.upto
+        stop = extent.bytes if upto is None and extent.splittable else upto
+        if passed is not None and stop is not None and start >= stop:
+            return passed.decoder
+        byte_range = ByteRange(extent.epoch, extent.file, start, stop, aligned=True)
+        decoding = RangeDecoding(
+            self._source, byte_range, statements=False, verify_checksum=False, time_from_us=_NEVER_US
+        )
+        if passed is not None:
+            decoding.decoder.adopt_prepared(passed.decoder)
+        for state in decoding.states(drop_open=True):
+            assert state == "batch", "transactions that are passed over ask for nothing"
+            decoding.take_batch()
+        decoder = decoding.decoder
+        file, offset = decoder.position
+        self._passed[key] = _Passed(offset if file == extent.file else extent.bytes, decoder)
+        return decoder

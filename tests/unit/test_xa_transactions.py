@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of XA transactions come when they commit, wherever ranges are cut, and not on a rollback."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock._native import Decoder
+from penstock.binlog import read_binlog
+from penstock.errors import EventMalformed, PreparedMissing
+from penstock.source.files import FileSource
+from penstock.source.reading import read_range
+from penstock.source.source import ByteRange, SourceOptions
+from tests.binlog_bytes import (
+    ANNOTATE,
+    GTID,
+    MARIADB_GTID,
+    QUERY,
+    ROTATE,
+    STOP,
+    XA_PREPARE,
+    Event,
+    assemble,
+    events,
+    first_event_end,
+)
+from tests.cut_source import CutSource
+from tests.nonempty import each
+
+LOGS = Path(__file__).parents[2] / "native/kernel/tests/logs"
+SAMPLES = ("mysql-9.7-2", "mariadb-10.11-2", "mariadb-11.8-2")
+DIALECTS = ("canal", "canal_flat", "debezium", "debezium_schema", "maxwell", "ptubes", "json")
+SHAPES: dict[str, dict[str, Any]] = {
+    "typed": {"emit": "typed"},
+    "envelope": {"emit": "envelope"},
+    **{dialect: {"emit": "messages", "dialect": dialect} for dialect in DIALECTS},
+}
+# Nothing of a prepared transaction stays in memory: its bytes are read again.
+FORGETFUL = {"prepared_bytes_max": 0}
+COMMIT, ROLLBACK = b"XA COMMIT", b"XA ROLLBACK"
+
+Group = list[Event]
+
+
+class Log:
+    """A server's log, as groups of events, with its one XA transaction apart: prepared and committed."""
+
+    def __init__(self, sample: str) -> None:
+        self.head: Group = []
+        self.others: list[Group] = []
+        group = self.head
+        for event in events((LOGS / f"{sample}.binlog").read_bytes()):
+            if event.code in (ROTATE, STOP):
+                break
+            if event.code in (GTID, MARIADB_GTID):
+                group = []
+                self.others.append(group)
+            group.append(event)
+        prepared = next(at for at, one in enumerate(self.others) if one[-1].code == XA_PREPARE)
+        self.commit = self.others.pop(prepared + 1)
+        self.prepare = self.others.pop(prepared)
+        assert COMMIT in self.commit[-1].body
+        # The tables are there before it, and their last rows, too.
+        self.before, self.after = self.others[:prepared], self.others[prepared:]
+
+    def rollback(self) -> Group:
+        """Return what is logged where the transaction is rolled back."""
+        *head, statement = self.commit
+        return [*head, replace(statement, body=statement.body.replace(COMMIT, ROLLBACK))]
+
+    def many_rows(self, count: int) -> Group:
+        """Return the prepared transaction with its rows so many times."""
+        rows = [one for one in self.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE)]
+        first = self.prepare.index(rows[0])
+        return [*self.prepare[:first], *rows * count, *self.prepare[first + len(rows) :]]
+
+    def write(self, path: Path, groups: Sequence[Group]) -> Path:
+        """Write a file of these groups."""
+        path.write_bytes(assemble([*self.head, *(event for group in groups for event in group)]))
+        return path
+
+
+@pytest.fixture(params=SAMPLES)
+def log(request: pytest.FixtureRequest) -> Log:
+    """Each server's log."""
+    return Log(request.param)
+
+
+def rows_of(source: FileSource, file: str, start: int, stop: int | None = None, **options: Any) -> list[Any]:
+    """Return the rows of the transactions that start in a part of a file."""
+    byte_range = ByteRange(0, file, start, stop, aligned=start == first_event_end(source.head_bytes(file)))
+    return [
+        row
+        for batch in read_range(source, byte_range, **options)
+        for row in pyarrow.record_batch(batch).to_pylist()
+    ]
+
+
+def all_rows(path: Path, **options: Any) -> list[Any]:
+    """Return the rows of a whole file."""
+    return rows_of(source_of(path), path.name, first_event_end(path.read_bytes()), **options)
+
+
+def source_of(*paths: Path) -> FileSource:
+    return FileSource(SourceOptions.parse([str(path) for path in paths]))
+
+
+def versions(rows: Sequence[Any]) -> list[int]:
+    return [row["_commit_version"] for row in rows]
+
+
+def group_start(path: Path, group: Group) -> int:
+    """Return where a group of events lies in a file, by the body of its first event."""
+    return next(one.offset for one in events(path.read_bytes()) if one.body == group[0].body)
+
+
+def pass_prepared(decoder: Decoder, data: bytes) -> None:
+    """Feed what is a prepared transaction, of which no table is read."""
+    while decoder.reads_prepared:
+        data = data[decoder.feed_prepared(data) :]
+        if decoder.state == "table":
+            decoder.answer_table(None)
+
+
+@pytest.mark.parametrize("options", [{}, FORGETFUL], ids=["kept", "forgetful"])
+def test_rows_have_the_version_and_the_order_of_their_commit(
+    log: Log, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after, log.commit])
+    rows = all_rows(path, emit="envelope", **options)
+    commit = group_start(path, log.commit)
+    committed = [row for row in rows if row["_commit_version"] == 1 << 32 | commit >> 4]
+    assert committed
+    assert committed == rows[-len(committed) :], "it commits last"
+    assert versions(rows) == sorted(versions(rows))
+    places = {(row["_metadata"]["file"], row["_metadata"]["offset"]) for row in committed}
+    assert places == {
+        (path.name, next(one.offset for one in events(path.read_bytes()) if COMMIT in one.body))
+    }
+    assert [row["_metadata"]["row"] for row in committed] == list(range(len(committed)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rolled_back_transaction_leaves_nothing(log: Log, tmp_path: Path, shape: str) -> None:
+    def rows(name: str, *groups: Group) -> list[Any]:
+        folder = tmp_path / name
+        folder.mkdir()
+        return all_rows(log.write(folder / "mysql-bin.000001", groups), **SHAPES[shape])
+
+    never = rows("never", *log.before, *log.after)
+    assert rows("undone", *log.before, *log.after, log.prepare, log.rollback()) == never
+    assert rows("prepared", *log.before, *log.after, log.prepare) == never
+    assert rows("before", *log.before, *log.after, log.rollback()) == never, (
+        "it was prepared before all of it"
+    )
+
+
+def test_every_cut_between_prepare_and_commit_gives_each_row_once(log: Log, tmp_path: Path) -> None:
+    path = log.write(
+        tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after[:2], log.commit, *log.after[2:]]
+    )
+    source, start = source_of(path), first_event_end(path.read_bytes())
+    expected = rows_of(source, path.name, start, emit="envelope")
+    first, last = group_start(path, log.prepare), path.stat().st_size
+    for cut in each(range(first - 50, min(last, group_start(path, log.commit) + 250), 7), least=50):
+        found = [
+            row
+            for begin, end in ((start, cut), (cut, None))
+            for row in rows_of(source, path.name, begin, end, emit="envelope")
+        ]
+        assert found == expected, cut
+
+
+@pytest.mark.parametrize("files_between", [0, 2])
+def test_a_commit_in_a_later_file_finds_what_was_prepared(
+    log: Log, tmp_path: Path, files_between: int
+) -> None:
+    paths = [log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])]
+    for number in range(files_between):
+        paths.append(log.write(tmp_path / f"mysql-bin.{number + 2:06}", log.after[:1]))
+    last = log.write(tmp_path / f"mysql-bin.{files_between + 2:06}", [log.commit, *log.after])
+    source, start = source_of(*paths, last), first_event_end(last.read_bytes())
+    rows = rows_of(source, last.name, start, emit="envelope")
+    assert rows[0]["_commit_version"] == (files_between + 2) << 32 | group_start(last, log.commit) >> 4
+    alone = source_of(last)
+    with pytest.raises(PreparedMissing) as caught:
+        rows_of(alone, last.name, start, emit="envelope")
+    assert caught.value.position == f"{last.name}:{group_start(last, log.commit)}"
+    assert caught.value.hint is not None
+
+
+def test_what_is_whole_before_a_missing_prepare_is_handed_out(log: Log, tmp_path: Path) -> None:
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, *log.after, log.commit])
+    expected = all_rows(log.write(tmp_path / "whole.000001", [*log.before, *log.after]), emit="envelope")
+    found: list[Any] = []
+    start = first_event_end(path.read_bytes())
+    batches = read_range(source_of(path), ByteRange(0, path.name, start, None, True), emit="envelope")
+    with pytest.raises(PreparedMissing):
+        found.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
+    assert versions(found) == versions(expected)
+
+
+def test_an_id_that_is_used_again_commits_the_newer_rows(log: Log, tmp_path: Path) -> None:
+    """A server that crashed may have lost the older one, and its log has no outcome of it."""
+    rows = [one for one in log.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE, ANNOTATE)]
+    older = [one for one in log.prepare if one not in rows]
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, older, log.prepare, *log.after, log.commit])
+    usual = log.write(tmp_path / "usual.000001", [*log.before, log.prepare, *log.after, log.commit])
+    for options in ({}, FORGETFUL):
+        found = all_rows(path, emit="envelope", **options)
+        assert len(found) == len(all_rows(usual, emit="envelope"))
+
+
+def test_events_of_another_transaction_are_refused(log: Log, tmp_path: Path) -> None:
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after, log.commit])
+    data = path.read_bytes()
+    head = data[: first_event_end(data)]
+    commit = group_start(path, log.commit)
+    decoder = Decoder(
+        instance="test", file=path.name, offset=commit, head=head, emit="envelope", statements=False
+    )
+    decoder.feed(data[commit:])
+    assert decoder.state == "prepared"
+    wrong = next(one for one in log.after if one[-1].code != QUERY)
+    start = group_start(path, wrong)
+    decoder.answer_prepared(path.name, start, start + sum(one.size for one in wrong), head)
+    with pytest.raises(EventMalformed):
+        pass_prepared(decoder, data[start:])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("options", [{}, FORGETFUL], ids=["kept", "forgetful"])
+@pytest.mark.parametrize("log", SAMPLES[:2], indirect=True)
+def test_lost_connections_cost_no_row_and_double_none(
+    log: Log, tmp_path: Path, shape: str, options: dict[str, Any]
+) -> None:
+    prepared = log.many_rows(6)
+    path = log.write(
+        tmp_path / "mysql-bin.000001", [*log.before, prepared, log.after[0], log.commit, *log.after[1:]]
+    )
+    # Every rows event leaves as a batch of its own.
+    eager = {"batch_rows_max": 3, "batch_bytes_max": 64, "held_bytes_max": 1, **options, **SHAPES[shape]}
+    start = first_event_end(path.read_bytes())
+    expected = rows_of(CutSource(path, ()), path.name, start, **eager)
+    first, commit = group_start(path, prepared), group_start(path, log.commit)
+    for cuts in each(
+        (
+            [commit + 60],
+            [commit + 90, commit + 30, first + 100],
+            [first + 200, commit + 200, commit + 200],
+            [first + 31 * step for step in range(8)],
+        ),
+        least=4,
+    ):
+        source = CutSource(path, cuts)
+        assert rows_of(source, path.name, start, **eager) == expected, cuts
+        assert source.losses >= len(cuts)
+
+
+def test_files_and_ranges_give_the_same_rows(log: Log, tmp_path: Path) -> None:
+    log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
+    log.write(tmp_path / "mysql-bin.000002", [log.after[0], log.commit, *log.after[1:]])
+    one = log.write(
+        tmp_path / "one.000001", [*log.before, log.prepare, log.after[0], log.commit, *log.after[1:]]
+    )
+    split = [str(path) for path in sorted(tmp_path.glob("mysql-bin.*"))]
+    read: Callable[..., Any] = read_binlog
+    counts = [sum(batch.rows for batch in read(paths, emit="envelope")) for paths in (split, [str(one)])]
+    assert counts[0] == counts[1] > 0
