@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from penstock.coordinate.backends.sqlite import SqliteSession
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore, open_store
 from penstock.errors import AuthenticationFailed, CoordinationLost, DiskFailed, OptionInvalid
@@ -208,3 +211,29 @@ def store_version(store: CoordinationStore, path: str) -> int:
     """Return a record's version."""
     record = store.get(path)
     return ABSENT if record is None else record.version
+
+
+def test_session_that_another_process_removed_is_never_certain_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/store.db", WAIT_SECONDS_MAX)
+    session = store.session(1.0)
+    assert isinstance(session, SqliteSession)
+    certain: list[bool] = []
+    end = session._ending.end
+
+    def end_noted(lost: bool) -> bool:
+        certain.append(session.certain)
+        return end(lost)
+
+    monkeypatch.setattr(session._ending, "end", end_noted)
+    connection = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    with closing(connection):
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("DELETE FROM sessions")
+        # As after a standstill of the process: its last sign of life no longer counts.
+        session._certain_until = 0.0
+        connection.execute("COMMIT")
+    wait_until(lambda: not session.alive)
+    assert certain == [False]
+    store.close()

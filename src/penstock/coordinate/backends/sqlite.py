@@ -162,13 +162,14 @@ class SqliteStore:
 
     def session(self, seconds: float = SESSION_SECONDS) -> "SqliteSession":
         """Begin a session: a thread moves its expiry on."""
+        begun = time.monotonic()
         with self._changing() as connection:
             cursor = connection.execute(
                 "INSERT INTO sessions (seconds, expires) VALUES (?, ?)", (seconds, time.time() + seconds)
             )
             number = cursor.lastrowid
         assert number is not None
-        session = SqliteSession(self, number, seconds)
+        session = SqliteSession(self, number, seconds, begun + seconds)
         self._sessions.append(session)
         return session
 
@@ -418,12 +419,12 @@ def _remove_sessions(connection: sqlite3.Connection, numbers: list[int]) -> None
 class SqliteSession:
     """A session of a file: a row whose expiry a thread moves on."""
 
-    def __init__(self, store: SqliteStore, number: int, seconds: float) -> None:
+    def __init__(self, store: SqliteStore, number: int, seconds: float, certain_until: float) -> None:
         self._store = store
         self.number = number
         self._seconds = seconds
         self._ending = SessionEnd()
-        self._certain_until = time.monotonic() + seconds
+        self._certain_until = certain_until
         self._thread = threading.Thread(target=self._run, name=f"session-{number}", daemon=True)
         self._thread.start()
 
@@ -485,7 +486,9 @@ class SqliteSession:
                     _log.warning("a sign of life was not written", store=self._store.url, error=str(problem))
                     counted = 1 if time.monotonic() < self._certain_until else 0
                 else:
-                    self._certain_until = begun + self._seconds
+                    # Without a row the session has ended: it must not count as certain until that is noted.
+                    if counted:
+                        self._certain_until = begun + self._seconds
                 if not counted and self._ending.end(lost=True):
                     _log.warning("a session was lost", store=self._store.url, session=self.number)
         finally:
