@@ -73,8 +73,7 @@ class Workload:
 
     `keyless` adds a table without a key, `ddl` one whose columns change, `truncates`, `xa` and `rollbacks`
     leave those actions out where they are false. `rows` is about how many rows a table keeps, `big_rows`
-    how many a large transaction changes. `xa_rollbacks` rolls prepared transactions back too:
-    the log has their rows, and a reader of it stops there. For one thread; several may write the same tables.
+    how many a large transaction changes. For one thread; several may write the same tables.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class Workload:
         ddl: bool = False,
         truncates: bool = True,
         xa: bool = True,
-        xa_rollbacks: bool = False,
         rollbacks: bool = True,
     ) -> None:
         self.server = server
@@ -100,7 +98,6 @@ class Workload:
         self._random = random.Random(seed)
         self._rows = rows
         self._big_rows = big_rows
-        self._xa_rollbacks = xa_rollbacks
         self._connection: Any = None
         self._next_column = 1
         self._added: list[str] = []
@@ -448,8 +445,7 @@ class Workload:
             self._write("REPLACE", "accounts", self._row("accounts"))
             self._sql("UPDATE seats SET price = 5 ORDER BY id LIMIT 3")
             self._sql(f"XA END {name}")
-            if end == "COMMIT" or self._xa_rollbacks:
-                self._sql(f"XA PREPARE {name}")
+            self._sql(f"XA PREPARE {name}")
             self._sql(f"XA {end} {name}")
         except BaseException:
             self.close()

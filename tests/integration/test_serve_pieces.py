@@ -103,12 +103,23 @@ def made(server_of: Callable[[str], Server]) -> Iterator[Made]:
     for number in range(150):
         statements.append(f"INSERT INTO shop.orders (note, paid) VALUES (REPEAT('n', {number}), {number})")
         statements.append(f"INSERT INTO shop.items VALUES ({number}, 'item {number}')")
+        if number in (40, 60):
+            # The first is committed in the next file, the second some pieces on.
+            statements += [
+                f"XA START '{number}'",
+                f"INSERT INTO shop.items VALUES (9000 + {number}, 'prepared')",
+                f"XA END '{number}'",
+                f"XA PREPARE '{number}'",
+            ]
+        if number == 120:
+            statements.append("XA COMMIT '60'")
     statements += [
         "ALTER TABLE shop.orders ADD COLUMN extra DECIMAL(10, 2) DEFAULT 1.5",
         "UPDATE shop.orders SET paid = paid + 1 WHERE id % 3 = 0",
         many,
     ]
     more = [f"UPDATE shop.orders SET note = 'second file' WHERE id = {number}" for number in range(1, 61)]
+    more.insert(10, "XA COMMIT '40'")
     with server.connect() as connection, connection.cursor() as cursor:
         connection.autocommit(True)
         for statement in statements:
