@@ -164,7 +164,13 @@ class DumpReplaced(TransientError):
 
 
 class ServerBehind(TransientError):
-    """The server lacks transactions that the log has."""
+    """The server lacks transactions that the log has; `missing` names them, "" where that is not known."""
+
+    def __init__(
+        self, message: str, *, position: str | None = None, hint: str | None = None, missing: str = ""
+    ) -> None:
+        super().__init__(message, position=position, hint=hint)
+        self.missing = missing
 
 
 class LogFull(TransientError):

@@ -52,15 +52,24 @@ LOAD_SILENCE_SECONDS_MAX = 600.0
 # A chunk of a table has about so many rows: few enough to be read again, many beside a task's own cost.
 CHUNK_ROWS = 200_000
 
-# Commit version: epoch (8 bits), file number (23), start offset in units of 16 bytes (32).
-EPOCH_MAX = (1 << 8) - 1
+# Commit version: epoch and file number together (31 bits), start offset in units of 16 bytes (32).
+EPOCH_MAX = (1 << 31) - 1
 FILE_NUMBER_MAX = (1 << 23) - 1
+# Epochs up to the first are counted, in 8 bits above 23 of the file number. A log counts to the second, which
+# leaves half of the 31 bits for epochs that have a base.
+EPOCH_COUNTED_MAX = (1 << 8) - 1
+EPOCH_COUNTED_NEW_MAX = (1 << 7) - 1
 OFFSET_MAX = (1 << 36) - 1
 
 # Reconnecting: the pause doubles from the first to the longest, for so many tries without progress.
 RECONNECT_PAUSE_SECONDS_FIRST = 0.1
 RECONNECT_PAUSE_SECONDS_MAX = 10.0
 RECONNECT_TRIES_MAX = 12
+
+# A server may be away for `fail_over_after`, twice as long after each change of servers that is remembered,
+# up to a bound.
+FAIL_OVER_REMEMBERED_SECONDS = 3600.0
+FAIL_OVER_SECONDS_MAX = 600.0
 
 # The server sends a heartbeat at this interval while idle; silence for three of them is a lost connection.
 HEARTBEAT_SECONDS = 5.0

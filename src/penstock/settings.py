@@ -183,7 +183,9 @@ class InstanceSettings(Section):
         default="latest", description="of an empty log: earliest, latest, a position, a GTID set or a time"
     )
     fail_over_after: Seconds = Field(
-        default=10.0, description="how long the server at hand is tried before the next one is"
+        default=10.0,
+        description="how long the server at hand is tried before the next one is;"
+        " twice as long after each change of servers in the last hour",
     )
     fail_on_data_loss: bool = Field(
         default=True, description="stop where the server has purged what comes next; false goes on behind it"

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.capture.kept_schemas import kept_schemas
 from penstock.errors import LogFull
+from penstock.logstore.epochs import stored_segments
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
@@ -270,7 +271,7 @@ def test_a_log_that_a_full_disk_keeps_from_being_opened_makes_room_by_itself(tmp
         with Log.open(disk / "shop", SETTINGS) as log:
             Captured(log).run()
         # What a kill may have left to be made again needs room.
-        log.layout.segments(log.disk)[-1].index_path.unlink()
+        stored_segments(log.disk, log.layout)[-1].index_path.unlink()
         (disk / "ballast").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize))
         with pytest.raises(LogFull):
             Log.open(disk / "shop", SETTINGS)

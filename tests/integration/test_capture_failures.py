@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,16 @@ from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream
 from penstock.capture.run import Capture, CaptureParts
 from penstock.capture.start import Places, StartAt
 from penstock.capture.status import State
-from penstock.errors import ConnectionLost, DiskFailed, LogDamaged, SchemaInvalid, SchemaUnknown, StreamError
+from penstock.errors import (
+    ConnectionLost,
+    DiskFailed,
+    LogDamaged,
+    PrivilegeMissing,
+    SchemaInvalid,
+    SchemaUnknown,
+    StreamError,
+)
+from penstock.gtid_sets import NO_GTIDS
 from penstock.logstore.log import Log
 from penstock.model import Position, ServerAddress
 from penstock.settings import Settings
@@ -273,7 +283,14 @@ def events_of(file: Path) -> list[bytes]:
     return found
 
 
-def receive(log: Log, file: Path, packets: bytes, schemas: Schemas | None, stream_at: Any = None) -> None:
+def receive(
+    log: Log,
+    file: Path,
+    packets: bytes,
+    schemas: Schemas | None = None,
+    stream_at: Any = None,
+    begin_epoch: Callable[[object], None] | None = None,
+) -> None:
     """Receive packets that begin with a file's first event, over a socket that is closed behind them."""
     ours, theirs = socket.socketpair()
     flavor = flavor_of(file)
@@ -282,9 +299,19 @@ def receive(log: Log, file: Path, packets: bytes, schemas: Schemas | None, strea
     stream = ReplicaStream(
         address, ours, b"", start=DumpStart(position), identity=identity, name=name, bounded=False
     )
-    log.begin_epoch(
-        epoch=0, server_key="k", server_id=7, flavor=flavor, version="", file=NAME, offset=4, gtid_set=""
+    begin = partial(
+        log.begin_epoch,
+        epoch=0,
+        server_key="k",
+        server_id=7,
+        flavor=flavor,
+        version="",
+        file=NAME,
+        offset=4,
+        gtid_set=NO_GTIDS,
     )
+    if begin_epoch is None:
+        begin()
     receiver = Receiver(
         log,
         Progress(),
@@ -296,6 +323,7 @@ def receive(log: Log, file: Path, packets: bytes, schemas: Schemas | None, strea
         schemas=schemas,
         hold=lambda why: None,
         arrived=lambda: None,
+        begin_epoch=None if begin_epoch is None else lambda: begin_epoch(begin()),
     )
     # They are few, so the socket holds them all.
     theirs.sendall(packets)
@@ -318,6 +346,26 @@ def test_bytes_are_not_stored_before_their_statements_are_applied(tmp_path: Path
         with pytest.raises(SchemaUnknown):
             receive(log, file, packets, Statements(1))
         assert log.visible is None or log.visible < every.taken[1]
+
+
+def test_epoch_begins_with_its_first_byte_and_with_no_dump_that_is_refused(tmp_path: Path) -> None:
+    file = next(path for path in SMALL_LOGS if path.name == "mysql-9.7-1.binlog")
+    begun: list[Position | None] = []
+    with Log.open(tmp_path / "shop", SETTINGS) as log:
+
+        def note(record: object) -> None:
+            begun.append(log.visible)
+
+        denied = b"\xff" + (1227).to_bytes(2, "little") + b"#42000Access denied"
+        refused = [*framed(events_of(file)[:1]), len(denied).to_bytes(3, "little") + b"\x02" + denied]
+        with pytest.raises(PrivilegeMissing):
+            receive(log, file, b"".join(refused), begin_epoch=note)
+        assert log.epoch is None
+        with pytest.raises(ConnectionLost):
+            receive(log, file, b"".join(framed(events_of(file))), begin_epoch=note)
+        assert begun == [None]
+        assert log.epoch is not None
+        assert log.visible is not None
 
 
 def test_an_error_in_midstream_is_not_judged_by_where_the_session_began(

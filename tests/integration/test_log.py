@@ -22,6 +22,7 @@ from penstock.errors import (
     SequenceGap,
     SourceMissing,
 )
+from penstock.logstore.epochs import stored_segments
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.logstore.retention import Retention, RetentionPolicy
@@ -382,7 +383,7 @@ def test_a_log_that_cannot_be_opened_keeps_nothing_open(folder: Path, lost: str)
     with Log.open(folder, SETTINGS) as log:
         Captured(log).run()
     if lost == "segment":
-        log.layout.segments(log.disk)[-1].path.unlink()
+        stored_segments(log.disk, log.layout)[-1].path.unlink()
     else:
         log.layout.epochs.write_bytes(b"{}")
     for _ in range(3):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import LogDamaged, LogFull, SourceMissing
+from penstock.logstore.epochs import stored_segments
 from penstock.logstore.log import Log
 from penstock.logstore.records import CLOSED, COLD, TIERED
 from penstock.logstore.upkeep import Upkeep
@@ -56,7 +57,7 @@ def test_a_log_that_has_no_room_to_be_opened_is_made_free() -> None:
     disk, log = captured()
     log.close()
     newest = log.segments[len(log.segments) - 1]
-    disk.remove(log.layout.segments(disk)[-1].index_path)
+    disk.remove(stored_segments(disk, log.layout)[-1].index_path)
     disk.room = disk.used
     with pytest.raises(LogFull):
         open_log(disk)

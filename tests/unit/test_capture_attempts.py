@@ -16,7 +16,11 @@ from penstock.errors import (
     ServerBehind,
     TlsFailed,
 )
-from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
+from penstock.limits import (
+    FAIL_OVER_REMEMBERED_SECONDS,
+    RECONNECT_PAUSE_SECONDS_FIRST,
+    RECONNECT_PAUSE_SECONDS_MAX,
+)
 
 
 class Clock:
@@ -64,6 +68,25 @@ def test_progress_makes_an_earlier_failure_count_no_longer(clock: Clock) -> None
     made.progressed()
     made.failed(ConnectionLost("gone"))
     assert made.chosen == 0
+
+
+def test_each_change_of_servers_doubles_the_patience_until_it_is_forgotten(clock: Clock) -> None:
+    made = attempts(fail_over_after=10.0)
+    made.progressed()
+
+    def seconds_until_change() -> float:
+        """Let the server fail every half second until another one is chosen, and that one send."""
+        begun, chosen = clock.seconds, made.chosen
+        while made.chosen == chosen:
+            assert made.failed(ConnectionLost("gone")) is None
+            clock.seconds += 0.5
+        made.progressed()
+        return clock.seconds - begun
+
+    patience = [seconds_until_change() for _ in range(9)]
+    assert [round(seconds / 10) for seconds in patience] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    clock.seconds += FAIL_OVER_REMEMBERED_SECONDS
+    assert round(seconds_until_change() / 10) == 1
 
 
 @pytest.mark.parametrize("kind", [ServerBehind, AuthenticationFailed, TlsFailed])

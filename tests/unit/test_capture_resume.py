@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where capture goes on, decided over a server's answers and its real binlog files."""
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,15 +14,20 @@ from penstock.capture import start
 from penstock.capture.connection import LogFile, LogHead, ServerIdentity
 from penstock.capture.resume import Resumption
 from penstock.capture.start import Beginning, StartAt, begin_after, begin_empty
+from penstock.errors import PositionInvalid, ServerBehind
 from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, union
+from penstock.logstore.disk import LocalDisk
 from penstock.logstore.epochs import EpochFile
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
+from penstock.logstore.reader import LogReader
+from penstock.logstore.verify import verify
 from penstock.model import Position, ServerAddress
 from penstock.source.files import FileSource
-from penstock.source.source import SourceOptions
+from penstock.source.source import ByteRange, SourceOptions, open_source
+from penstock.source.walk import TransactionWalk
 from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import SourceFile, boundaries, open_log, server_files
+from tests.logstore_source import BLOCK_BYTES, SETTINGS, SourceFile, boundaries, open_log, server_files
 
 FILES = [file for file in server_files() if file.flavor == "mysql"]
 FILE = FILES[1]
@@ -74,7 +80,7 @@ def append(log: Log, file: SourceFile, start: int, stop: int) -> None:
     """Add [start, stop) of a file to the newest epoch of a log."""
     epoch = log.epoch
     assert epoch is not None
-    cutter = replace(file, epoch=epoch.epoch).cutter(start, log.gtid_set(epoch.position))
+    cutter = replace(file, epoch=epoch.epoch).cutter(start, log.gtid_set(epoch.position), log.time_max_us)
     described = file.content[4 : 4 + int.from_bytes(file.content[13:17], "little")]
     log.begin_file(
         file.name,
@@ -92,6 +98,7 @@ def append(log: Log, file: SourceFile, start: int, stop: int) -> None:
         stop,
         cutter.boundary,
         cutter.take_records(),
+        time_max_us=cutter.time_max_us,
         gtid_set=LoggedSet(cutter.gtid_set),
     )
 
@@ -117,7 +124,7 @@ def resumption(log: Log, server: Server, places: FileSource) -> Resumption:
     return Resumption(
         log,
         connection,
-        lambda address, epoch, key: places,
+        lambda address, epoch, key: FileSource(replace(places.options, epoch=epoch)),
         instance="shop",
         start_at=StartAt(),
         accept_loss=False,
@@ -154,6 +161,58 @@ def test_set_of_a_server_is_no_text_and_fits_nowhere_that_a_set_of_a_log_does() 
     assert not isinstance(ExecutedSet(""), str)
     with pytest.raises(TypeError):
         union(NO_GTIDS, ExecutedSet(""))  # type: ignore[arg-type]
+
+
+# --- Another file of the same name ------------------------------------------------------------
+
+
+def begun_later(file: SourceFile) -> bytes:
+    """Return a file's content with another time at its head, as if it had been begun later."""
+    length = int.from_bytes(file.content[13:17], "little")
+    described = bytearray(file.content[4 : 4 + length])
+    described[:4] = (int.from_bytes(described[:4], "little") + 60).to_bytes(4, "little")
+    described[-4:] = zlib.crc32(described[:-4]).to_bytes(4, "little")
+    return file.content[:4] + bytes(described) + file.content[4 + length :]
+
+
+def captured(begun: Position, upto: Position) -> Log:
+    """Return a log that holds what lies between two positions of its first server."""
+    log = open_log(SimulatedDisk())
+    begin_epoch_as_0_1(log, "mysql:first", begun, LoggedSet(boundaries()[begun]))
+    log = reopened(log, log.disk)
+    append(log, FILE, begun.offset, upto.offset)
+    return log
+
+
+def test_server_with_another_file_is_followed_by_gtids_if_all_of_them_lie_before_its_log(
+    places: FileSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured(BOUNDARIES[0], BOUNDARIES[3])
+    server = Server(executed_text=boundaries()[BOUNDARIES[-1]])
+    assert resumption(log, server, places).find().position == BOUNDARIES[3]
+    (tmp_path / FILE.name).write_bytes(begun_later(FILE))
+    with pytest.raises(PositionInvalid, match="was begun at"):
+        resumption(log, server, FileSource(places.options)).find()
+    # A restored server, on which all transactions of the log lie before the oldest file.
+    for file in FILES:
+        (tmp_path / file.name).unlink()
+    (tmp_path / FILE.name).write_bytes(begun_later(FILES[2]))
+    elsewhere = Position(1, FILE.name, 4)
+    monkeypatch.setattr(start, "_first_outside", lambda connection, gtid_set, epoch: elsewhere)
+    beginning = resumption(log, server, FileSource(places.options)).find()
+    assert beginning.position == elsewhere
+    assert beginning.note is not None
+    assert FILE.name in beginning.note
+
+
+def test_server_with_another_file_of_the_name_that_lacks_transactions_is_behind(
+    places: FileSource, tmp_path: Path
+) -> None:
+    log = captured(BOUNDARIES[0], BOUNDARIES[3])
+    (tmp_path / FILE.name).write_bytes(begun_later(FILE))
+    with pytest.raises(ServerBehind) as refused:
+        resumption(log, Server(), FileSource(places.options)).find()
+    assert refused.value.missing == boundaries()[BOUNDARIES[3]]
 
 
 # --- What version 0.1 wrote -------------------------------------------------------------------
@@ -196,6 +255,44 @@ def test_transactions_that_were_skipped_when_an_older_epoch_began_are_named(plac
     assert str(skipped) in note
     assert "penstock verify" in note
     assert find().note is None, "an epoch is completed once"
+
+
+@pytest.mark.parametrize("last", [1, 126, 127, 255])
+def test_log_of_an_older_version_goes_on_in_an_epoch_with_higher_commit_versions(
+    places: FileSource, tmp_path: Path, last: int
+) -> None:
+    with Log.open(tmp_path / "log", SETTINGS) as log:
+        begin_epoch_as_0_1(log, "mysql:first", replace(BOUNDARIES[0], epoch=last), NO_GTIDS)
+    for key in ("mysql:second", "mysql:third"):
+        log = Log.open(tmp_path / "log", SETTINGS)
+        append(log, FILE, BOUNDARIES[0].offset, BOUNDARIES[4].offset)
+        server = Server(key)
+        position = resumption(log, server, places).find().position
+        begin_epoch_as_0_1(log, key, replace(BOUNDARIES[0], epoch=position.epoch), NO_GTIDS)
+        log.close()
+    with Log.open(tmp_path / "log", SETTINGS) as log:
+        append(log, FILE, BOUNDARIES[0].offset, BOUNDARIES[4].offset)
+        epochs = [one.epoch for one in log.epochs.epochs]
+    assert epochs[0] == last
+    assert len(epochs) == 3
+    source = open_source(SourceOptions(paths=(str(tmp_path / "log"),)))
+    versions = [
+        version
+        for extent in source.extents()
+        for batch in TransactionWalk(
+            source, ByteRange(extent.epoch, extent.file, extent.start, extent.bytes, True)
+        )
+        for version in batch["commit_version"].to_pylist()
+    ]
+    assert len(versions) >= 3 * 4
+    assert versions == sorted(set(versions))
+    reader = LogReader.open(tmp_path / "log")
+    found = [reader.epochs.place_of(version) for version in versions]
+    assert found == sorted(found)
+    assert {epoch for epoch, _ in found} == set(epochs)
+    assert {number for _, number in found} == {BOUNDARIES[0].file_number}
+    assert [segment.epoch for segment in reader.segments] == epochs
+    assert not list(verify(LocalDisk(), Layout(tmp_path / "log"), block_bytes=BLOCK_BYTES))
 
 
 def test_union_of_logged_sets_holds_both() -> None:

@@ -27,7 +27,7 @@ from penstock.errors import (
     ServerBehind,
     ServerChanged,
 )
-from penstock.model import Position
+from penstock.model import Position, epoch_base
 
 
 def place(offset: int, epoch: int = 0, key: str = "x", gtid_set: str = "") -> Place:
@@ -197,14 +197,14 @@ def test_a_policy_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_place_is_found_under_the_number_that_a_daemon_gives_its_epoch() -> None:
-    assert fit(survey(epochs=((3, "x"),), epoch=3), place(500)) == Fit(-3)
-    assert fit(survey(epochs=((0, "w"), (1, "x")), epoch=1), place(500, epoch=4)) == Fit(3)
+    assert fit(survey(epochs=((3, "x"),), epoch=3), place(500)) == Fit(-epoch_base(3))
+    assert fit(survey(epochs=((0, "w"), (1, "x")), epoch=1), place(500, epoch=4)) == Fit(epoch_base(3))
 
 
 def test_a_place_of_another_server_is_found_by_its_gtid_set_with_rising_commit_versions() -> None:
     found = fit(survey(epochs=((2, "y"), (3, "z")), epoch=3), place(500, epoch=7, gtid_set="0-1-9"))
-    assert found == Fit(6, by_gtid_set=True)
-    assert 2 + found.shift > 7
+    assert found == Fit(epoch_base(6), by_gtid_set=True)
+    assert epoch_base(2) + found.shift > epoch_base(7)
 
 
 @pytest.mark.parametrize(

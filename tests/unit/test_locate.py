@@ -69,7 +69,7 @@ class MadeLog:
 
     def stored(self, segment: SegmentRecord) -> StoredSegment:
         path = self.layout.segment(segment.hour, segment.version)
-        return StoredSegment(segment.version, segment.hour, path, False)
+        return StoredSegment(segment.version, segment.hour, path, False, segment.epoch, segment.file_number)
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
         self.opened.append(segment.file_number)

@@ -2,6 +2,7 @@
 import pytest
 
 from penstock.errors import ChecksumMismatch
+from penstock.logstore.epochs import stored_segments
 from penstock.logstore.index import PAGE_BYTES, BlockIndex, SegmentIndex, scan
 from penstock.logstore.layout import StoredSegment
 from penstock.logstore.records import (
@@ -52,7 +53,7 @@ def disk() -> SimulatedDisk:
 @pytest.fixture
 def stored(disk: SimulatedDisk) -> StoredSegment:
     """Its segment with the most blocks."""
-    return max(open_log(disk.copy()).layout.segments(disk), key=lambda one: disk.size(one.index_path))
+    return max(stored_segments(disk, open_log(disk.copy()).layout), key=lambda one: disk.size(one.index_path))
 
 
 def index_of(disk: SimulatedDisk, stored: StoredSegment) -> BlockIndex:

@@ -2,6 +2,7 @@
 import pytest
 
 from penstock.logstore import index
+from penstock.logstore.epochs import stored_segments
 from penstock.logstore.index import BlockIndex, scan
 from penstock.logstore.records import ENDS_AT_BOUNDARY
 from penstock.logstore.segment import SegmentReader
@@ -28,7 +29,7 @@ def disk() -> SimulatedDisk:
 def test_event_longer_than_one_read_is_scanned_whole(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for segment in each(open_log(disk.copy()).layout.segments(disk), least=2):
+    for segment in each(stored_segments(disk, open_log(disk.copy()).layout), least=2):
         reader = SegmentReader.open(disk, segment)
         whole = scan(reader, reader.head.base, reader.end, block_bytes=BLOCK_BYTES)
         with monkeypatch.context() as patch:
@@ -43,7 +44,7 @@ def test_last_boundary_before_an_offset_is_that_of_the_nearest_block_that_ends_a
 ) -> None:
     steps_back = 0
     disk = disk.copy()
-    for segment in each(open_log(disk.copy()).layout.segments(disk), least=2):
+    for segment in each(stored_segments(disk, open_log(disk.copy()).layout), least=2):
         # An index that is missing is built again, here with a block for almost every event.
         disk.remove(segment.index_path)
         reader = SegmentReader.open(disk, segment)

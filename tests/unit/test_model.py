@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import OptionInvalid, PositionInvalid, SchemaInvalid
-from penstock.limits import EPOCH_MAX, FILE_NUMBER_MAX, OFFSET_MAX
+from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, SchemaInvalid
+from penstock.gtid_sets import NO_GTIDS
+from penstock.limits import (
+    EPOCH_COUNTED_MAX,
+    EPOCH_COUNTED_NEW_MAX,
+    EPOCH_MAX,
+    FILE_NUMBER_MAX,
+    OFFSET_MAX,
+)
+from penstock.logstore.epochs import EpochFile, EpochRecord
 from penstock.model import (
     Column,
     Position,
@@ -18,12 +26,15 @@ from penstock.model import (
     TableSchema,
     Tls,
     commit_version,
+    epoch_base,
+    next_epoch,
+    shifted_epoch,
 )
 
 names = st.text(min_size=1, max_size=64).filter(lambda name: "\0" not in name)
 positions = st.builds(
     lambda epoch, number, offset: Position(epoch, f"mysql-bin.{number:06d}", offset),
-    st.integers(0, EPOCH_MAX),
+    st.one_of(st.integers(0, EPOCH_COUNTED_MAX), st.integers(1 << 30, EPOCH_MAX + 256 - FILE_NUMBER_MAX)),
     st.integers(0, FILE_NUMBER_MAX),
     st.integers(0, OFFSET_MAX),
 )
@@ -36,7 +47,8 @@ def test_a_position_reads_back_from_its_text(position: Position) -> None:
 
 @given(positions, positions)
 def test_commit_versions_rise_as_positions_do(one: Position, other: Position) -> None:
-    if one < other:
+    # The epochs of one log do not overlap: one with a base begins above all files of those before it.
+    if one < other and epoch_base(other.epoch) - epoch_base(one.epoch) not in range(1, FILE_NUMBER_MAX):
         assert one.commit_version <= other.commit_version
         if one.file_number != other.file_number or other.offset - one.offset >= 16:
             assert one.commit_version < other.commit_version
@@ -49,10 +61,47 @@ def test_positions_order_by_number_and_not_by_text() -> None:
 
 
 def test_a_commit_version_is_a_positive_int64_at_every_bound() -> None:
-    assert commit_version(EPOCH_MAX, FILE_NUMBER_MAX, OFFSET_MAX) == (1 << 63) - 1
-    for place in [(EPOCH_MAX + 1, 0, 0), (0, FILE_NUMBER_MAX + 1, 0), (0, 0, OFFSET_MAX + 1), (0, 0, -1)]:
+    assert commit_version(EPOCH_COUNTED_MAX, FILE_NUMBER_MAX, OFFSET_MAX) == (1 << 63) - 1
+    assert commit_version(EPOCH_MAX + 256 - 7, 7, OFFSET_MAX) == (1 << 63) - 1
+    for place in [
+        (EPOCH_MAX + 256, 1, 0),
+        (-1, 0, 0),
+        (0, FILE_NUMBER_MAX + 1, 0),
+        (0, 0, OFFSET_MAX + 1),
+        (0, 0, -1),
+    ]:
         with pytest.raises(PositionInvalid):
             commit_version(*place)
+
+
+@given(
+    st.integers(0, EPOCH_COUNTED_MAX),
+    st.lists(st.tuples(st.integers(1, 30_000), st.integers(0, 500)), min_size=2, max_size=200),
+    st.integers(-(1 << 31), 1 << 31),
+)
+def test_commit_versions_rise_over_any_number_of_epochs_and_lead_back_to_their_files(
+    begun: int, files: list[tuple[int, int]], shift: int
+) -> None:
+    epochs, versions, places = [begun], [], []
+    for first, count in files:
+        for number in (first, first + count):
+            versions.append(commit_version(epochs[-1], number, 4))
+            places.append((epochs[-1], number))
+        epochs.append(next_epoch(epochs[-1], first + count))
+    assert versions == sorted(versions)
+    records = EpochFile(tuple(EpochRecord(one, "", 1, "", "", "", 4, NO_GTIDS, 0) for one in epochs))
+    assert [records.place_of(version) for version in versions] == places
+    bases = [epoch_base(shifted_epoch(one, shift)) for one in epochs]
+    assert bases == [epoch_base(one) + shift for one in epochs]
+    assert [shifted_epoch(shifted_epoch(one, shift), -shift) for one in epochs] == epochs
+
+
+def test_epochs_are_counted_first_and_end_with_the_last_commit_version() -> None:
+    assert next_epoch(0, 5000) == 1
+    assert next_epoch(EPOCH_COUNTED_NEW_MAX, 5000) == (EPOCH_COUNTED_NEW_MAX << 23) + 5001 + 256
+    assert next_epoch(EPOCH_COUNTED_MAX, 17) == (EPOCH_COUNTED_MAX << 23) + 18 + 256
+    with pytest.raises(LimitExceeded):
+        next_epoch(EPOCH_MAX + 256 - 10, 10)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ impl BlockCutter {
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
-        epoch: u8,
+        epoch: u32,
         file: &str,
         offset: u64,
         flavor: &str,

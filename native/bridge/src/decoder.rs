@@ -77,7 +77,7 @@ impl Decoder {
         instance: &str,
         file: &str,
         offset: u64,
-        epoch: u8,
+        epoch: u32,
         file_number: Option<u32>,
         head: Option<PyBuffer<u8>>,
         aligned: bool,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An instance's log as its daemon tells it: how far a checkpoint is behind, and where one may be set."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
@@ -101,7 +101,7 @@ class AskedDaemon:
         if not checkpoint.server_key:
             return position
         shift = epoch_shift([(position.epoch, checkpoint.server_key)], self._epochs(), str(self.address))
-        return replace(position, epoch=position.epoch - shift)
+        return position.shifted(-shift)
 
     # --- Where ------------------------------------------------------------------------------
 

@@ -25,7 +25,12 @@ from penstock.errors import (
     StreamError,
     TlsFailed,
 )
-from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
+from penstock.limits import (
+    FAIL_OVER_REMEMBERED_SECONDS,
+    FAIL_OVER_SECONDS_MAX,
+    RECONNECT_PAUSE_SECONDS_FIRST,
+    RECONNECT_PAUSE_SECONDS_MAX,
+)
 
 # Bytes that cannot be read may have been spoilt on the way: they are asked for again so often.
 STREAM_TRIES_MAX = 3
@@ -53,10 +58,16 @@ class Attempts:
         self._tries = 0
         self._spoilt = 0
         self._failing_since: float | None = None
+        # The server that sent transactions last, and when capture went from one to another.
+        self._sending: int | None = None
+        self._changes: list[float] = []
         self._refused: dict[int, PenstockError] = {}
 
     def progressed(self) -> None:
         """Forget what failed: transactions arrived, or a connection held."""
+        if self._sending not in (None, self.chosen):
+            self._changes.append(time.monotonic())
+        self._sending = self.chosen
         self._tries = self._spoilt = 0
         self._failing_since = None
         self._refused.clear()
@@ -81,7 +92,7 @@ class Attempts:
             if len(self._refused) == self._servers:
                 return self._refused[min(self._refused)]
             self._next()
-        elif isinstance(problem, _NOT_THIS_ONE) or now - self._failing_since > self._fail_over_after:
+        elif isinstance(problem, _NOT_THIS_ONE) or now - self._failing_since > self._patience(now):
             self._next()
         return None
 
@@ -91,6 +102,16 @@ class Attempts:
         if seconds < RECONNECT_PAUSE_SECONDS_MAX:
             self._tries += 1
         return float(seconds)
+
+    def _patience(self, now: float) -> float:
+        """Return how long a server may be away before another one is asked.
+
+        It doubles with each recent change of servers, so that servers that come and go in turn cost few
+        epochs.
+        """
+        self._changes = [at for at in self._changes if now - at < FAIL_OVER_REMEMBERED_SECONDS]
+        patience = self._fail_over_after * (1 << len(self._changes))
+        return min(patience, max(self._fail_over_after, FAIL_OVER_SECONDS_MAX))
 
     def _next(self) -> None:
         if self.chosen is not None and self._servers > 1:

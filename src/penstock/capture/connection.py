@@ -17,7 +17,7 @@ import pymysql.cursors
 
 from penstock.capture.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_of, translate
 from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerUnsupported
-from penstock.gtid_sets import ExecutedSet
+from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet
 from penstock.model import ServerAddress
 from penstock.mysql_dial import CONNECT_SECONDS_MAX, dial
 
@@ -154,6 +154,17 @@ class Connection:
         variable = "gtid_binlog_pos" if self.identity().flavor == MARIADB else "gtid_executed"
         row = self.query(f"SELECT @@global.{variable} AS executed")[0]
         return ExecutedSet(str(row["executed"] or "").replace("\n", ""))
+
+    def purged(self) -> LoggedSet:
+        """Return the GTIDs that came before the server's oldest file and may be listed in none.
+
+        MySQL: what was purged, and what a restored or cloned server was told to have. MariaDB's files list
+        them.
+        """
+        if self.identity().flavor == MARIADB:
+            return NO_GTIDS
+        row = self.query("SELECT @@global.gtid_purged AS purged")[0]
+        return LoggedSet(str(row["purged"] or "").replace("\n", ""))
 
     def log_status(self) -> dict[str, Any]:
         """Return the row of SHOW BINARY LOG STATUS. Raises ServerUnsupported where the binlog is off."""

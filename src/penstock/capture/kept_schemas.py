@@ -22,6 +22,10 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Sche
     kept = SchemaLog(
         log.folder, partial(SchemaHistory.from_json, reread=tables), log.disk, earliest=log.earliest
     )
+    newest = kept.position
+    if newest is not None and position == log.visible and newest.epoch != position.epoch:
+        # Those of another server that never sent a byte, so that the log has nothing of its epoch.
+        kept.cut(position)
     if kept.position is None or position != log.visible:
         kept.seed(SchemaHistory.from_server(connection, position=position, reread=tables), position)
     return kept

@@ -8,6 +8,7 @@ little work for a piece of four megabytes as for one of a hundred bytes.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Protocol
 
@@ -15,7 +16,8 @@ from penstock._native import BlockCutter
 from penstock.capture.refusal import refusal_of
 from penstock.capture.replica import ReplicaStream
 from penstock.capture.status import Rate
-from penstock.errors import ConnectionLost, LogFull, StreamError
+from penstock.errors import ConnectionLost, LogFull, SourceMissing, StreamError
+from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
 from penstock.logstore.log import Log
@@ -59,7 +61,7 @@ class Receiver:
 
     Bytes are handed on when `chunk_bytes` are gathered, or as soon as no more wait. `hold` is told why
     nothing is received while there is no room, and None when it goes on. `arrived` is called after something
-    was handed to the log.
+    was handed to the log. `begin_epoch` is called once, before the first bytes are handed over.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Receiver:
         schemas: Schemas | None,
         hold: Callable[[str | None], None],
         arrived: Callable[[], None],
+        begin_epoch: Callable[[], None] | None = None,
     ) -> None:
         self._log = log
         self._progress = progress
@@ -87,6 +90,9 @@ class Receiver:
         self._said = hold
         self._held = False
         self._arrived = arrived
+        self._begin_epoch = begin_epoch
+        # The file that the log is told of once its epoch has begun.
+        self._begin_file: Callable[[], None] | None = None
         self._counted = (0, 0)
         # Statements of bytes that are yet to be stored, which `schemas` has not taken into account.
         self._unapplied: list[tuple[str, str, Position, StatementSession]] = []
@@ -150,7 +156,9 @@ class Receiver:
         return used
 
     def _begin(self, cutter: BlockCutter) -> None:
-        self._log.begin_file(
+        self._check_file(cutter)
+        begin_file = partial(
+            self._log.begin_file,
             cutter.file,
             cutter.offset,
             cutter.format_description,
@@ -159,6 +167,28 @@ class Receiver:
             server_id=self._server_id,
             flavor=self._flavor,
         )
+        if self._begin_epoch is None:
+            begin_file()
+        else:
+            self._begin_file = begin_file
+
+    def _check_file(self, cutter: BlockCutter) -> None:
+        """Raise ConnectionLost where the log has another file of this name: another server answers now."""
+        try:
+            known = file_fingerprint(self._log.head_bytes(self._epoch, cutter.file))
+        except SourceMissing:
+            return
+        if known != file_fingerprint(cutter.format_description):
+            raise ConnectionLost(f"another server sends a file named {cutter.file} since it was asked")
+
+    def _begin_with_first_byte(self) -> None:
+        """Begin the epoch, and its file, if that was left to the first byte."""
+        if self._begin_epoch is None:
+            return
+        self._begin_epoch()
+        self._begin_epoch = None
+        if self._begin_file is not None:
+            self._begin_file()
 
     def _store(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
         """Hand over what was gathered, make it durable where that is asked for, and tell the readers."""
@@ -180,6 +210,7 @@ class Receiver:
         """Hand the gathered bytes to the log as they are."""
         if not cutter.untaken:
             return
+        self._begin_with_first_byte()
         self._news = True
         start, end = cutter.data_start, cutter.data_end
         boundary = cutter.boundary

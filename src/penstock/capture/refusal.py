@@ -103,6 +103,18 @@ def check_position(connection: Connection, position: Position) -> PenstockError 
     )
 
 
+def file_replaced(log: str, position: Position, expected: str, found: str) -> PositionInvalid:
+    """Return the error for a file that has the name of another one; both fingerprints are given."""
+    return PositionInvalid(
+        f"{position.file} on {log} was begun at {found}, and the file of the position at {expected} (seconds"
+        " since 1970, and the server's id)",
+        position=str(position),
+        hint="Was the server reset or restored, or is it another node? It may have given the same GTIDs to"
+        " other transactions: read the tables again, or go on by hand (penstock position set) and compare"
+        " (penstock verify)",
+    )
+
+
 def check_gtid_set(connection: Connection, gtid_set: str) -> PenstockError | None:
     """Return why a dump cannot start after a GTID set, or None where nothing speaks against it."""
     if connection.identity().flavor == MARIADB:

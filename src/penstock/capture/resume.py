@@ -2,18 +2,28 @@
 """Where capture goes on in a log: at its end on the same server, or on another one in a new epoch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
 from penstock._native import GtidSet
 from penstock.capture.connection import Connection
-from penstock.capture.refusal import check_position
-from penstock.capture.start import Beginning, Places, StartAt, begin_after, begin_elsewhere, begin_empty
-from penstock.errors import LimitExceeded, PositionInvalid, PositionPurged
+from penstock.capture.refusal import check_position, file_replaced
+from penstock.capture.start import (
+    Beginning,
+    Places,
+    StartAt,
+    begin_after,
+    begin_elsewhere,
+    begin_empty,
+    server_behind,
+)
+from penstock.errors import PositionInvalid, PositionPurged
+from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
-from penstock.limits import EPOCH_MAX
 from penstock.logstore.epochs import EpochRecord
 from penstock.logstore.log import Log
+from penstock.logstore.reader import LogReader
 from penstock.model import Position, ServerAddress
 
 _log = structlog.get_logger(__name__)
@@ -57,12 +67,7 @@ class Resumption:
 
     def _new_epoch(self, last: EpochRecord | None) -> Beginning:
         """Return where the log's next epoch begins on this server."""
-        epoch = 0 if last is None else last.epoch + 1
-        if epoch > EPOCH_MAX:
-            raise LimitExceeded(
-                f"the log has had {EPOCH_MAX + 1} servers, and an epoch number has 8 bits",
-                hint=f"Begin a new log: move {self._log.folder} away",
-            )
+        epoch = 0 if last is None else self._log.next_epoch
         places = self._places(epoch)
         try:
             if last is None:
@@ -80,13 +85,15 @@ class Resumption:
             return Beginning(last.position, self._log.gtid_set(last.position), note)
         gtid_set = self._log.gtid_set(position)
         problem = check_position(self._connection, position)
+        other = None if isinstance(problem, PositionPurged) else self._check_file(position)
         known = self._connection.executed().contains(gtid_set)
-        if not known and (problem is not None or not self._is_logged(position, gtid_set)):
-            raise PositionInvalid(
-                f"{self._connection.address} no longer knows transactions that it sent before",
-                position=str(position),
-                hint="Was it reset or restored? Begin a new log: move the folder of this one away",
-            )
+        if not known and (problem or other or not self._is_logged(position, gtid_set)):
+            raise server_behind(self._connection, gtid_set, position)
+        if other is not None:
+            return self._another_history(last, gtid_set, other)
+        if isinstance(problem, PositionInvalid):
+            # It is the same file without its end: the server may give lost GTIDs to other transactions.
+            raise problem
         note = self._complete(last)
         gtid_set = self._log.gtid_set(position)
         if not isinstance(problem, PositionPurged):
@@ -96,6 +103,41 @@ class Resumption:
             return self._over_the_gap(position)
         # Where transactions are missing the server's own refusal says it, and is told as it is.
         return found or Beginning(position, gtid_set, note)
+
+    def _check_file(self, position: Position) -> PositionInvalid | None:
+        """Return why a position means nothing here: the server's file is another one of that name."""
+        places = self._places(position.epoch)
+        try:
+            found = places.fingerprint(position.file)
+        except PositionInvalid as problem:
+            return problem
+        finally:
+            places.close()
+        expected = file_fingerprint(self._log.head_bytes(position.epoch, position.file))
+        if found == expected:
+            return None
+        return file_replaced(str(self._connection.address), position, expected, found)
+
+    def _another_history(self, last: EpochRecord, gtid_set: LoggedSet, problem: PositionInvalid) -> Beginning:
+        """Go on by GTIDs, in a new epoch, on a server whose files are not those that the log was taken from.
+
+        It was reset or restored, or another node of a cluster has the same identity. A server that was reset
+        gives the same GTIDs to other transactions, so all of the log's have to lie before its oldest file.
+        Raises `problem` where they do not.
+        """
+        places = self._places(last.epoch)
+        try:
+            before = places.gtid_set(places.earliest())
+        finally:
+            places.close()
+        if not gtid_set or not GtidSet.parse(before).contains(GtidSet.parse(gtid_set)):
+            raise problem
+        beginning = self._new_epoch(last)
+        _log.warning("another history under one identity", instance=self._instance, why=problem.message)
+        note = (
+            f"{problem.message}; going on by GTIDs. If it was restored, compare the tables: penstock verify"
+        )
+        return replace(beginning, note=f"{note}; {beginning.note}" if beginning.note else note)
 
     def _is_logged(self, position: Position, gtid_set: LoggedSet) -> bool:
         """Tell whether the server's own log has a set before a position, whatever it counts as executed.
@@ -177,7 +219,7 @@ class Resumption:
         return self._places_of(self._connection.address, epoch, self._connection.identity().key)
 
 
-def end_of_log(log: Log, last: EpochRecord) -> LoggedSet:
+def end_of_log(log: LogReader, last: EpochRecord) -> LoggedSet:
     """Return the GTIDs of everything in a log whose newest epoch is `last`."""
     position = log.visible
     if position is not None and position.epoch == last.epoch:

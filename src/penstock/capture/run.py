@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -30,6 +31,7 @@ from penstock.errors import (
     LogFull,
     PenstockError,
     PositionInvalid,
+    ServerBehind,
     ServerBusy,
 )
 from penstock.limits import CAPTURE_CHUNK_BYTES, SILENCE_SECONDS_MAX
@@ -81,6 +83,7 @@ class Capture:
         self._why: str | None = None
         self._failure: Failure | None = None
         self._refusal: PenstockError | None = None
+        self._missing_gtids: str | None = None
         self._server: tuple[ServerAddress, ServerIdentity] | None = None
         self._note: str | None = None
         self._connects = 0
@@ -154,6 +157,7 @@ class Capture:
             connects=self._connects,
             note=self._note,
             error=self._failure,
+            missing_gtids=self._missing_gtids,
             tables=list(self._settings.tables),
             exclude_tables=list(self._settings.exclude_tables),
         )
@@ -165,7 +169,9 @@ class Capture:
             return
         position = log.visible
         with connect(server[0]) as connection:
-            if position is None or connection.identity().key != server[1].key:
+            epoch = log.epoch
+            if position is None or epoch is None or epoch.server_key != connection.identity().key:
+                # Nothing has arrived yet from the server that is followed now.
                 return
             left = 0
             for file in connection.binary_logs():
@@ -277,6 +283,9 @@ class Capture:
                 schemas=schemas,
                 hold=self._hold,
                 arrived=self._moved_on,
+                begin_epoch=None
+                if log.epoch is not None and log.epoch.epoch == position.epoch
+                else partial(self._begin_epoch, log, address, identity, beginning),
             )
             opened_at = time.monotonic()
             try:
@@ -293,7 +302,10 @@ class Capture:
     def _beginning(
         self, address: ServerAddress, connection: Connection, identity: ServerIdentity
     ) -> Beginning:
-        """Return where to receive from, in a new epoch where the log is of another server, or of none yet."""
+        """Return where to receive from: in a new epoch where the log is of another server, or of none yet.
+
+        An epoch is noted with its first byte, so a server that refuses its log costs none.
+        """
         log = self._log
         assert log is not None, "the log was opened before"
         beginning = Resumption(
@@ -304,17 +316,24 @@ class Capture:
             start_at=self._start_at,
             accept_loss=not self._settings.fail_on_data_loss,
         ).find()
-        epoch = beginning.position.epoch
-        if log.epoch is not None and log.epoch.epoch == epoch:
-            return beginning
+        if log.epoch is None:
+            # What a new log begins with is settled now: after a restart it would begin later.
+            self._begin_epoch(log, address, identity, beginning)
+        return beginning
+
+    def _begin_epoch(
+        self, log: Log, address: ServerAddress, identity: ServerIdentity, beginning: Beginning
+    ) -> None:
+        """Note that what follows in the log is of another server, or of another place of the same one."""
+        position = beginning.position
         log.begin_epoch(
-            epoch=epoch,
+            epoch=position.epoch,
             server_key=identity.key,
             server_id=identity.server_id,
             flavor=identity.flavor,
             version=identity.version_text,
-            file=beginning.position.file,
-            offset=beginning.position.offset,
+            file=position.file,
+            offset=position.offset,
             gtid_set=beginning.gtid_set,
         )
         _log.info(
@@ -322,10 +341,9 @@ class Capture:
             instance=self._name,
             server=str(address),
             key=identity.key,
-            at=str(beginning.position),
+            at=str(position),
             note=beginning.note,
         )
-        return beginning
 
     def _chunk_bytes(self) -> int:
         """Return how many bytes are handed to the log at once: a small log in memory takes small ones."""
@@ -380,6 +398,8 @@ class Capture:
         if isinstance(problem, DiskFailed):
             # What a failed sync left on the disk is known only after it is read again.
             self._close_log(finish=False)
+        if isinstance(problem, ServerBehind):
+            self._missing_gtids = problem.missing
         if isinstance(problem, DumpReplaced) and self._settings.server_id is None:
             self._replica = ReplicaName.choose(None)
         stops = self._attempts.failed(problem)
@@ -388,7 +408,8 @@ class Capture:
     def _pause(self, problem: PenstockError) -> None:
         """Wait before the next try, with the reason in the status."""
         seconds = self._attempts.pause_seconds()
-        state = State.HELD if isinstance(problem, LogFull) else State.WAITING
+        states = {LogFull: State.HELD, ServerBehind: State.BEHIND}
+        state = states.get(type(problem), State.WAITING)
         self._say(state, f"{problem.message}; tried again in {seconds:g} s")
         self._stopping.wait(seconds)
 
@@ -403,6 +424,7 @@ class Capture:
         log = self._log
         if log is not None and log.visible != self._reached:
             self._reached = log.visible
+            self._missing_gtids = None
             self._attempts.progressed()
         self._parts.arrived(self._name)
 

@@ -39,6 +39,9 @@ class Places(Protocol):
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction that the log holds before a position."""
 
+    def fingerprint(self, file: str) -> str:
+        """Return the fingerprint of a file, as the server sends it now."""
+
     def find_time(self, time_us: int) -> Position:
         """Return a position before which nothing was committed at or after a time."""
 
@@ -112,10 +115,7 @@ def begin_after(connection: Connection, gtid_set: str, places: Places, epoch: in
     """
     problem = check_gtid_set(connection, gtid_set)
     if isinstance(problem, PositionInvalid):
-        raise ServerBehind(
-            problem.message,
-            hint="It is asked again until it has them: is it a replica that is behind, or another cluster?",
-        )
+        raise server_behind(connection, gtid_set)
     if problem is not None:
         raise problem
     known = GtidSet.parse(gtid_set)
@@ -134,6 +134,18 @@ def begin_after(connection: Connection, gtid_set: str, places: Places, epoch: in
             f"epoch {epoch} begins at {position} on {connection.address}: these come again behind it: {again}"
         )
     return Beginning(position, before, note)
+
+
+def server_behind(connection: Connection, gtid_set: str, position: Position | None = None) -> ServerBehind:
+    """Return the error for a server that lacks transactions of a set; what it still has to log is among
+    them."""
+    missing = connection.executed().missing(gtid_set)
+    return ServerBehind(
+        f"{connection.address} lacks transactions that the log has: {missing}",
+        position=None if position is None else str(position),
+        hint="It is asked again until it has them. Where they are lost: penstock position accept",
+        missing=missing,
+    )
 
 
 def _head_of(connection: Connection, epoch: int) -> Position:

@@ -24,6 +24,7 @@ class State(StrEnum):
     RUNNING = "running"
     HELD = "held"
     WAITING = "waiting"
+    BEHIND = "behind"
     STOPPED = "stopped"
     CLOSED = "closed"
 
@@ -46,6 +47,8 @@ class CaptureStatus:
     `position` is the end of the last whole transaction received, `durable` of the last that outlasts a power
     failure. `lag_seconds` is 0 where everything that the server has is here, None before its first word;
     `lag_bytes` is None where it was not asked yet. `note` says what a reader of the log must know about it.
+    `missing_gtids` are transactions of the log that the server last asked lacks: it may be a replica that is
+    behind, or they are lost.
     """
 
     instance: str
@@ -70,6 +73,7 @@ class CaptureStatus:
     connects: int
     note: str | None
     error: Failure | None
+    missing_gtids: str | None = None
     tables: list[str] = field(default_factory=list)
     exclude_tables: list[str] = field(default_factory=list)
 

@@ -21,7 +21,7 @@ from penstock.errors import (
     ServerChanged,
     TransientError,
 )
-from penstock.model import Position
+from penstock.model import Position, epoch_base, next_epoch
 from penstock.source.kept import EpochKey, epoch_shift
 
 # Every so often a subscriber looks whether another daemon has less to do.
@@ -48,12 +48,9 @@ class Place:
     server_key: str = ""
     time_us: int = 0
 
-    def shifted(self, epochs: int) -> "Place":
-        """Return the same place under another number of its epoch."""
-        if not epochs:
-            return self
-        moved = replace(self.position, epoch=self.position.epoch + epochs)
-        return replace(self, position=moved)
+    def shifted(self, shift: int) -> "Place":
+        """Return the same place in a log whose epochs have bases that are `shift` higher."""
+        return replace(self, position=self.position.shifted(shift))
 
 
 # --- One shard's deliveries -----------------------------------------------------------------
@@ -234,7 +231,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a place lies in a daemon's log: under `shift` less in the number of its epoch.
+    """How a place lies in a daemon's log: `shift` lower in the base of its epoch.
 
     `by_gtid_set` says that its position means nothing there, so it is to be found by its GTID set; `shift`
     then keeps the commit versions that follow above those before.
@@ -265,7 +262,8 @@ def fit(survey: Survey, place: Place) -> Fit:
             raise
         # Above every number that this place's commit versions have.
         lowest = min(epoch for epoch, _ in survey.epochs) if survey.epochs else 0
-        return Fit(place.position.epoch + 1 - lowest, by_gtid_set=True)
+        following = next_epoch(place.position.epoch, place.position.file_number)
+        return Fit(epoch_base(following) - epoch_base(lowest), by_gtid_set=True)
     here = place.shifted(-shift).position
     if here < survey.earliest:
         raise PositionPurged(

@@ -12,8 +12,8 @@ import pyarrow
 SLOT_COLUMN = "_shard_slot"
 VERSION_COLUMN = "_commit_version"
 
-# A commit version has its epoch from this bit on.
-_EPOCH_BIT = 55
+# A commit version has the base of its epoch from this bit on.
+_EPOCH_BIT = 32
 
 _Versions = npt.NDArray[numpy.int64]
 _Slots = npt.NDArray[numpy.int16]
@@ -23,8 +23,8 @@ _Slots = npt.NDArray[numpy.int16]
 class Cut:
     """Which rows of a shard are still to be delivered, and how its commit versions are numbered.
 
-    Rows below the commit version `floor` of the daemon are dropped. `shift` is added to the epoch of the
-    daemon's commit versions; `floors`, the least commit version for each slot, hold for what comes out.
+    Rows below the commit version `floor` of the daemon are dropped. `shift` is added to the base of the epoch
+    in the daemon's commit versions; `floors`, the least version for each slot, hold for what comes out.
     """
 
     floor: int

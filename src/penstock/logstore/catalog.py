@@ -62,5 +62,10 @@ def stored_segment(layout: Layout, segment: SegmentRecord) -> StoredSegment:
     """Return where a segment of the folder lies, by what its L1 record says."""
     cold = segment.state == COLD
     return StoredSegment(
-        segment.version, segment.hour, layout.segment(segment.hour, segment.version, cold), cold
+        segment.version,
+        segment.hour,
+        layout.segment(segment.hour, segment.version, cold),
+        cold,
+        segment.epoch,
+        segment.file_number,
     )

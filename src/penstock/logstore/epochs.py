@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from penstock.errors import LogDamaged, SourceMissing
 from penstock.gtid_sets import LoggedSet, union
+from penstock.limits import EPOCH_COUNTED_MAX, FILE_NUMBER_MAX
 from penstock.logstore.disk import Disk
-from penstock.logstore.layout import Layout
-from penstock.model import Position
+from penstock.logstore.layout import Layout, StoredSegment
+from penstock.model import Position, epoch_base
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,22 @@ class EpochFile:
         """Return an epoch's record, None where it is not known."""
         return next((one for one in self.epochs if one.epoch == epoch), None)
 
+    def place_of(self, version: int) -> tuple[int, int]:
+        """Return the epoch and the file number of a commit version of this log.
+
+        Between the bases of two epochs lie the file numbers of the first. A log without a base counts its
+        epochs in 8 bits above 23 of the file number.
+        """
+        place = version >> 32
+        begun = [
+            one.epoch
+            for one in self.epochs
+            if one.epoch > EPOCH_COUNTED_MAX and epoch_base(one.epoch) <= place
+        ]
+        if begun:
+            return max(begun), place - epoch_base(max(begun))
+        return place >> 23, place & FILE_NUMBER_MAX
+
     def add(self, record: EpochRecord) -> Self:
         """Return the epochs with one more."""
         return type(self)((*self.epochs, record))
@@ -95,6 +112,11 @@ class EpochFile:
                 for one in self.epochs
             )
         )
+
+
+def stored_segments(disk: Disk, layout: Layout) -> list[StoredSegment]:
+    """Return every segment in a log's folder, by commit version. Raises LogDamaged."""
+    return layout.segments(disk, lambda: EpochFile.load(disk, layout).place_of)
 
 
 def seal_json(values: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ A name that ends in `.tmp` was not finished and means nothing.
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,40 +26,36 @@ SEGMENT_SUFFIX = ".binlog"
 COLD_SUFFIX = ".binlog.zst"
 INDEX_SUFFIX = ".index"
 
+# Turns a commit version into an epoch and a file number: `EpochFile.place_of`.
+PlaceOf = Callable[[int], tuple[int, int]]
+
 _HOUR = re.compile(r"\d{10}")
 _SEGMENT = re.compile(r"(\d{19})(\.binlog(?:\.zst)?)")
-# A commit version: epoch 8 bits, file number 23, offset in units of 16 bytes 32.
-_FILE_NUMBER_AT, _EPOCH_AT = 32, 55
+# A commit version has the offset in its lowest 32 bits, in units of 16 bytes.
+_OFFSET_BITS = 32
 _OFFSET_UNIT = 16
 
 
 @dataclass(frozen=True, order=True)
 class StoredSegment:
-    """A segment as the folder lists it. `version` is the commit version of its first byte."""
+    """A segment as the folder lists it. `version` is the commit version of its first byte, which the log's
+    epochs turn back into `epoch` and `file_number`."""
 
     version: int
     hour: int
     path: Path
     cold: bool
+    epoch: int
+    file_number: int
 
     @property
     def index_path(self) -> Path:
         """Where its L2 index lies."""
         return index_path(self.path)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that its name says."""
-        return self.version >> _EPOCH_AT
-
-    @property
-    def file_number(self) -> int:
-        """The number of the source file that its name says."""
-        return self.version >> _FILE_NUMBER_AT & (1 << _EPOCH_AT - _FILE_NUMBER_AT) - 1
-
     def begins_at(self, base: int) -> bool:
         """Tell whether the name fits a first byte at this offset of the source file."""
-        return self.version & (1 << _FILE_NUMBER_AT) - 1 == base // _OFFSET_UNIT
+        return self.version & (1 << _OFFSET_BITS) - 1 == base // _OFFSET_UNIT
 
 
 @dataclass(frozen=True)
@@ -109,9 +106,12 @@ class Layout:
         """Return the hours that have a folder, rising."""
         return [int(name) for name in disk.list(self.folder) if _HOUR.fullmatch(name)]
 
-    def segments(self, disk: Disk) -> list[StoredSegment]:
-        """Return every segment in the folder, by commit version; of two twins the plain one."""
-        found: dict[int, StoredSegment] = {}
+    def segments(self, disk: Disk, load_places: Callable[[], PlaceOf]) -> list[StoredSegment]:
+        """Return every segment in the folder, by commit version; of two twins the plain one.
+
+        `load_places` is called after the names were read: an epoch is known before its first segment is.
+        """
+        found: dict[int, tuple[int, Path, bool]] = {}
         for hour in self.hours(disk):
             folder = self.hour_folder(hour)
             for name in disk.list(folder):
@@ -120,8 +120,9 @@ class Layout:
                     continue
                 version, cold = int(match.group(1)), match.group(2) == COLD_SUFFIX
                 if version not in found or not cold:
-                    found[version] = StoredSegment(version, hour, folder / name, cold)
-        return sorted(found.values())
+                    found[version] = hour, folder / name, cold
+        place_of = load_places()
+        return [StoredSegment(version, *found[version], *place_of(version)) for version in sorted(found)]
 
     def left_overs(self, disk: Disk) -> list[Path]:
         """Return the files that were not finished."""

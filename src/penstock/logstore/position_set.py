@@ -9,9 +9,8 @@ Capture finds that the newest epoch has no bytes yet, and begins it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.errors import LimitExceeded, PositionInvalid, SourceMissing
+from penstock.errors import PositionInvalid, SourceMissing
 from penstock.gtid_sets import LoggedSet
-from penstock.limits import EPOCH_MAX
 from penstock.logstore.audit import AuditLine
 from penstock.logstore.epochs import EpochRecord
 from penstock.logstore.index import scan
@@ -131,13 +130,7 @@ def plan_position(
     SourceMissing.
     """
     now = standing(reader)
-    number = now.epoch.epoch + 1
-    if number > EPOCH_MAX:
-        raise LimitExceeded(
-            f"the log has had {EPOCH_MAX + 1} epochs, and their number has 8 bits",
-            position=str(now.position),
-            hint=f"Begin a new log: move {reader.folder} away",
-        )
+    number = reader.next_epoch
     held = _apart(_held(reader))
     again = Stretch()
     for one in held:

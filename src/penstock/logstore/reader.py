@@ -21,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.gtid_sets import LoggedSet, union
 from penstock.logstore.disk import Disk, LocalDisk
-from penstock.logstore.epochs import EpochFile
+from penstock.logstore.epochs import EpochFile, stored_segments
 from penstock.logstore.gtids import gtid_set_before
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, BlockIndex, SegmentIndex, scan
 from penstock.logstore.layout import Layout, StoredSegment
@@ -31,7 +31,7 @@ from penstock.logstore.records import OPEN, TIERED, SegmentRecord, block_records
 from penstock.logstore.recovery import heal_segments, sound_blocks
 from penstock.logstore.segment import SegmentHead, SegmentReader
 from penstock.logstore.tier import with_noted
-from penstock.model import Position
+from penstock.model import Position, next_epoch
 
 if TYPE_CHECKING:
     from penstock.logstore.tier import Tier
@@ -93,7 +93,7 @@ class LogReader:
     def refresh(self) -> Position | None:
         """See what was written since, and return how far whole transactions go. Raises LogDamaged."""
         loaded = with_noted(self.disk, self.layout, SegmentIndex.load(self.disk, self.layout.segments_index))
-        stored = self.layout.segments(self.disk)
+        stored = stored_segments(self.disk, self.layout)
         epochs = EpochFile.load(self.disk, self.layout)
         while stored:
             index = heal_segments(self.disk, stored[:-1], loaded, self._block_bytes)
@@ -124,6 +124,16 @@ class LogReader:
     def epochs(self) -> EpochFile:
         """Which server each epoch belongs to."""
         return self._epochs
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of an epoch that follows the newest. Raises LimitExceeded, SourceMissing."""
+        latest = self._epochs.latest
+        if latest is None:
+            raise SourceMissing(f"the log in {self.folder} has not begun", hint="Start the capture")
+        visible = self._visible
+        begun = visible is not None and visible.epoch == latest.epoch
+        return next_epoch(latest.epoch, (visible if visible and begun else latest.position).file_number)
 
     def earliest(self) -> Position | None:
         """Return where the oldest segment begins, None in an empty log. Raises LogDamaged."""
@@ -333,7 +343,7 @@ class LogReader:
     def _open(self, record: SegmentRecord) -> SegmentReader:
         for cold in (False, True):
             path = self.layout.segment(record.hour, record.version, cold)
-            segment = StoredSegment(record.version, record.hour, path, cold)
+            segment = StoredSegment(record.version, record.hour, path, cold, record.epoch, record.file_number)
             try:
                 return SegmentReader.open(self.disk, segment, self._heads.get(record.version))
             except SourceMissing:

@@ -11,6 +11,7 @@ import structlog
 
 from penstock.errors import LogDamaged, LogFull, LogTorn, SourceMissing
 from penstock.logstore.disk import Disk
+from penstock.logstore.epochs import stored_segments
 from penstock.logstore.index import BlockIndex, Scan, SegmentIndex, scan
 from penstock.logstore.layout import Layout, StoredSegment
 from penstock.logstore.position_file import CapturePosition
@@ -106,7 +107,7 @@ def recover(disk: Disk, layout: Layout, block_bytes: int, *, accept_loss: bool =
     note_damaged = noted is None and disk.exists(layout.position)
     stored_index = SegmentIndex.load(disk, layout.segments_index)
     loaded = with_noted(disk, layout, stored_index)
-    stored = layout.segments(disk)
+    stored = stored_segments(disk, layout)
     found: Recovered | None = None
     while stored and found is None:
         before = heal_segments(disk, stored[:-1], loaded, block_bytes)

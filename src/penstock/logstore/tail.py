@@ -145,8 +145,10 @@ class Tail:
             now.server_id,
             int(time_s),
         )
-        version = now.position(now.end).commit_version
-        segment = StoredSegment(version, hour, self._layout.segment(hour, version), cold=False)
+        begun = now.position(now.end)
+        version = begun.commit_version
+        path = self._layout.segment(hour, version)
+        segment = StoredSegment(version, hour, path, False, begun.epoch, begun.file_number)
         head = SegmentHead.parse(raw, now.epoch)
         self.writer = SegmentWriter.begin(self._disk, segment, head, self.time_max_us)
         return self.writer

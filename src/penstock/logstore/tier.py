@@ -323,7 +323,8 @@ class Tier:
             )
         path = self._layout.segment(segment.hour, segment.version, note.cold)
         head = SegmentHead.parse(note.head, segment.epoch)
-        placed = StoredSegment(segment.version, segment.hour, path, note.cold)
+        epoch, number = segment.epoch, segment.file_number
+        placed = StoredSegment(segment.version, segment.hour, path, note.cold, epoch, number)
         return SegmentReader(placed, self._stored(note), head)
 
     def _check_size(self, note: TieredNote) -> None:

@@ -19,7 +19,7 @@ from penstock.errors import LogDamaged, PenstockError, SourceMissing, StreamErro
 from penstock.limits import READ_BYTES
 from penstock.logstore.catalog import stored_segment
 from penstock.logstore.disk import Disk
-from penstock.logstore.epochs import EpochFile
+from penstock.logstore.epochs import EpochFile, stored_segments
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, SegmentIndex, rebuild
 from penstock.logstore.layout import Layout, StoredSegment
 from penstock.logstore.records import (
@@ -130,7 +130,7 @@ class _Verification:
     def run(self) -> Iterator[Finding]:
         """Yield the findings of the folder."""
         segments = SegmentIndex.load(self._disk, self._layout.segments_index)
-        stored = self._layout.segments(self._disk)
+        stored = stored_segments(self._disk, self._layout)
         if segments is None and stored:
             yield self._finding(
                 FindingKind.SEGMENTS,

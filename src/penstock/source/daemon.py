@@ -20,7 +20,7 @@ from penstock.limits import (
     RECONNECT_PAUSE_SECONDS_MAX,
     RECONNECT_TRIES_MAX,
 )
-from penstock.model import Position, TableName, TablePatterns
+from penstock.model import Position, TableName, TablePatterns, shifted_epoch
 from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
@@ -81,7 +81,7 @@ class DaemonLog:
         def ask(client: DaemonClient, shift: int) -> list[EpochKey]:
             found = _epochs_of(client)
             self._shifts[self._current] = found, shift
-            return [(epoch + shift, key) for epoch, key in found]
+            return _renumbered(found, shift)
 
         return self._ask(ask)
 
@@ -98,7 +98,7 @@ class DaemonLog:
         """Return what the daemon's log holds, in order."""
         return self._ask(
             lambda client, shift: [
-                KeptRun(one["epoch"] + shift, one["file"], one["start"], one["end"])
+                KeptRun(one["epoch"], one["file"], one["start"], one["end"]).shifted(shift)
                 for one in client.ask("extents")["extents"]
             ]
         )
@@ -125,7 +125,9 @@ class DaemonLog:
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description."""
-        return self._ask(lambda client, shift: client.content("head_bytes", epoch=epoch - shift, file=file))
+        return self._ask(
+            lambda client, shift: client.content("head_bytes", epoch=shifted_epoch(epoch, -shift), file=file)
+        )
 
     def schemas(self, position: Position, name: TableName | None) -> dict[str, Any]:
         """Return the definitions in force at a position, as JSON."""
@@ -176,7 +178,7 @@ class DaemonLog:
             begun = offset
             try:
                 client, shift = self._client()
-                for piece in client.stream(start.epoch - shift, start.file, offset, wanted):
+                for piece in client.stream(shifted_epoch(start.epoch, -shift), start.file, offset, wanted):
                     offset += len(piece)
                     tries = 0
                     yield memoryview(piece)
@@ -241,7 +243,7 @@ class DaemonLog:
             if self._numbered is None:
                 self._numbered = found
             shift = epoch_shift(self._numbered, found, client.url)
-            self._numbered = sorted({*self._numbered, *((epoch + shift, key) for epoch, key in found)})
+            self._numbered = sorted({*self._numbered, *_renumbered(found, shift)})
             self._shifts[self._current] = found, shift
         return client, self._shifts[self._current][1]
 
@@ -257,9 +259,12 @@ def _epochs_of(client: DaemonClient) -> list[EpochKey]:
 
 
 def _text(position: Position, shift: int) -> str:
-    return str(Position(position.epoch - shift, position.file, position.offset))
+    return str(position.shifted(-shift))
 
 
 def _position(text: str, shift: int) -> Position:
-    found = Position.parse(text)
-    return Position(found.epoch + shift, found.file, found.offset)
+    return Position.parse(text).shifted(shift)
+
+
+def _renumbered(epochs: list[EpochKey], shift: int) -> list[EpochKey]:
+    return [(shifted_epoch(epoch, shift), key) for epoch, key in epochs]

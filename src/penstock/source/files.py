@@ -23,6 +23,7 @@ from penstock.errors import (
     PositionPurged,
     SourceMissing,
 )
+from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, READ_BYTES
 from penstock.model import Position, TableName
@@ -108,6 +109,10 @@ class FileSource:
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the log has none."""
         return gtid_set_before(self, position)
+
+    def fingerprint(self, file: str) -> str:
+        """Return the fingerprint of a file."""
+        return file_fingerprint(self.head_bytes(file))
 
     def find_gtid_set(self, gtid_set: str) -> Position:
         """Return where to read from to get everything after the set. Raises PositionPurged."""

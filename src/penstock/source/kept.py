@@ -21,9 +21,10 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
+from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
-from penstock.model import Position, TableName
+from penstock.model import Position, TableName, epoch_base, shifted_epoch
 from penstock.source.prepared import PreparedSearch
 from penstock.source.source import (
     FIRST_EVENT_OFFSET,
@@ -59,9 +60,9 @@ class KeptRun:
         """Where its bytes end."""
         return Position(self.epoch, self.file, self.end)
 
-    def shifted(self, epochs: int) -> "KeptRun":
-        """Return the same run under another epoch's number."""
-        return replace(self, epoch=self.epoch + epochs)
+    def shifted(self, shift: int) -> "KeptRun":
+        """Return the same run in a log whose epochs have bases that are `shift` higher."""
+        return replace(self, epoch=shifted_epoch(self.epoch, shift))
 
 
 class KeptLog(Protocol):
@@ -132,7 +133,7 @@ class KeptSource:
 
     @property
     def shift(self) -> int:
-        """What is added to the log's own numbers of epochs. Raises ServerChanged."""
+        """What is added to the bases of the log's own epochs; see `epoch_shift`. Raises ServerChanged."""
         if self._shift is None:
             wanted = self.options.epochs
             self._shift = epoch_shift(wanted, self._log.epochs(), str(self))
@@ -140,7 +141,7 @@ class KeptSource:
 
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key, as this source numbers them."""
-        return [(epoch + self.shift, key) for epoch, key in self._log.epochs()]
+        return [(shifted_epoch(epoch, self.shift), key) for epoch, key in self._log.epochs()]
 
     def server_key(self, epoch: int) -> str:
         """Return the key of an epoch's server, "" for an epoch that the log does not know."""
@@ -148,17 +149,18 @@ class KeptSource:
 
     def _here(self, position: Position) -> Position:
         """Return a position of the log under the number that its epoch has here."""
-        return replace(position, epoch=position.epoch + self.shift)
+        return position.shifted(self.shift)
 
     def _there(self, position: Position) -> Position:
         """Return a position as the log itself numbers it.
 
         Raises PositionPurged for an epoch before its own.
         """
-        epoch = position.epoch - self.shift
-        if epoch < 0:
-            raise PositionPurged(f"{self} begins with epoch {self.shift}", position=str(position))
-        return replace(position, epoch=epoch)
+        there = position.shifted(-self.shift)
+        if there.epoch < 0:
+            first = shifted_epoch(0, self.shift)
+            raise PositionPurged(f"{self} begins with epoch {first}", position=str(position))
+        return there
 
     # --- What there is ------------------------------------------------------------------------
 
@@ -173,6 +175,10 @@ class KeptSource:
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the source has none."""
         return self._log.gtid_set(self._there(position))
+
+    def fingerprint(self, file: str, epoch: int | None = None) -> str:
+        """Return the fingerprint of a file, by default of the newest epoch that has it."""
+        return file_fingerprint(self.head_bytes(file, epoch))
 
     def find_gtid_set(self, gtid_set: str) -> Position:
         """Return where to read from to get everything after the set. Raises PositionPurged."""
@@ -364,17 +370,25 @@ class KeptSource:
 
 
 def epoch_shift(wanted: Sequence[EpochKey], found: Sequence[EpochKey], log: str) -> int:
-    """Return what to add to the epochs found so that each wanted one has its number and its server's key.
+    """Return what to add to the bases of the epochs found so that each wanted one has its number and its
+    server's key.
 
-    Of several answers the one nearest to 0, which it is where none is wanted. Raises ServerChanged where
-    there is none.
+    One shift for all epochs keeps commit versions rising. Of several answers the one nearest to 0, which it
+    is where none is wanted. Raises ServerChanged where there is none.
     """
     if not wanted:
         return 0
     numbered = dict(wanted)
-    shifts = {number - epoch for number, key in wanted for epoch, other in found if other == key}
+    shifts = {
+        epoch_base(number) - epoch_base(epoch)
+        for number, key in wanted
+        for epoch, other in found
+        if other == key
+    }
     fitting = [
-        shift for shift in shifts if all(numbered.get(epoch + shift, key) == key for epoch, key in found)
+        shift
+        for shift in shifts
+        if all(numbered.get(shifted_epoch(epoch, shift), key) == key for epoch, key in found)
     ]
     if not fitting:
         asked = ", ".join(f"{key} as epoch {number}" for number, key in wanted)
@@ -382,7 +396,8 @@ def epoch_shift(wanted: Sequence[EpochKey], found: Sequence[EpochKey], log: str)
             f"{log} was captured from {', '.join(key for _, key in found) or 'nobody yet'}, not from {asked}",
             hint="A file position means nothing on another server: start by GTID set, or from a new snapshot",
         )
-    return min(fitting, key=abs)
+    # Of two equally near ones the one under which commit versions are higher.
+    return min(fitting, key=lambda shift: (abs(shift), -shift))
 
 
 def _unbroken(runs: Sequence[KeptRun]) -> list[KeptRun]:

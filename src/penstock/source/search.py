@@ -31,14 +31,17 @@ def gtid_set_before(source: Source, position: Position) -> LoggedSet:
     return _gtid_set_in(source, replace(whole_file, stop=stop))
 
 
-def gtid_set_after(source: Source, start: Position, gtid_set: LoggedSet, end: Position) -> LoggedSet:
+def gtid_set_after(
+    source: Source, start: Position, gtid_set: LoggedSet, end: Position, fingerprint: str = ""
+) -> LoggedSet:
     """Return the GTIDs before `end`, where those before `start` are known: bytes between the two are read.
 
-    Where they lie in different files, the file of `end` is read from its beginning.
+    Where they lie in different files, the file of `end` is read from its beginning. `fingerprint` is that of
+    a file that holds both.
     """
     if (start.epoch, start.file) != (end.epoch, end.file) or end.offset < start.offset:
         return source.gtid_set(end)
-    since = ByteRange(end.epoch, end.file, start.offset, end.offset, aligned=True)
+    since = ByteRange(end.epoch, end.file, start.offset, end.offset, aligned=True, fingerprint=fingerprint)
     return union(gtid_set, _gtid_set_in(source, since))
 
 

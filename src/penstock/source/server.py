@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A live server as byte ranges: bounded dumps, one for each file that a range lies in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 from penstock.capture.connection import Connection, LogFile, connect
 from penstock.capture.follow import follow
+from penstock.capture.refusal import file_replaced
 from penstock.capture.replica import DumpStart, open_stream
 from penstock.errors import (
     EventMalformed,
@@ -15,7 +16,8 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
-from penstock.gtid_sets import NO_GTIDS, LoggedSet
+from penstock.fingerprint import file_fingerprint
+from penstock.gtid_sets import NO_GTIDS, LoggedSet, union
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, ServerAddress, TableName
 from penstock.source.asking import ask_again
@@ -82,11 +84,15 @@ class ServerSource:
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, as its file tells; "" where it has none.
 
-        The transactions that the server has logged and not yet committed are among them.
+        The transactions that the server has logged and not yet committed are among them, and those that came
+        before its oldest file.
         """
         if self._ask(Connection.identity).gtid_mode.upper() == "OFF":
             return NO_GTIDS
-        return gtid_set_before(self, position)
+        # Asked first: a file that is purged in between may come after the position.
+        purged = self._ask(Connection.purged)
+        logged = gtid_set_before(self, position)
+        return union(purged, logged) if purged else logged
 
     def find_gtid_set(self, gtid_set: str) -> Position:
         """Return where the server itself would begin to send after the set. Raises PositionPurged."""
@@ -150,7 +156,8 @@ class ServerSource:
     ) -> Iterator[memoryview]:
         """Yield what the server sends from the range's start to the end of its log.
 
-        Raises what `follow` raises: PositionPurged, ServerChanged, ConnectionLost once the tries are used up.
+        Raises what `follow` raises: PositionPurged, ServerChanged, ConnectionLost once the tries are used up;
+        and PositionInvalid where the file is another one than the range is of.
         """
         stretches = follow(
             self.address,
@@ -160,9 +167,35 @@ class ServerSource:
             server_key=self.options.server_key,
         )
         for stretch in stretches:
-            yield from stretch
+            yield from self._proved(stretch, byte_range)
             if stretch.failure is not None and resume_at is None:
                 raise stretch.failure
+
+    def _proved(self, chunks: Iterable[memoryview], byte_range: ByteRange) -> Iterator[memoryview]:
+        """Yield a dump once its format description has proved that it is of the range's file."""
+        if not byte_range.fingerprint:
+            yield from chunks
+            return
+        held, proved = b"", False
+        for chunk in chunks:
+            if proved:
+                yield chunk
+                continue
+            held += chunk
+            head = next((one for one in first_events([memoryview(held)]) if _describes(one)), None)
+            if head is not None:
+                found = file_fingerprint(head)
+                if found != byte_range.fingerprint:
+                    raise file_replaced(str(self.address), byte_range.position, byte_range.fingerprint, found)
+                proved = True
+                yield memoryview(held)
+        if not proved:
+            yield memoryview(held)
+
+    def fingerprint(self, file: str) -> str:
+        """Return the fingerprint of a file, as the server sends it now. Raises PositionPurged."""
+        self._heads.pop(file, None)
+        return file_fingerprint(self.head_bytes(file))
 
     def align(self, byte_range: ByteRange) -> ByteRange:
         """Return the range from the front of its file, which is never cut."""
@@ -180,7 +213,7 @@ class ServerSource:
             start = DumpStart(position=self._position(file))
             with open_stream(self.address, start, bounded=True) as stream:
                 for event in first_events(stream.event_chunks()):
-                    if event[_TYPE_AT] == _FORMAT_DESCRIPTION_EVENT:
+                    if _describes(event):
                         self._heads[file] = MAGIC + event
                         break
         return self._heads[file]
@@ -226,3 +259,7 @@ class ServerSource:
                     hint="A file position means nothing on another server: start by GTID set",
                 )
         return self._session
+
+
+def _describes(event: bytes) -> bool:
+    return event[_TYPE_AT] == _FORMAT_DESCRIPTION_EVENT

@@ -21,7 +21,16 @@ from penstock.errors import OptionInvalid
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN
 from penstock.logstore.layout import is_log_folder
-from penstock.model import Position, Secret, ServerAddress, TableName, TablePatterns, Tls, is_server_url
+from penstock.model import (
+    Position,
+    Secret,
+    ServerAddress,
+    TableName,
+    TablePatterns,
+    Tls,
+    epoch_base,
+    is_server_url,
+)
 from penstock.source.daemon_address import DaemonAddress, is_daemon_url
 
 if TYPE_CHECKING:
@@ -43,7 +52,7 @@ def file_number(file: str) -> int:
 
 def place_of(position: Position) -> tuple[int, int, int]:
     """Return what positions order by, also where a file's name has no number."""
-    return position.epoch, file_number(position.file), position.offset
+    return epoch_base(position.epoch), file_number(position.file), position.offset
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,8 @@ class ByteRange:
     `stop` None means to the end of the file. `aligned` tells whether `start` is known to lie between two
     transactions; otherwise the source says where to open the range (`Source.align`). `is_cut` tells that
     another range of the same plan goes on at `stop`. Transactions of `gtid_after` are left out: the log has
-    them further in front, from another server. Pickles.
+    them further in front, from another server. `fingerprint` is the file's, "" to take any file of the name;
+    a live server's is compared. Pickles.
     """
 
     epoch: int
@@ -63,6 +73,7 @@ class ByteRange:
     aligned: bool
     gtid_after: str = ""
     is_cut: bool = False
+    fingerprint: str = ""
 
     @property
     def position(self) -> Position:
@@ -208,6 +219,9 @@ class Source(Protocol):
 
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of every transaction before a position, "" where the log has none."""
+
+    def fingerprint(self, file: str) -> str:
+        """Return the fingerprint of a file as it is now; see `penstock.fingerprint`."""
 
     def find_gtid_set(self, gtid_set: str) -> Position:
         """Return a position with no transaction outside the set before it: the start of reading after it.

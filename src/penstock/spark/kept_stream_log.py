@@ -9,14 +9,15 @@ from dataclasses import replace
 
 import structlog
 
-from penstock.errors import PositionInvalid, PositionPurged, ServerChanged
+from penstock.capture.refusal import file_replaced
+from penstock.errors import PositionInvalid, PositionPurged, ServerChanged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.model import Position
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.kept import KeptSource
 from penstock.source.source import ByteRange, Source, open_source, place_of
 from penstock.spark.offsets import EARLIEST, LATEST, Offset
-from penstock.spark.stream_log import StreamLog
+from penstock.spark.stream_log import StreamLog, epoch_after
 
 _log = structlog.get_logger(__name__)
 
@@ -54,10 +55,10 @@ class KeptStreamLog(StreamLog):
 
     def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
         """Return the head, or the target, which the log itself numbered, where that is earlier."""
-        epoch = target.position.epoch + self._kept(here).shift
-        if self._kept(here).server_key(epoch) != target.server_key:
+        position = target.position.shifted(self._kept(here).shift)
+        if self._kept(here).server_key(position.epoch) != target.server_key:
             return head
-        target = replace(target, position=replace(target.position, epoch=epoch))
+        target = replace(target, position=position)
         return min(head, target, key=lambda one: place_of(one.position))
 
     def source(self, epoch: int, key: str) -> Source:
@@ -78,6 +79,7 @@ class KeptStreamLog(StreamLog):
             source = self._kept(begin)
             begin = begin if begin.server_key else replace(begin, server_key=self._key(source, begin))
             self._ask(lambda: source.shift)
+            self._check_file_in_log(source, begin)
             return begin
         except ServerChanged:
             return self._relocate_in_log(begin)
@@ -115,6 +117,7 @@ class KeptStreamLog(StreamLog):
             return self._plan_in_log(begin, end)
         bounds = Bounds(gtid_after=begin.gtid_set if begin.by_set else None)
         start = begin.position
+        self._check_file_in_log(source, begin)
         if begin.server_key and known.get(start.epoch) != begin.server_key:
             # The stream stood in another daemon's log.
             start = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
@@ -135,7 +138,23 @@ class KeptStreamLog(StreamLog):
     def _offset(self, source: KeptSource, position: Position) -> Offset:
         """Return a position as an offset with which the stream can go on elsewhere."""
         gtid_set = self._ask(lambda: source.gtid_set(position))
-        return Offset(position, gtid_set, self._ask(lambda: source.server_key(position.epoch)))
+        key = self._ask(lambda: source.server_key(position.epoch))
+        return Offset(position, gtid_set, key, fingerprint=self._fingerprint_of(source, position))
+
+    def _fingerprint_of(self, source: KeptSource, position: Position) -> str:
+        """Return the fingerprint of a position's file, "" where the log has nothing of the file."""
+        try:
+            return self._ask(lambda: source.fingerprint(position.file, position.epoch))
+        except SourceMissing:
+            return ""
+
+    def _check_file_in_log(self, source: KeptSource, offset: Offset) -> None:
+        """Raise PositionInvalid where the log has another file of the name that an offset's file has."""
+        if not offset.fingerprint or source.server_key(offset.position.epoch) != offset.server_key:
+            return
+        found = self._fingerprint_of(source, offset.position)
+        if found not in ("", offset.fingerprint):
+            raise file_replaced(str(source), offset.position, offset.fingerprint, found)
 
     def _at_head(self, source: KeptSource) -> Offset:
         return self._offset(source, self._ask(source.head))
@@ -153,7 +172,7 @@ class KeptStreamLog(StreamLog):
         if not begin.gtid_set:
             raise self._unknown(begin)
         found = self._by_set(self._kept(None), begin.gtid_set)
-        epoch = begin.position.epoch + 1
+        epoch = epoch_after(begin.position)
         _log.warning(
             "another daemon's log has no such server, going on by GTID",
             was=begin.server_key,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stream's offset: a position, what lies before it, and whose log it is.
 
-Spark keeps it as JSON in the checkpoint: {"epoch", "file", "offset", "gtid_set", "server_key"}, and "by_set"
-where the position is only where to look from.
+Spark keeps it as JSON in the checkpoint: {"epoch", "file", "offset", "gtid_set", "server_key"}, "by_set"
+where the position is only where to look from, and "fingerprint" (version 0.1 wrote none).
 """
 
 import json
@@ -25,13 +25,15 @@ class Offset:
 
     `gtid_set` is the GTIDs of all transactions before `position`, "" where they are not kept: with them the
     stream can go on at another server. With `by_set` the set alone counts, and transactions of it may follow
-    the position. `server_key` is `ServerIdentity.key`, "" for files.
+    the position. `server_key` is `ServerIdentity.key`, "" for files. `fingerprint` is that of the position's
+    file, "" where it is not known; an offset that has one has its GTID set from the log as well.
     """
 
     position: Position
     gtid_set: LoggedSet = NO_GTIDS
     server_key: str = ""
     by_set: bool = False
+    fingerprint: str = ""
 
     def to_json(self) -> dict[str, int | str | bool]:
         """Return what Spark keeps: a flat object of int, str and bool."""
@@ -42,7 +44,11 @@ class Offset:
             "gtid_set": self.gtid_set,
             "server_key": self.server_key,
         }
-        return value | {"by_set": True} if self.by_set else value
+        if self.by_set:
+            value["by_set"] = True
+        if self.fingerprint:
+            value["fingerprint"] = self.fingerprint
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -54,14 +60,18 @@ class Offset:
             case {"file": str(file), "offset": int(offset), **rest}:
                 epoch, gtid_set = rest.pop("epoch", 0), rest.pop("gtid_set", "")
                 server_key, by_set = rest.pop("server_key", ""), rest.pop("by_set", False)
+                fingerprint = rest.pop("fingerprint", "")
                 if (
                     not rest
                     and isinstance(epoch, int)
                     and isinstance(gtid_set, str)
                     and isinstance(server_key, str)
                     and isinstance(by_set, bool)
+                    and isinstance(fingerprint, str)
                 ):
-                    return cls(Position(epoch, file, offset), LoggedSet(gtid_set), server_key, by_set)
+                    return cls(
+                        Position(epoch, file, offset), LoggedSet(gtid_set), server_key, by_set, fingerprint
+                    )
         raise OptionInvalid(
             f"{json.dumps(dict(value))} is not an offset",
             hint='Write {"file": "mysql-bin.000003", "offset": 1542}; epoch, gtid_set, server_key if known',

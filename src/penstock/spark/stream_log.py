@@ -10,14 +10,16 @@ from typing import TypeVar
 
 import structlog
 
+from penstock._native import GtidSet
 from penstock.capture.connection import Connection, connect
+from penstock.capture.refusal import file_replaced
 from penstock.errors import PenstockError, PositionInvalid, PositionPurged, ServerChanged
-from penstock.gtid_sets import LoggedSet
-from penstock.model import Position, ServerAddress
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
+from penstock.model import Position, ServerAddress, next_epoch
 from penstock.source.asking import PAUSES_OF_A_STREAM_SECONDS, ask_again
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.search import gtid_set_after
-from penstock.source.source import ByteRange, Source, open_source, place_of
+from penstock.source.source import ByteRange, Source, file_number, open_source, place_of
 from penstock.spark.offsets import EARLIEST, LATEST, Offset
 from penstock.spark.options import ReadSettings
 
@@ -32,6 +34,9 @@ class StreamLog:
         self._settings = settings
         self._session: Connection | None = None
         self._sources: dict[tuple[int, str], Source] = {}
+        # The files that were proved since the session began, and the offset that was completed last.
+        self._proved: set[tuple[str, str]] = set()
+        self._last_completed: tuple[Offset, Offset] | None = None
 
     def close(self) -> None:
         """End the sessions. The log can be asked again."""
@@ -113,16 +118,23 @@ class StreamLog:
         key = self.server_key()
         if begin.server_key not in ("", key):
             return self._relocate(begin, key)
+        begin = begin if begin.server_key else replace(begin, server_key=key)
         head = self.head(begin.position.epoch)
         if place_of(head.position) >= place_of(begin.position):
-            return begin if begin.server_key else replace(begin, server_key=key)
-        problem = PositionInvalid(
-            f"the log ends at {head.position}, before the stream's own position",
-            position=str(begin.position),
-            hint="Was the server reset, or restored? Start from a new snapshot with a new checkpoint",
-        )
+            replaced = self._check_file(begin)
+            if replaced is None:
+                return self._complete_once(begin)
+            problem = replaced
+        else:
+            problem = PositionInvalid(
+                f"the log ends at {head.position}, before the stream's own position",
+                position=str(begin.position),
+                hint="Was the server reset, or restored? Start from a new snapshot with a new checkpoint",
+            )
+        if self._is_before_log(begin, key):
+            return self._relocate(begin, key)
         # A log that was begun anew counts from the start again, so its positions need a new epoch.
-        return self._after_loss(begin, key, begin.position.epoch + 1, problem)
+        return self._after_loss(begin, key, epoch_after(begin.position), problem)
 
     def limited(self, begin: Offset, head: Offset) -> Offset:
         """Return the last transaction end up to the head that keeps the stream's limits, with its GTID set.
@@ -163,6 +175,7 @@ class StreamLog:
         source = self.source(end.position.epoch, key)
         try:
             ranges = self._split(source, begin.position, end.position)
+            ranges = [_with_fingerprint(one, begin, end) for one in ranges]
         except (PositionPurged, PositionInvalid) as problem:
             begin = self._after_loss(begin, key, end.position.epoch, problem)
             ranges = self._split(source, begin.position, end.position)
@@ -173,21 +186,64 @@ class StreamLog:
 
         The log itself tells them. Only what follows `begin` is read, where the set of that is known.
         """
-        if not end.server_key or end.gtid_set:
+        if not end.server_key or end.fingerprint:
             return end
         source = self.source(end.position.epoch, end.server_key)
+        same_file = begin is not None and begin.position.file == end.position.file
+        known = begin.fingerprint if begin is not None and same_file else ""
 
         def ask() -> LoggedSet:
             if begin is None or begin.by_set or not begin.gtid_set:
                 return source.gtid_set(end.position)
-            return gtid_set_after(source, begin.position, begin.gtid_set, end.position)
+            return gtid_set_after(source, begin.position, begin.gtid_set, end.position, known)
 
-        return replace(end, gtid_set=self._ask(ask))
+        gtid_set = self._ask(ask)
+        return replace(end, gtid_set=gtid_set, fingerprint=known or self._fingerprint(source, end))
+
+    def _complete_once(self, begin: Offset) -> Offset:
+        """Return an offset of an older version with its fingerprint, and with the GTID set of the log."""
+        if begin.fingerprint or begin.by_set or not begin.server_key:
+            return begin
+        if self._last_completed is None or self._last_completed[0] != begin:
+            self._last_completed = begin, self._completed(replace(begin, gtid_set=NO_GTIDS))
+        return self._last_completed[1]
+
+    def _fingerprint(self, source: Source, offset: Offset) -> str:
+        return self._ask(lambda: source.fingerprint(offset.position.file))
+
+    def _check_file(self, begin: Offset) -> PositionInvalid | None:
+        """Return why an offset means nothing in this log: the file of that name is another one."""
+        file, expected = begin.position.file, begin.fingerprint
+        if not expected or (file, expected) in self._proved:
+            return None
+        source = self.source(begin.position.epoch, begin.server_key)
+        try:
+            found = self._fingerprint(source, begin)
+        except PositionInvalid as problem:
+            return problem
+        except PositionPurged:
+            # The ranges that begin there raise it.
+            return None
+        if found != expected:
+            return file_replaced(str(self._settings.source.address), begin.position, expected, found)
+        self._proved.add((file, expected))
+        return None
+
+    def _is_before_log(self, begin: Offset, key: str) -> bool:
+        """Tell whether all transactions before an offset lie before the oldest file of the server, too.
+
+        A server that was reset gives the same GTIDs to other transactions, so they prove nothing behind that.
+        """
+        if not begin.gtid_set or not key:
+            return False
+        source = self.source(epoch_after(begin.position), key)
+        before = self._ask(lambda: source.gtid_set(source.earliest()))
+        return GtidSet.parse(before).contains(GtidSet.parse(begin.gtid_set))
 
     def _origin(self, begin: Offset, end: Offset, key: str) -> tuple[Offset, Bounds]:
         """Return where a batch that crosses into a new epoch begins there."""
         source = self.source(end.position.epoch, key)
-        if begin.server_key == key:
+        if begin.server_key == key and not self._is_before_log(begin, key):
             # The same server began its log anew, so all of it came after.
             return Offset(self._ask(source.earliest), server_key=key), Bounds()
         found = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
@@ -197,9 +253,10 @@ class StreamLog:
         """Plan a batch whose server is gone: the same transactions, by GTID, at the one that is there."""
         if not (begin.gtid_set and end.gtid_set):
             raise self._server_changed(end, key)
-        source = self.source(end.position.epoch + 1, key)
+        epoch = epoch_after(end.position)
+        source = self.source(epoch, key)
         first = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
-        ranges = self._split(source, first, self.head(end.position.epoch + 1).position)
+        ranges = self._split(source, first, self.head(epoch).position)
         return source, ranges, Bounds(gtid_after=begin.gtid_set, gtid_until=end.gtid_set)
 
     def _split(self, source: Source, start: Position, end: Position) -> list[ByteRange]:
@@ -209,7 +266,7 @@ class StreamLog:
     def _relocate(self, begin: Offset, key: str) -> Offset:
         if not begin.gtid_set:
             raise self._server_changed(begin, key)
-        epoch = begin.position.epoch + 1
+        epoch = epoch_after(begin.position)
         source = self.source(epoch, key)
         _log.warning("another server answers, going on by GTID", was=begin.server_key, now=key, epoch=epoch)
         found = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
@@ -246,6 +303,7 @@ class StreamLog:
         return self._session
 
     def _hang_up(self) -> None:
+        self._proved.clear()
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -253,3 +311,17 @@ class StreamLog:
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         """Ask again while the server is away, with a pause that doubles."""
         return ask_again(question, self._hang_up, PAUSES_OF_A_STREAM_SECONDS)
+
+
+def epoch_after(position: Position) -> int:
+    """Return the number of the epoch in which a stream goes on that has come to a position elsewhere."""
+    return next_epoch(position.epoch, file_number(position.file))
+
+
+def _with_fingerprint(byte_range: ByteRange, begin: Offset, end: Offset) -> ByteRange:
+    """Return a range of a batch with the fingerprint of its file, where one of the batch's ends is in it."""
+    for offset in (begin, end):
+        place = offset.position
+        if offset.fingerprint and (place.epoch, place.file) == (byte_range.epoch, byte_range.file):
+            return replace(byte_range, fingerprint=offset.fingerprint)
+    return byte_range

@@ -42,7 +42,7 @@ const PIECEWISE_BYTES_MIN: usize = 256 << 10;
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The epoch, for the records.
-    pub epoch: u8,
+    pub epoch: u32,
     /// The source's file in which the first byte lies.
     pub file: Arc<str>,
     /// Where the first byte lies in it: the start of an event between transactions. 0 means the magic comes first.

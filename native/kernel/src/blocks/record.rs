@@ -6,7 +6,7 @@
 //!   0 source start u64     8 source end u64      16 file number u32     20 server id u32
 //!  24 time i64            32 largest time i64    40 uuid 16 bytes, or domain u32 and server u32
 //!  56 number u64          64 event index u32     68 transactions u32    72 changes u32
-//!  76 events u32          80 tables u64          88 flags u32           92 epoch u8
+//!  76 events u32          80 tables u64          88 flags u32           92 epoch u32
 //!  96 last boundary u64  104 transaction start u64  112 sequence start u64  124 CRC32 of the bytes before
 //! ```
 
@@ -33,7 +33,7 @@ pub(super) struct Block {
     pub start: u64,
     pub end: u64,
     pub file_number: u32,
-    pub epoch: u8,
+    pub epoch: u32,
     pub server_id: u32,
     pub time_us: i64,
     /// The id of the first transaction of which a part lies here.
@@ -79,7 +79,7 @@ impl Run {
 }
 
 impl Block {
-    pub fn new(start: u64, file_number: u32, epoch: u8) -> Block {
+    pub fn new(start: u64, file_number: u32, epoch: u32) -> Block {
         Block {
             start,
             end: start,
@@ -140,7 +140,7 @@ impl Block {
         }
         out.extend_from_slice(&self.tables.to_le_bytes());
         out.extend_from_slice(&flags.to_le_bytes());
-        out.extend_from_slice(&[self.epoch, 0, 0, 0]);
+        out.extend_from_slice(&self.epoch.to_le_bytes());
         // Where the block's own ids follow one another, the run that goes on now is the one they belong to.
         let sequence_start = run.filter(|_| self.last_number.is_some()).map_or(0, |run| run.start);
         for offset in [self.last_boundary, self.transaction_start, sequence_start] {

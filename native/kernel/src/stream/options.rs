@@ -28,7 +28,7 @@ pub struct Options {
     /// The name of the captured cluster, for `_metadata.instance`.
     pub instance: Arc<str>,
     /// The epoch, for the commit version.
-    pub epoch: u8,
+    pub epoch: u32,
     /// The file in which the first byte lies.
     pub file: Arc<str>,
     /// Its number.

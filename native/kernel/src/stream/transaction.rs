@@ -161,8 +161,7 @@ impl Decoder {
     }
 
     fn commit_version(&self, start: u64) -> i64 {
-        let version = u64::from(self.options.epoch) << 55 | u64::from(self.file_number) << 32 | start >> 4;
-        version as i64
+        commit_version(self.options.epoch, self.file_number, start)
     }
 
     /// Closes the transaction: its rows are whole now.
@@ -235,5 +234,28 @@ impl Decoder {
             return Err(Error::new(ErrorKind::TransactionRolledBack, message).at(&self.file, open.view.start));
         }
         self.flush(false)
+    }
+}
+
+/// So many epochs are counted, in eight bits above 23 of the file number; the number of a later one is its base more.
+const EPOCHS_COUNTED: u32 = 256;
+
+/// The commit version of a transaction: 31 bits for the base of its epoch plus the file number, and 32 for its offset
+/// in units of 16 bytes.
+fn commit_version(epoch: u32, file_number: u32, start: u64) -> i64 {
+    let base = if epoch < EPOCHS_COUNTED { u64::from(epoch) << 23 } else { u64::from(epoch - EPOCHS_COUNTED) };
+    ((base + u64::from(file_number)) << 32 | start >> 4) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commit_versions_rise_from_counted_epochs_to_those_with_a_base() {
+        assert_eq!(commit_version(3, 7, 160), 3 << 55 | 7 << 32 | 10);
+        let last = (255_u32 << 23) + 17;
+        assert_eq!(commit_version(255, 17, 0), i64::from(last) << 32);
+        assert_eq!(commit_version(256 + last + 1, 1, 0), i64::from(last + 2) << 32);
     }
 }

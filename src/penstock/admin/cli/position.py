@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.admin.accepted_server import Acceptance, accept_server, chosen_server, plan_acceptance
 from penstock.admin.log_folder import Config, Json, LogFolder, Named, moment, parse_time, user_name
 from penstock.admin.position_target import AskedServer, Target, asked_server, find_in_log
 from penstock.admin.rendering import cell_text, time_text, write_json
@@ -28,6 +29,7 @@ from penstock.source.bounds import Bound
 HELP = "Where the capture of a log goes on, and setting it by hand."
 
 _VERB = "position set"
+_ACCEPT_VERB = "position accept"
 
 
 # --- show -----------------------------------------------------------------------------------
@@ -206,4 +208,81 @@ def _text(position: Position | None) -> str | None:
     return None if position is None else str(position)
 
 
-VERBS = {"show": show, "set": set_by_hand}
+# --- accept ---------------------------------------------------------------------------------
+
+
+def accept(
+    log: Named = None,
+    server: Annotated[
+        str | None, typer.Option(help="host:port of the server, where there are several.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what is lost and which tables it changed; change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: Annotated[str, typer.Option(help="Why, for audit.log.")] = "",
+    config: Config = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Let capture go on with a server that lacks transactions of the log, because they are lost.
+
+    The log and the targets keep these transactions. Their tables are listed: compare them with `penstock
+    verify`. The daemon must not be running.
+    """
+    chosen = LogFolder.find(log, config)
+    if dry_run:
+        with chosen_server(chosen, server) as connection:
+            _show_acceptance(
+                plan_acceptance(chosen, chosen.open(), connection), as_json=json, is_dry_run=True
+            )
+        return
+    if not yes and not sys.stdin.isatty():
+        raise OptionInvalid("nobody is here to be asked", hint="Look with --dry-run first, then add --yes")
+    with chosen.open_for_writing() as writer, chosen_server(chosen, server) as connection:
+        plan = plan_acceptance(chosen, writer, connection)
+        if not json or not yes:
+            _show_acceptance(plan, as_json=False, is_dry_run=False)
+        if not yes:
+            typer.confirm(f"Let the capture of {chosen.name} go on without them?", abort=True)
+        audit = AuditLine(
+            time=datetime.now(UTC).isoformat(),
+            user=user_name(),
+            verb=_ACCEPT_VERB,
+            old=str(plan.old),
+            new=str(plan.beginning.position),
+            reason=f"{reason}{'; ' if reason else ''}without {plan.lost}",
+        )
+        accept_server(writer, plan, audit)
+    if json:
+        _show_acceptance(plan, as_json=True, is_dry_run=False)
+    else:
+        typer.echo(f"accepted: capture goes on at {plan.beginning.position} of {plan.address} when it starts")
+
+
+def _show_acceptance(plan: Acceptance, *, as_json: bool, is_dry_run: bool) -> None:
+    if as_json:
+        write_json(sys.stdout, [_acceptance_line(plan) | {"dry_run": is_dry_run}])
+        return
+    typer.echo(f"server               {plan.address}")
+    typer.echo(f"lacks                {plan.lost}")
+    typer.echo(f"capture goes on at   {plan.beginning.position}")
+    typer.echo(f"tables to compare    {' '.join(plan.tables) or 'none'}")
+    for statement in plan.statements:
+        typer.echo(f"statement            {statement[:200]}")
+    typer.echo(f"Compare them in every target: penstock verify pipeline.yaml {' '.join(plan.tables)}")
+
+
+def _acceptance_line(plan: Acceptance) -> dict[str, Any]:
+    return {
+        "server": str(plan.address),
+        "lost": plan.lost,
+        "old": str(plan.old),
+        "new": str(plan.beginning.position),
+        "gtid_set": plan.beginning.gtid_set,
+        "tables": list(plan.tables),
+        "statements": list(plan.statements),
+        "note": plan.beginning.note,
+    }
+
+
+VERBS = {"show": show, "set": set_by_hand, "accept": accept}

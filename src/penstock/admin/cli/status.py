@@ -32,7 +32,7 @@ _ANSWER_SECONDS_MAX = 10.0
 _WATCH_SECONDS = 1.0
 _WIDTH_UNBOUNDED = 240
 
-_STYLES = {"running": "green", "stopped": "bold red", "held": "yellow", "waiting": "yellow"}
+_STYLES = {"running": "green", "stopped": "bold red", "held": "yellow", "waiting": "yellow", "behind": "red"}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -208,7 +208,7 @@ def _remarks(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remarks.append((one["state"], one["why"], _STYLES.get(one["state"], "")))
     if one["note"]:
         remarks.append(("note", one["note"], "cyan"))
-    if one["error"] and one["state"] in ("stopped", "waiting"):
+    if one["error"] and one["state"] in ("stopped", "waiting", "behind"):
         told = one["error"]
         text = told["kind"] + (f" at {told['position']}" if told["position"] else "")
         remarks.append(("error", text, "red"))

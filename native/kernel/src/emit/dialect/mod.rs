@@ -25,6 +25,7 @@ use crate::emit::messages::Messages;
 use crate::emit::system::EventView;
 use crate::emit::TransactionView;
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream::file_number;
 pub use walk::{Image, Images, Row};
 
 /// Which dialect, and what it lets be chosen.
@@ -143,12 +144,10 @@ pub struct At<'a> {
 impl At<'_> {
     /// The number of the log's file.
     pub fn file_number(&self) -> u32 {
-        (self.transaction.commit_version >> 32 & FILE_NUMBER_MAX) as u32
+        // A file that stands alone may have none.
+        file_number(&self.transaction.file).unwrap_or(0)
     }
 }
-
-/// The commit version has 23 bits for it.
-const FILE_NUMBER_MAX: i64 = (1 << 23) - 1;
 
 /// How a transaction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server whose log was begun again has other files of the same names: every position notices that."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.capture.status import State
+from penstock.errors import PositionInvalid
+from penstock.fingerprint import file_fingerprint
+from penstock.logstore.reader import LogReader
+from penstock.model import ServerAddress
+from penstock.source.files import FileSource
+from penstock.source.server import ServerSource
+from penstock.source.source import SourceOptions
+from penstock.source.walk import TransactionWalk
+from penstock.spark.offsets import Offset
+from penstock.spark.options import ReadSettings, parse_settings
+from penstock.spark.stream_log import StreamLog
+from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position, wait_for_state
+from tests.fixture_types import StartServer
+from tests.patience import wait_for_next_second
+from tools.servers import Server
+
+
+def write(server: Server, count: int) -> None:
+    for number in range(count):
+        server.sql(f"INSERT INTO d.t VALUES ({number})")
+
+
+def settings_for(server: Server) -> ReadSettings:
+    return parse_settings({"source": server.url("root"), "tables": "d.t"})
+
+
+def reset(server: Server, *, keep_gtids: bool) -> None:
+    """Begin the server's log again, and let it grow beyond where it was."""
+    executed = server.sql("SELECT @@GLOBAL.gtid_executed")[0][0] if keep_gtids else ""
+    wait_for_next_second()
+    server.sql("RESET MASTER" if server.family == "mariadb" else "RESET BINARY LOGS AND GTIDS")
+    if keep_gtids:
+        server.sql(f"SET GLOBAL gtid_purged = '{executed}'")
+    write(server, 20)
+
+
+# The rules are tested without a server; here it is what the servers send that counts.
+pytestmark = pytest.mark.deep_flavors("mariadb")
+
+
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_log_that_was_begun_again_is_noticed_by_every_position(
+    start_server: StartServer, tmp_path: Path, flavor: str
+) -> None:
+    server = start_server(flavor)
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT)")
+    write(server, 3)
+    address = ServerAddress.parse(server.url("root"))
+    source = ServerSource(SourceOptions(address=address, instance="shop"))
+    stream = StreamLog(settings_for(server))
+    settings = settings_of(tmp_path, server.url())
+    with capturing(settings) as capture:
+        wait_for_state(capture, State.RUNNING)
+        begin = stream.first()
+        write(server, 3)
+        wait_for_position(capture, head_of(server))
+    # A file, the server that sends it, and a log that holds the end of it only agree.
+    file = server.binlog_files()[-1]
+    kept = LogReader.open(tmp_path / "shop").head_bytes(0, file.name)
+    files = FileSource(SourceOptions(paths=(str(file),)))
+    assert {source.fingerprint(file.name), files.fingerprint(file.name), file_fingerprint(kept)} == {
+        begin.fingerprint
+    }
+    (byte_range,) = stream.plan(begin, stream.unlimited(begin, stream.head_behind(begin)))[1]
+    assert byte_range.fingerprint == begin.fingerprint
+
+    reset(server, keep_gtids=False)
+    with pytest.raises(PositionInvalid, match="was begun at"):
+        StreamLog(settings_for(server)).resume(begin)
+    with pytest.raises(PositionInvalid, match="was begun at"):
+        list(TransactionWalk(source, byte_range))
+    with capturing(settings) as capture:
+        wait_for(capture, lambda one: one.error is not None)
+        wait_for_state(capture, State.STOPPED)
+    if flavor == "mariadb":
+        return
+    # A restore keeps the GTIDs, so capture and streams go on by them, in a new epoch.
+    (tmp_path / "shop").rename(tmp_path / "before")
+    with capturing(settings) as capture:
+        wait_for_state(capture, State.RUNNING)
+        write(server, 2)
+        wait_for_position(capture, head_of(server))
+    begin = StreamLog(settings_for(server)).first()
+    reset(server, keep_gtids=True)
+    with capturing(settings) as capture:
+        status = wait_for(capture, lambda one: one.epoch == 1 and one.position == f"1/{head_of(server)}")
+        assert status.note is not None
+        assert "was begun at" in status.note
+    here = StreamLog(settings_for(server)).resume(begin)
+    assert here == Offset(here.position, begin.gtid_set, begin.server_key, by_set=True)
+    assert here.position.epoch == 1
