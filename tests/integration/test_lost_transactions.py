@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from penstock.capture.status import State
 from penstock.logstore.reader import LogReader
 from tests.captured_log import (
@@ -17,6 +19,10 @@ from tests.fixture_types import StartServer
 from tests.kept_log import penstock
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_capture_resume.py"
+    "::test_server_with_another_file_of_the_name_that_lacks_transactions_is_behind"
+)
 def test_lost_transactions_are_named_and_accepted_by_a_command(
     start_server: StartServer, tmp_path: Path
 ) -> None:

@@ -157,6 +157,23 @@ def test_the_end_of_the_log_is_after_a_set_only_if_the_log_holds_no_more(
     assert begin_after(server, known, places, 0).position == BOUNDARIES[counted]
 
 
+def test_set_with_the_gap_of_a_parallel_replica_begins_at_the_gap_and_names_what_comes_again(
+    places: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = boundaries()[BOUNDARIES[-1]]
+    first, second = (GtidSet.parse(boundaries()[place]) for place in BOUNDARIES[2:4])
+    gap = second.subtract(first)
+    known = str(GtidSet.parse(logged).subtract(gap))
+    monkeypatch.setattr(start, "_first_outside", lambda connection, gtid_set, epoch: BOUNDARIES[2])
+    for executed in (logged, known):
+        # The server has logged the transaction of the gap, whether it has counted it or not.
+        server: Any = Server(executed_text=executed)
+        beginning = begin_after(server, known, places, 0)
+        assert (beginning.position, beginning.gtid_set) == (BOUNDARIES[2], boundaries()[BOUNDARIES[2]])
+        assert beginning.note is not None
+        assert str(GtidSet.parse(logged).subtract(second)) in beginning.note
+
+
 def test_set_of_a_server_is_no_text_and_fits_nowhere_that_a_set_of_a_log_does() -> None:
     assert not isinstance(ExecutedSet(""), str)
     with pytest.raises(TypeError):

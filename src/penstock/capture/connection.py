@@ -152,8 +152,7 @@ class Connection:
     def executed(self) -> ExecutedSet:
         """Return the GTIDs that the server reports as executed; empty where it has no GTIDs."""
         variable = "gtid_binlog_pos" if self.identity().flavor == MARIADB else "gtid_executed"
-        row = self.query(f"SELECT @@global.{variable} AS executed")[0]
-        return ExecutedSet(str(row["executed"] or "").replace("\n", ""))
+        return ExecutedSet(self._gtid_variable(variable))
 
     def purged(self) -> LoggedSet:
         """Return the GTIDs that came before the server's oldest file and may be listed in none.
@@ -163,8 +162,15 @@ class Connection:
         """
         if self.identity().flavor == MARIADB:
             return NO_GTIDS
-        row = self.query("SELECT @@global.gtid_purged AS purged")[0]
-        return LoggedSet(str(row["purged"] or "").replace("\n", ""))
+        return LoggedSet(self._gtid_variable("gtid_purged"))
+
+    def _gtid_variable(self, name: str) -> str:
+        """Return a variable that is a GTID set, "" on a server that has none of the name."""
+        if not self.variables(name):
+            return ""
+        # SHOW VARIABLES cuts long values off.
+        row = self.query(f"SELECT @@global.{name} AS gtid_set")[0]
+        return str(row["gtid_set"] or "").replace("\n", "")
 
     def log_status(self) -> dict[str, Any]:
         """Return the row of SHOW BINARY LOG STATUS. Raises ServerUnsupported where the binlog is off."""

@@ -18,7 +18,7 @@ from penstock.capture.start import (
     begin_empty,
     server_behind,
 )
-from penstock.errors import PositionInvalid, PositionPurged
+from penstock.errors import PositionInvalid, PositionPurged, SourceMissing, StreamError
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.epochs import EpochRecord
@@ -113,7 +113,11 @@ class Resumption:
             return problem
         finally:
             places.close()
-        expected = file_fingerprint(self._log.head_bytes(position.epoch, position.file))
+        try:
+            expected = file_fingerprint(self._log.head_bytes(position.epoch, position.file))
+        except SourceMissing:
+            # A log in memory may have let all of the file go.
+            return None
         if found == expected:
             return None
         return file_replaced(str(self._connection.address), position, expected, found)
@@ -162,7 +166,8 @@ class Resumption:
         places = self._places(last.epoch)
         try:
             logged = places.gtid_set(last.position)
-        except (PositionPurged, PositionInvalid):
+        except (PositionPurged, PositionInvalid, StreamError) as problem:
+            _log.warning("an epoch's GTID set stays as it is", instance=self._instance, why=str(problem))
             return None
         finally:
             places.close()

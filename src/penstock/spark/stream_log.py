@@ -205,7 +205,11 @@ class StreamLog:
         if begin.fingerprint or begin.by_set or not begin.server_key:
             return begin
         if self._last_completed is None or self._last_completed[0] != begin:
-            self._last_completed = begin, self._completed(replace(begin, gtid_set=NO_GTIDS))
+            try:
+                self._last_completed = begin, self._completed(replace(begin, gtid_set=NO_GTIDS))
+            except PositionPurged:
+                # The ranges that begin there raise it.
+                return begin
         return self._last_completed[1]
 
     def _fingerprint(self, source: Source, offset: Offset) -> str:
