@@ -22,6 +22,7 @@
     │   ├── ServerBusy               the server refuses for now
     │   ├── DumpReplaced             another replica took our server id
     │   ├── ServerBehind             the server lacks transactions that the log has
+    │   ├── SchemaPending            a table's definition is still being read from its server
     │   ├── LogFull                  there is no room to keep more of the log
     │   ├── CoordinationLost         the place where leases and checkpoints are kept does not answer
     │   ├── VersionConflict          a record was changed by somebody else meanwhile
@@ -171,6 +172,10 @@ class ServerBehind(TransientError):
     ) -> None:
         super().__init__(message, position=position, hint=hint)
         self.missing = missing
+
+
+class SchemaPending(TransientError):
+    """A table's definition is still being read from its server."""
 
 
 class LogFull(TransientError):

@@ -71,6 +71,13 @@ RECONNECT_TRIES_MAX = 12
 FAIL_OVER_REMEMBERED_SECONDS = 3600.0
 FAIL_OVER_SECONDS_MAX = 600.0
 
+# A reader waits this long for a definition that is being read from its server, of which a daemon waits the
+# second for one answer; then it fails with an error that may be tried again.
+DEFINITION_PENDING_SECONDS_MAX = 10.0
+DEFINITION_WAIT_SECONDS = 5.0
+# A new log asks for its first bytes once the server's tables were read, or after this long.
+SURVEY_WAIT_SECONDS = 5.0
+
 # The server sends a heartbeat at this interval while idle; silence for three of them is a lost connection.
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS_MAX = 3 * HEARTBEAT_SECONDS

@@ -33,7 +33,7 @@ from penstock.errors import (
 )
 from penstock.gtid_sets import NO_GTIDS
 from penstock.logstore.log import Log
-from penstock.model import Position, ServerAddress
+from penstock.model import Position, ServerAddress, StatementSession
 from penstock.settings import Settings
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
@@ -264,11 +264,14 @@ class Statements:
         self.most = most
         self.taken: list[Position] = []
 
-    def apply(self, text: str, database: str, position: Position) -> object:
+    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> object:
         if len(self.taken) == self.most:
             raise SchemaUnknown("the definition is not known", position=str(position))
         self.taken.append(position)
         return None
+
+    def received(self, position: Position) -> None:
+        """Nobody waits for it."""
 
     def close(self) -> None:
         """Nothing is held."""

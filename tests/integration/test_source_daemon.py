@@ -224,6 +224,24 @@ def test_definitions_are_asked_of_the_daemon(served: Served) -> None:
     assert [column["name"] for column in json.loads(done.stdout)["columns"]] == ["id", "note"]
 
 
+@on_one
+def test_definition_given_by_hand_counts_from_its_position(served: Served, tmp_path: Path) -> None:
+    source, ghost = opened(served.url), TableName("shop", "ghost")
+    second = source.extents()[1].position
+    ddl = tmp_path / "ghost.sql"
+    ddl.write_text("CREATE TABLE ghost (a INT UNSIGNED, b CHAR(3) CHARACTER SET latin1)")
+    words = ("schema", "set", "shop.ghost", "--url", served.url, "--ddl", str(ddl), "--at")
+    done = penstock(*words, str(second))
+    assert done.returncode == 0, done.stderr
+    given = source.schema_history(source.head(), ghost).schema("shop", "ghost")
+    assert given is not None
+    assert [column.type_text for column in given.columns] == ["int unsigned", "char(3)"]
+    assert source.schema_history(source.earliest(), ghost).schema("shop", "ghost") is None
+    late = penstock(*words, f"{second.file}:99999999")
+    assert late.returncode != 0
+    assert "has not reached that position" in late.stderr
+
+
 # --- Refusals -------------------------------------------------------------------------------
 
 

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The definitions kept with a log: any position is answered, whatever was lost, and they stay bounded."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import RereadTable, SchemaHistory
+from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaInvalid, SchemaUnknown
 from penstock.logstore import schemas
-from penstock.logstore.schemas import SchemaLog
+from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, refusal_line
 from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
 from tests.nonempty import each
@@ -25,8 +26,8 @@ def at(offset: int, file: int = 1, epoch: int = 0) -> Position:
     return Position(epoch, f"mysql-bin.{file:06d}", offset)
 
 
-def empty(reread: RereadTable | None = None) -> SchemaHistory:
-    return SchemaHistory(ServerDefaults(ServerSpelling(), "utf8mb4", {"shop": "utf8mb4"}, False), reread)
+def empty() -> SchemaHistory:
+    return SchemaHistory(ServerDefaults(ServerSpelling(), "utf8mb4", {"shop": "utf8mb4"}, False))
 
 
 def opened(folder: Path) -> SchemaLog[SchemaHistory]:
@@ -209,37 +210,129 @@ def test_a_seed_in_the_middle_takes_the_place_of_what_was_known_later(
     assert moved.position == at(250)
 
 
-def test_the_server_is_asked_about_what_a_statement_does_not_say(tmp_path: Path) -> None:
-    told = TableDefinition(
-        TableSchema("shop", "orders", (Column("id", "int"), Column("x", "json"))), "utf8mb4"
-    )
-    asked = []
-
-    def reread(name: TableName) -> TableDefinition | None:
-        asked.append(name)
-        return told if name == ORDERS else None
-
-    log = SchemaLog(tmp_path, lambda value: SchemaHistory.from_json(value, reread))
-    log.seed(empty(reread), at(4))
-    log.apply(CREATE, "shop", at(100))
-    # No column of this name is known, so what the server has is another table than the one at hand.
-    log.apply("ALTER TABLE orders DROP COLUMN unheard_of", "shop", at(200))
-    assert asked == [ORDERS]
-    # Whoever reads later cannot ask, and need not.
-    assert columns(opened(tmp_path), at(200)) == ["id", "x"]
-    assert columns(opened(tmp_path), at(199)) == ["id", "note"]
+DOUBTED = "ALTER TABLE orders DROP COLUMN unheard_of"
+TOLD = TableDefinition(TableSchema("shop", "orders", (Column("id", "int"), Column("x", "json"))), "utf8mb4")
 
 
-def test_what_nobody_can_tell_stays_in_doubt_by_name(tmp_path: Path) -> None:
-    log = SchemaLog(tmp_path, lambda value: SchemaHistory.from_json(value, lambda name: None))
+def doubted(folder: Path) -> SchemaLog[SchemaHistory]:
+    """A log whose table is in doubt from 200 on, and was altered at 300 and 400."""
+    log = opened(folder)
     log.seed(empty(), at(4))
     log.apply(CREATE, "shop", at(100))
-    log.apply("ALTER TABLE orders DROP COLUMN unheard_of", "shop", at(200))
-    history = opened(tmp_path).at(at(250))
+    log.apply(DOUBTED, "shop", at(200))
+    log.apply("ALTER TABLE orders ADD y INT", "shop", at(300))
+    log.apply("ALTER TABLE orders ADD z INT", "shop", at(400))
+    return log
+
+
+@pytest.mark.parametrize("lines_bytes_max", [schemas.LINES_BYTES_MAX, 1])
+def test_definition_read_later_counts_from_its_position_on(
+    tmp_path: Path, lines_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "LINES_BYTES_MAX", lines_bytes_max)
+    log = doubted(tmp_path)
+    for offset in (200, 300, 400):
+        assert opened(tmp_path).at(at(offset)).needs_reread(ORDERS)
+    log.settle(at(200), [definition_line(TOLD.to_json())])
+    log.apply("ALTER TABLE orders ADD last INT", "shop", at(500))
+    for reader in (log, opened(tmp_path)):
+        assert columns(reader, at(199)) == ["id", "note"]
+        assert columns(reader, at(200)) == ["id", "x"]
+        assert columns(reader, at(300)) == ["id", "x", "y"]
+        assert columns(reader, at(450)) == ["id", "x", "y", "z"]
+        assert columns(reader, None) == ["id", "x", "y", "z", "last"]
+        assert not reader.at(None).doubts()
+
+
+def test_definition_read_later_does_not_reach_over_a_gap(tmp_path: Path) -> None:
+    log = doubted(tmp_path)
+    log.seed(log.at(None), at(1000, file=2))
+    log.settle(at(200), [definition_line(TOLD.to_json())])
+    assert columns(log, at(400)) == ["id", "x", "y", "z"]
+    assert opened(tmp_path).at(at(1000, file=2)).needs_reread(ORDERS)
+
+
+def test_refusal_is_kept_until_a_statement_makes_the_table_again(tmp_path: Path) -> None:
+    log = doubted(tmp_path)
+    log.settle(at(400), [refusal_line(ORDERS, "nobody knows")])
+    history = opened(tmp_path).at(at(400))
+    doubt = history.doubt(ORDERS)
+    assert doubt is not None
+    assert (doubt.refusal, doubt.reason) == ("nobody knows", "ALTER TABLE orders ADD z INT")
+    assert SchemaHistory.from_json(history.in_force()).doubt(ORDERS) == doubt
+    log.apply("DROP TABLE orders", "shop", at(500))
+    log.apply(CREATE, "shop", at(600))
+    assert columns(opened(tmp_path), None) == ["id", "note"]
+    assert not opened(tmp_path).at(None).doubts()
+
+
+def test_statements_are_told_where_all_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 1)
+    log = doubted(tmp_path)
+
+    def places(since: int, until: int) -> list[int] | None:
+        statements = log.statements(at(since), at(until))
+        return None if statements is None else [position.offset for position, _ in statements]
+
+    assert places(100, 400) == [200, 300, 400]
+    assert places(250, 399) == [300]
+    assert places(400, 9999) == []
+    monkeypatch.setattr(schemas, "STATEMENT_BYTES_MAX", 10)
+    log.apply("ALTER TABLE orders ADD too_long INT", "shop", at(500))
+    assert places(100, 499) == [200, 300, 400]
+    assert places(100, 500) is None
+    assert places(0, 400) is None
+
+
+def test_tables_of_a_new_log_are_in_doubt_until_they_were_read(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    defaults = ServerDefaults(ServerSpelling(), "utf8mb4", {"shop": "utf8mb4"}, False)
+    log.seed(SchemaHistory.awaiting_survey(defaults, at(4)), at(4))
+    log.apply("CREATE TABLE young (a INT)", "shop", at(100))
+    log.apply("ALTER TABLE orders ADD y INT", "shop", at(200))
+    history = opened(tmp_path).at(at(150))
     assert history.needs_reread(ORDERS)
-    with pytest.raises(SchemaUnknown, match=r"shop\.orders"):
-        history.definition_for("shop", "orders", at(250))
-    assert not opened(tmp_path).at(at(199)).needs_reread(ORDERS)
+    assert SchemaHistory.from_json(history.in_force(name=ORDERS)).needs_reread(ORDERS)
+    assert not history.needs_reread(TableName("shop", "young"))
+    log.settle(at(4), [definition_line(TOLD.to_json()), SURVEYED])
+    assert columns(opened(tmp_path), at(150)) == ["id", "x"]
+    assert columns(opened(tmp_path), at(200)) == ["id", "x", "y"]
+    assert not opened(tmp_path).at(at(150)).needs_reread(TableName("shop", "unheard_of"))
+
+
+def test_definition_of_before_the_first_position_is_refused(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.seed(empty(), at(100))
+    with pytest.raises(SchemaUnknown, match="as early as that"):
+        log.settle(at(99), [definition_line(TOLD.to_json())])
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_power_failure_while_definitions_are_settled_leaves_doubt_or_truth(
+    loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 1)
+    truth = {199: ["id", "note"], 200: ["id", "x"], 300: ["id", "x", "y"], 400: ["id", "x", "y", "z"]}
+    stopped = 0
+    for steps in itertools.count():
+        disk = SimulatedDisk(stop_at=steps)
+        try:
+            disk.make_folder(FOLDER)
+            log = SchemaLog(FOLDER, SchemaHistory.from_json, disk)
+            log.seed(empty(), at(4))
+            for offset, text in [(100, CREATE), (200, DOUBTED), (300, "ALTER TABLE orders ADD y INT")]:
+                log.apply(text, "shop", at(offset))
+            log.apply("ALTER TABLE orders ADD z INT", "shop", at(400))
+            log.settle(at(200), [definition_line(TOLD.to_json())])
+            break
+        except PowerLost:
+            stopped += 1
+            kept = SchemaLog(FOLDER, SchemaHistory.from_json, disk.after_power_failure(loss, seed=steps))
+        newest = kept.position
+        for offset, expected in truth.items():
+            if newest is not None and newest >= at(offset) and not kept.at(at(offset)).needs_reread(ORDERS):
+                assert columns(kept, at(offset)) == expected, f"stopped at step {steps}"
+    assert stopped > 10
 
 
 def test_session_of_a_statement_is_kept_with_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.capture.table_definition import TableDefinition
-from penstock.errors import EventMalformed, PenstockError, PositionPurged, SchemaInvalid, SchemaUnknown
+from penstock.errors import SchemaInvalid, SchemaUnknown
 from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 
 DEFAULTS = ServerDefaults(ServerSpelling(version=(9, 7, 4)), "utf8mb4", {"legacy": "latin1"}, False)
@@ -183,18 +183,6 @@ def test_doubt_is_settled_by_reading_the_table_again() -> None:
     assert len(history.definition_for("shop", "t", at(400)).columns) == 2
     assert asked == ["shop.t"]
     assert columns(history, "t", at(150)) == ["a int"]
-
-
-@pytest.mark.parametrize("kind", [PositionPurged, EventMalformed])
-def test_what_the_server_can_no_longer_tell_stays_in_doubt(kind: type[PenstockError]) -> None:
-    def reread(name: TableName) -> TableDefinition:
-        raise kind("the log is gone")
-
-    history = SchemaHistory(DEFAULTS, reread)
-    history.apply("CREATE TABLE t (a INT)", "shop", at(100))
-    history.apply("ALTER TABLE t ADD COLUMN b MONEY", "shop", at(200))
-    assert history.settle(at(200)) == []
-    assert history.needs_reread(TableName("shop", "t"))
 
 
 def test_doubt_moves_with_a_renamed_table_and_ends_with_a_dropped_one() -> None:

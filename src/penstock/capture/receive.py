@@ -33,6 +33,9 @@ class Schemas(Protocol):
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> object:
         """Take a statement into account; `position` is where its event ends."""
 
+    def received(self, position: Position) -> None:
+        """Note up to where the log was received, and its statements applied."""
+
     def close(self) -> None:
         """Let go of what is held open."""
 
@@ -171,6 +174,7 @@ class Receiver:
             begin_file()
         else:
             self._begin_file = begin_file
+        self._note_received(cutter.file, cutter.offset)
 
     def _check_file(self, cutter: BlockCutter) -> None:
         """Raise ConnectionLost where the log has another file of this name: another server answers now."""
@@ -189,6 +193,10 @@ class Receiver:
         self._begin_epoch = None
         if self._begin_file is not None:
             self._begin_file()
+
+    def _note_received(self, file: str, offset: int) -> None:
+        if self._schemas is not None:
+            self._schemas.received(Position(self._epoch, file, offset))
 
     def _store(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
         """Hand over what was gathered, make it durable where that is asked for, and tell the readers."""
@@ -212,7 +220,7 @@ class Receiver:
             return
         self._begin_with_first_byte()
         self._news = True
-        start, end = cutter.data_start, cutter.data_end
+        file, start, end = cutter.data_file, cutter.data_start, cutter.data_end
         boundary = cutter.boundary
         progress = self._progress
         if self._schemas is not None:
@@ -237,6 +245,7 @@ class Receiver:
                 if self._stopping.wait(_HOLD_SECONDS):
                     raise
         self._go_on()
+        self._note_received(file, end)
         clock = time.monotonic()
         transactions, changes = cutter.transactions, cutter.changes
         progress.bytes_rate.add(end - start, clock)

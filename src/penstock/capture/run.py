@@ -158,6 +158,7 @@ class Capture:
             note=self._note,
             error=self._failure,
             missing_gtids=self._missing_gtids,
+            tables_in_doubt=log.settler.listed() if log is not None and log.settler is not None else [],
             tables=list(self._settings.tables),
             exclude_tables=list(self._settings.exclude_tables),
         )

@@ -10,12 +10,10 @@ schema is known, read, or missing by name, and never assumed.
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Union
-
-import structlog
 
 from penstock.capture.connection import Connection
 from penstock.capture.ddl.effects import (
@@ -33,7 +31,7 @@ from penstock.capture.ddl.statement import effects_of, effects_of_tokens
 from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, Token, tokens_of
 from penstock.capture.schema_reader import ServerDefaults, read_defaults, read_tables
 from penstock.capture.table_definition import Contradiction, TableDefinition, altered, created
-from penstock.errors import PositionPurged, SchemaInvalid, SchemaUnknown, StreamError, TransientError
+from penstock.errors import SchemaInvalid, SchemaUnknown
 from penstock.model import Position, StatementSession, TableName, TablePatterns, TableSchema
 
 if TYPE_CHECKING:
@@ -41,18 +39,34 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
-_log = structlog.get_logger(__name__)
-
 # How much of a statement is kept as the reason of a doubt.
 _REASON_CHARACTERS_MAX = 200
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why a table's definition is in doubt, and since where; None is since before the history."""
+    """Why a table's definition is in doubt, and since where; None is since before the history.
+
+    `refusal` is why nobody can tell the definition; None while it can still be read from a server.
+    """
 
     since: Position | None
     reason: str
+    refusal: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "since": str(self.since) if self.since else None,
+            "reason": self.reason,
+            "refusal": self.refusal,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read what `to_json` wrote. Raises KeyError, TypeError, PositionInvalid."""
+        since = Position.parse(value["since"]) if value["since"] else None
+        return cls(since, value["reason"], value["refusal"])
 
 
 # A definition and the position from which it holds; None is from the beginning. No definition: dropped.
@@ -74,6 +88,8 @@ class SchemaHistory:
         self._reread = reread
         self._entries: dict[TableName, list[_Entry]] = {}
         self._doubts: dict[TableName, Doubt] = {}
+        # Set from a new log's first position until the server's tables there were read.
+        self._unsurveyed: Doubt | None = None
 
     @cached_property
     def _defaults(self) -> ServerDefaults:
@@ -120,10 +136,7 @@ class SchemaHistory:
         `database` is for CREATE TABLE statements without one, before any USE. Raises SchemaInvalid.
         """
         path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise SchemaInvalid(f"schema file {path} cannot be read: {problem}") from problem
+        text = _text_of(path)
         if path.suffix == ".sql":
             history = cls(None, reread)
             history._seed_from_sql(text, str(path), database)
@@ -171,6 +184,30 @@ class SchemaHistory:
         if self._doubts:
             raise SchemaInvalid(f"{words}: the statements about {min(self._doubts)} contradict each other")
 
+    @classmethod
+    def awaiting_survey(cls, defaults: ServerDefaults, position: Position) -> Self:
+        """Return a history whose tables are yet to be read from the server, as of a position."""
+        history = cls(defaults)
+        history._unsurveyed = Doubt(position, "the tables of the server are being read")
+        return history
+
+    def define(self, name: TableName, path: Path) -> TableDefinition:
+        """Return what a schema file says of one table, read as this history's server spells statements.
+
+        Raises SchemaInvalid where the file cannot be read or does not define the table.
+        """
+        history = SchemaHistory(self._defaults)
+        if path.suffix == ".sql":
+            history._seed_from_sql(_text_of(path), str(path), name.database)
+        else:
+            history = SchemaHistory.from_file(path)
+        definition = history._newest(history._key(name))
+        if definition is None:
+            raise SchemaInvalid(
+                f"schema file {path} does not define {name}", hint="Give its CREATE TABLE, or its JSON form"
+            )
+        return definition
+
     # --- Looking up ----------------------------------------------------------------------------
 
     def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
@@ -182,7 +219,17 @@ class SchemaHistory:
 
     def needs_reread(self, name: TableName) -> bool:
         """Tell whether the newest definition is in doubt."""
-        return self._key(name) in self._doubts
+        return self.doubt(name) is not None
+
+    def doubt(self, name: TableName) -> Doubt | None:
+        """Return why a table's newest definition is in doubt, None where it is not."""
+        key = self._key(name)
+        return self._doubts.get(key) or (self._unsurveyed if key not in self._entries else None)
+
+    @property
+    def unsurveyed(self) -> Doubt | None:
+        """Since where tables that no statement names are unknown; None where all were read."""
+        return self._unsurveyed
 
     def doubts(self) -> dict[TableName, Doubt]:
         """Return every table whose newest definition is in doubt."""
@@ -219,9 +266,14 @@ class SchemaHistory:
         return found
 
     @property
+    def spelling(self) -> ServerSpelling:
+        """How the server of the definitions spells its statements."""
+        return self._defaults.spelling
+
+    @property
     def mariadb(self) -> bool:
         """Whether the definitions are spelled as MariaDB does."""
-        return self._defaults.spelling.mariadb
+        return self.spelling.mariadb
 
     def names(self) -> list[TableName]:
         """Return every table that has a definition now, or is in doubt."""
@@ -235,29 +287,25 @@ class SchemaHistory:
         """Tell whether a logged statement can change a definition."""
         return bool(effects_of(text, database, self._defaults.spelling))
 
-    def settle(self, position: Position) -> list[dict[str, Any]]:
-        """Ask the server about each table in doubt, as of a position; return what it told, as JSON.
-
-        What it cannot tell, or cannot be asked now, stays in doubt: its log may be purged or unreadable where
-        the question needs it.
-        """
-        told = []
-        for name in sorted(self._doubts) if self._reread is not None else ():
-            try:
-                self.reread(name, position)
-            except (StreamError, TransientError, PositionPurged) as problem:
-                _log.warning("a table's definition is in doubt", table=str(name), why=str(problem))
-                continue
-            newest = self._newest(name)
-            assert newest is not None, "a definition was just recorded"
-            told.append(newest.to_json())
-        return told
-
     def take(self, definition: dict[str, Any], position: Position) -> None:
-        """Take a definition that `settle` returned, from a position on. Raises SchemaInvalid."""
+        """Take a definition that was read elsewhere, from a position on. Raises SchemaInvalid."""
         told = TableDefinition.from_json(definition)
         self._doubts.pop(self._key(told.schema.name), None)
         self._record(told.schema.name, told, position)
+
+    def refuse(self, name: TableName, why: str) -> None:
+        """Note that nobody can tell the definition of a table in doubt."""
+        key = self._key(name)
+        doubt = self._doubts.get(key) or self._unsurveyed or Doubt(None, "")
+        self._doubts[key] = replace(doubt, refusal=why)
+
+    def suspect(self, name: TableName, position: Position, reason: str) -> None:
+        """Put a table in doubt from a position on."""
+        self._doubts[self._key(name)] = Doubt(position, reason)
+
+    def survey(self) -> None:
+        """Note that every table of the server was taken or refused."""
+        self._unsurveyed = None
 
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
@@ -322,11 +370,11 @@ class SchemaHistory:
         doubt: Doubt,
         define: Callable[[], TableDefinition],
     ) -> set[TableName]:
-        if keep and self.schema(name.database, name.table) is not None:
+        if keep and (self.schema(name.database, name.table) is not None or self._key(name) in self._doubts):
             return set()
         seen = self._key(name) in self._entries
         moved = self._define(name, doubt, define)
-        if keep and not seen and self._reread is not None:
+        if keep and not seen and (self._reread is not None or self._unsurveyed is not None):
             # A table never seen may have been there all along, with another definition.
             self._doubts[self._key(name)] = doubt
         return moved
@@ -421,11 +469,12 @@ class SchemaHistory:
             "charset": defaults.charset,
             "folds_names": defaults.folds_names,
             "databases": self._database_charsets,
+            **({"unsurveyed": self._unsurveyed.to_json()} if self._unsurveyed else {}),
             "tables": [
                 {
                     "name": str(key),
                     "in_doubt": key in self._doubts,
-                    **_doubt_json(self._doubts.get(key)),
+                    **({"doubt": self._doubts[key].to_json()} if key in self._doubts else {}),
                     "definitions": [
                         [str(since) if since else None, definition.to_json() if definition else None]
                         for since, definition in self._entries.get(key, [])
@@ -476,7 +525,11 @@ class SchemaHistory:
                     for since, definition in table["definitions"]
                 ]
                 if table["in_doubt"]:
-                    history._doubts[key] = _doubt_of(table)
+                    # Version 0.1 kept no reason.
+                    doubt = table.get("doubt")
+                    history._doubts[key] = Doubt.from_json(doubt) if doubt else Doubt(None, "")
+            if "unsurveyed" in value:
+                history._unsurveyed = Doubt.from_json(value["unsurveyed"])
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise SchemaInvalid(f"this is no schema history: {problem!r}") from problem
         return history
@@ -497,16 +550,11 @@ class SchemaHistory:
         return cls.from_file(path, reread=reread)
 
 
-def _doubt_json(doubt: Doubt | None) -> dict[str, Any]:
-    if doubt is None:
-        return {}
-    return {"doubt": {"since": str(doubt.since) if doubt.since else None, "reason": doubt.reason}}
-
-
-def _doubt_of(table: dict[str, Any]) -> Doubt:
-    """Read why a table is in doubt; version 0.1 kept no reason."""
-    value = table.get("doubt", {"since": None, "reason": ""})
-    return Doubt(Position.parse(value["since"]) if value["since"] else None, value["reason"])
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise SchemaInvalid(f"schema file {path} cannot be read: {problem}") from problem
 
 
 def _statements(tokens: list[Token]) -> Iterable[list[Token]]:

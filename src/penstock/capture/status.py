@@ -49,6 +49,8 @@ class CaptureStatus:
     `lag_bytes` is None where it was not asked yet. `note` says what a reader of the log must know about it.
     `missing_gtids` are transactions of the log that the server last asked lacks: it may be a replica that is
     behind, or they are lost.
+    `tables_in_doubt` (the first 100 are listed) wait for their definition or stop their readers: each comes
+    with reason, since where, state and the command that helps.
     """
 
     instance: str
@@ -74,6 +76,7 @@ class CaptureStatus:
     note: str | None
     error: Failure | None
     missing_gtids: str | None = None
+    tables_in_doubt: list[dict[str, Any]] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)
     exclude_tables: list[str] = field(default_factory=list)
 

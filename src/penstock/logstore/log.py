@@ -34,6 +34,7 @@ from penstock.logstore.position_file import CapturePosition
 from penstock.logstore.reader import LogReader
 from penstock.logstore.records import OPEN, SegmentRecord
 from penstock.logstore.recovery import recover
+from penstock.logstore.schemas import Settler
 from penstock.logstore.segment import SegmentReader, index_header
 from penstock.logstore.tail import OpenFile, Tail, until
 from penstock.logstore.tier import Tier
@@ -70,6 +71,8 @@ class Log(LogReader):
             )
         if settings.tier is not None:
             self.tier = Tier(settings.tier, disk, self.layout, writes=True)
+        # Set by the capture that follows the log's definitions.
+        self.settler: Settler | None = None
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes, MemoryMode.MIXED)
         disk.make_folder(folder)

@@ -4,10 +4,13 @@
     <folder>/schemas/<commit version>.schemas     one generation: a snapshot, then what moved it on
 
 A generation is lines of text, each with its CRC32: the definitions in force at a position, then the
-statements after it and the definitions that a server told where a statement said too little, each with its
-own position. So any position is answered by one snapshot and the lines up to it; a line torn off by a crash
-is not there, and the statement comes again with the events. A new generation begins at a seed and where the
-lines outgrow their snapshot; the old ones go when the log no longer reaches back to them.
+statements after it and the definitions that were read elsewhere where a statement said too little, each with
+its own position. So any position is answered by one snapshot and the lines up to it; a line torn off by a
+crash is not there, and the statement comes again with the events. A new generation begins at a seed and where
+the lines outgrow their snapshot; the old ones go when the log no longer reaches back to them.
+
+Definitions that are read elsewhere arrive late: `settle` puts them at the position they hold from, and makes
+the snapshots after it again. A crash in between leaves tables in doubt, and never a wrong definition.
 
 What a statement means is told by the history that the caller reads snapshots into (`Definitions`).
 """
@@ -16,7 +19,7 @@ import json
 import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -49,26 +52,56 @@ class Definitions(Protocol):
     ) -> set[TableName]:
         """Take a statement into account; return the tables it moved or put in doubt."""
 
-    def settle(self, position: Position) -> list[dict[str, Any]]:
-        """Ask the server about tables in doubt; return what it told, each as JSON."""
-
     def take(self, definition: dict[str, Any], position: Position) -> None:
-        """Take a definition that `settle` returned, from a position on."""
+        """Take a definition that was read elsewhere, from a position on."""
+
+    def refuse(self, name: TableName, why: str) -> None:
+        """Note that nobody can tell the definition of a table in doubt."""
+
+    def suspect(self, name: TableName, position: Position, reason: str) -> None:
+        """Put a table in doubt from a position on."""
+
+    def survey(self) -> None:
+        """Note that every table of the server was taken or refused."""
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
         """Return the definitions in force at a position as JSON, by default the newest."""
 
 
+class Settler(Protocol):
+    """Who reads the definitions in doubt of a log that is being captured."""
+
+    def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
+        """Wait until a table's doubt was settled or refused, or the time is up."""
+
+    def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
+        """Keep a definition that an operator gives, from a position on.
+
+        Raises SchemaUnknown, SchemaInvalid, ServerBusy.
+        """
+
+    def retire(self) -> None:
+        """Let another settler take over."""
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the tables in doubt as the status shows them."""
+
+
 _Kept = TypeVar("_Kept", bound=Definitions)
+_Answer = TypeVar("_Answer")
 
 
 @dataclass
 class _Generation:
-    """One file: the position its snapshot is of, the snapshot, and the lines after it that are whole."""
+    """One file: the position its snapshot is of, the snapshot, and the lines after it that are whole.
+
+    Where it `continues` the generation before, its snapshot is what that one's lines make.
+    """
 
     path: Path
     position: Position
     snapshot: dict[str, Any]
+    continues: bool
     lines: list[tuple[Position, dict[str, Any]]]
     sound_bytes: int
     snapshot_bytes: int
@@ -77,6 +110,11 @@ class _Generation:
         if position is None:
             return self.lines
         return self.lines[: bisect_right(self.lines, position, key=lambda line: line[0])]
+
+    def content(self) -> bytes:
+        """Return the file's bytes."""
+        lines = [{"position": str(position), **line} for position, line in self.lines]
+        return b"".join(map(_line, [_first(self.position, self.snapshot, self.continues), *lines]))
 
 
 class SchemaLog(Generic[_Kept]):
@@ -139,13 +177,38 @@ class SchemaLog(Generic[_Kept]):
                 position=str(position) if position else None,
                 hint="Give the tables' definitions: schemas",
             )
+        return self._replay(generation, position)
+
+    def _replay(self, generation: _Generation, position: Position | None) -> _Kept:
         history = self._read(generation.snapshot)
         for place, line in generation.upto(position):
-            if "text" in line:
-                history.apply(line["text"], line["database"], place, StatementSession.from_json(line))
-            else:
-                history.take(line["definition"], place)
+            _follow(history, place, line)
         return history
+
+    def statements(self, since: Position, until: Position) -> list[tuple[Position, dict[str, Any]]] | None:
+        """Return the statements that end in (since, until], each with its database and session.
+
+        None where not all are kept: the log has a gap there, or a statement was too long.
+        """
+        with self._lock:
+            names, statements = self._names(), []
+            first = self._generation(since)
+            if first is None or since < first.position:
+                return None
+            for version in names[names.index(first.position.commit_version) :]:
+                generation = self._load(version)
+                if generation.position > until:
+                    break
+                if generation.position > since and not generation.continues:
+                    return None
+                statements += [line for line in generation.lines if since < line[0] <= until]
+            return [(position, line) for position, line in statements if "text" in line]
+
+    def with_newest(self, use: Callable[[_Kept], _Answer]) -> _Answer:
+        """Return what a function makes of the newest definitions; it must neither keep nor change them."""
+        with self._lock:
+            self._newest = self._newest or self._at(None)
+            return use(self._newest)
 
     # --- Writing ------------------------------------------------------------------------------
 
@@ -155,13 +218,46 @@ class SchemaLog(Generic[_Kept]):
             self._cut(position)
             self._begin(history.in_force(position), position)
 
+    def settle(self, position: Position, lines: Sequence[dict[str, Any]]) -> None:
+        """Put what was read elsewhere at the position it holds from, durably.
+
+        Lines are `definition_line`, `refusal_line` and SURVEYED. Raises SchemaUnknown for a position before
+        the first that is kept.
+        """
+        with self._lock:
+            generation = self._generation(position)
+            if generation is None or position < generation.position:
+                raise SchemaUnknown(
+                    f"{self.folder} keeps no definitions as early as that",
+                    position=str(position),
+                    hint=f"The first position is {generation.position}" if generation else None,
+                )
+            self._close()
+            self._newest = None
+            names = self._names()
+            at = len(generation.upto(position))
+            if generation.path == self._path(names[-1]) and at == len(generation.lines):
+                written = b"".join(_line({"position": str(position), **line}) for line in lines)
+                self._append(generation, written)
+                self._loaded = None
+                return
+            generation.lines[at:at] = [(position, dict(line)) for line in lines]
+            self._rewrite(generation)
+            for version in names[names.index(generation.position.commit_version) + 1 :]:
+                later = self._load(version)
+                if not later.continues:
+                    break
+                later.snapshot = self._replay(generation, None).in_force(later.position)
+                self._rewrite(later)
+                generation = later
+
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
         """Take a statement that ends at a position into account, durably; return the tables it moved.
 
-        A statement at or before the newest position is known already. The server is asked about tables in
-        doubt, where the history can ask one. Raises SchemaUnknown before the first seed.
+        A statement at or before the newest position is known already. Raises SchemaUnknown before the first
+        seed.
         """
         with self._lock:
             newest = self._generation(None)
@@ -174,9 +270,8 @@ class SchemaLog(Generic[_Kept]):
             if history.defines(text, database):
                 session = session or StatementSession()
                 moved = history.apply(text, database, position, session)
-                lines: list[dict[str, Any]] = [{"database": database, "text": text, **session.to_json()}]
-                lines += [{"definition": told} for told in history.settle(position)]
-                self._keep(newest, history, lines, position)
+                line = {"database": database, "text": text, **session.to_json()}
+                self._keep(newest, history, line, position)
             self._newest = history
             return moved
 
@@ -223,30 +318,32 @@ class SchemaLog(Generic[_Kept]):
             self._loaded = size, _parse(path, self._disk.read(path))
         return self._loaded[1]
 
-    def _begin(self, snapshot: dict[str, Any], position: Position) -> None:
+    def _begin(self, snapshot: dict[str, Any], position: Position, *, continues: bool = False) -> None:
         self._close()
         self._disk.make_folder(self.folder)
-        value = {"format": FORMAT, "position": str(position), "history": snapshot}
-        self._disk.write_atomic(self._path(position.commit_version), _line(value))
+        first = _line(_first(position, snapshot, continues))
+        self._disk.write_atomic(self._path(position.commit_version), first)
         self._newest, self._loaded = None, None
         earliest = self._earliest()
         if earliest is not None:
             self._trim(earliest)
 
-    def _keep(
-        self, newest: _Generation, history: _Kept, lines: list[dict[str, Any]], position: Position
-    ) -> None:
-        """Add lines of one position to the newest generation, or begin one."""
-        written = [_line({"position": str(position), **line}) for line in lines]
-        lines_bytes = newest.sound_bytes - newest.snapshot_bytes + sum(map(len, written))
-        bound = max(LINES_BYTES_MAX, newest.snapshot_bytes)
-        if lines_bytes > bound or len(written[0]) > STATEMENT_BYTES_MAX:
+    def _keep(self, newest: _Generation, history: _Kept, line: dict[str, Any], position: Position) -> None:
+        """Add a line to the newest generation, and begin one where the lines outgrow it."""
+        written = _line({"position": str(position), **line})
+        if len(written) > STATEMENT_BYTES_MAX:
             self._begin(history.in_force(position), position)
             return
-        self._append(newest, b"".join(written))
-        newest.lines.extend((position, line) for line in lines)
-        newest.sound_bytes += sum(map(len, written))
+        self._append(newest, written)
+        newest.lines.append((position, line))
+        newest.sound_bytes += len(written)
         self._loaded = newest.sound_bytes, newest
+        if newest.sound_bytes - newest.snapshot_bytes > max(LINES_BYTES_MAX, newest.snapshot_bytes):
+            self._begin(history.in_force(position), position, continues=True)
+
+    def _rewrite(self, generation: _Generation) -> None:
+        self._disk.write_atomic(generation.path, generation.content())
+        self._loaded = None
 
     def _append(self, generation: _Generation, written: bytes) -> None:
         file = self._file = self._file or self._disk.append_open(generation.path)
@@ -265,13 +362,8 @@ class SchemaLog(Generic[_Kept]):
             if generation.position <= position:
                 kept = generation.upto(position)
                 if len(kept) < len(generation.lines):
-                    lines = [{"position": str(place), **line} for place, line in kept]
-                    first = {
-                        "format": FORMAT,
-                        "position": str(generation.position),
-                        "history": generation.snapshot,
-                    }
-                    self._disk.write_atomic(generation.path, b"".join(map(_line, [first, *lines])))
+                    generation.lines = kept
+                    self._rewrite(generation)
                 break
             self._disk.remove(generation.path)
             removed = True
@@ -294,6 +386,43 @@ class SchemaLog(Generic[_Kept]):
             file.close()
 
 
+SURVEYED: dict[str, Any] = {"surveyed": True}
+
+
+def definition_line(definition: dict[str, Any]) -> dict[str, Any]:
+    """Return the line of a definition, as JSON of the history."""
+    return {"definition": definition}
+
+
+def doubt_line(name: TableName, reason: str) -> dict[str, Any]:
+    """Return the line that puts a table in doubt."""
+    return {"doubt": reason, "table": str(name)}
+
+
+def refusal_line(name: TableName, why: str) -> dict[str, Any]:
+    """Return the line of a table whose definition nobody can tell."""
+    return {"refusal": why, "table": str(name)}
+
+
+def _follow(history: Definitions, position: Position, line: dict[str, Any]) -> None:
+    """Take one line into account."""
+    if "text" in line:
+        history.apply(line["text"], line["database"], position, StatementSession.from_json(line))
+    elif "definition" in line:
+        history.take(line["definition"], position)
+    elif "doubt" in line:
+        history.suspect(TableName.parse(line["table"]), position, line["doubt"])
+    elif "refusal" in line:
+        history.refuse(TableName.parse(line["table"]), line["refusal"])
+    else:
+        history.survey()
+
+
+def _first(position: Position, snapshot: dict[str, Any], continues: bool) -> dict[str, Any]:
+    first = {"format": FORMAT, "position": str(position), "history": snapshot}
+    return {**first, "continues": True} if continues else first
+
+
 def _line(value: dict[str, Any]) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     return b"%08x %b\n" % (zlib.crc32(text), text)
@@ -311,7 +440,13 @@ def _parse(path: Path, content: bytes) -> _Generation:
             )
         moved = [(Position.parse(line.pop("position")), line) for line, _ in lines[1:]]
         return _Generation(
-            path, Position.parse(first["position"]), first["history"], moved, lines[-1][1], snapshot_bytes
+            path,
+            Position.parse(first["position"]),
+            first["history"],
+            first.get("continues", False),
+            moved,
+            lines[-1][1],
+            snapshot_bytes,
         )
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, PenstockError) as problem:
         if isinstance(problem, SchemaInvalid):

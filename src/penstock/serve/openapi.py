@@ -25,6 +25,7 @@ _QUERY = {
     "start": ("integer", "The first byte, an offset of the file"),
     "stop": ("integer", "The byte behind the last one"),
     "table": ("string", "One table: shop.orders"),
+    "again": ("integer", "1 to have a table that is not in doubt read from the server again"),
     "reader": ("string", "Who holds the log"),
     "seconds": ("integer", "How long the hold lasts"),
 }
@@ -45,7 +46,14 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", f"{_INSTANCE}/gtid_set", "Every GTID before a position", "position!", _JSON),
     ("get", f"{_INSTANCE}/head_bytes", "A file's magic and format description", "epoch file!", _BYTES),
     ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop", _BYTES),
-    ("get", f"{_INSTANCE}/schema", "Definitions in force at a position", "position! table", _JSON),
+    ("get", f"{_INSTANCE}/schema", "Definitions in force at a position", "position! table again", _JSON),
+    (
+        "post",
+        f"{_INSTANCE}/schema",
+        "Give a table's definition from a position on, as JSON; for administrators",
+        "position! table!",
+        _JSON,
+    ),
     (
         "post",
         f"{_INSTANCE}/position",

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.capture.kept_schemas import kept_schemas
+from penstock.capture.kept_schemas import kept_schemas, settled_schemas
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.log import Log
 from penstock.model import Position, TableName
@@ -44,9 +44,9 @@ class OwnLog:
         """Return a source file's magic and format description. Raises SourceMissing."""
         return self.log.head_bytes(epoch, file)
 
-    def schemas(self, position: Position, name: TableName | None) -> dict[str, Any]:
+    def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
         """Return the definitions in force at a position, as JSON. Raises SchemaUnknown."""
-        return self._schemas.in_force(position, name)
+        return settled_schemas(self.log, self._schemas, position, name, again=again)
 
     def boundary_before(self, position: Position) -> int:
         """Return the last transaction boundary at or before a position that the index has."""

@@ -9,6 +9,7 @@ the next one is asked for the same bytes, under the number that it gives the sam
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import structlog
 
@@ -19,6 +20,7 @@ from penstock.limits import (
     RECONNECT_PAUSE_SECONDS_FIRST,
     RECONNECT_PAUSE_SECONDS_MAX,
     RECONNECT_TRIES_MAX,
+    SILENCE_SECONDS_MAX,
 )
 from penstock.model import Position, TableName, TablePatterns, shifted_epoch
 from penstock.source.asking import ask_again
@@ -46,6 +48,10 @@ class DaemonSource(KeptSource):
     def tables(self) -> TablePatterns:
         """Return the tables that the instance shows to readers who name none."""
         return self._daemon_log.tables()
+
+    def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
+        """Give every daemon a table's definition, from a position on. Raises what a daemon raises."""
+        self._daemon_log.give_definition(name, self._there(position), definition)
 
     def behind(self, what: str, position: Position) -> PenstockError:
         """Return the error for a place that the daemon has not reached: another one had, so it will."""
@@ -129,12 +135,14 @@ class DaemonLog:
             lambda client, shift: client.content("head_bytes", epoch=shifted_epoch(epoch, -shift), file=file)
         )
 
-    def schemas(self, position: Position, name: TableName | None) -> dict[str, Any]:
+    def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
         """Return the definitions in force at a position, as JSON."""
 
         def ask(client: DaemonClient, shift: int) -> dict[str, Any]:
             table = None if name is None else str(name)
-            found: dict[str, Any] = client.ask("schema", position=_text(position, shift), table=table)
+            found: dict[str, Any] = client.ask(
+                "schema", position=_text(position, shift), table=table, again="1" if again else None
+            )
             schema: dict[str, Any] = found["schema"]
             return schema
 
@@ -151,7 +159,7 @@ class DaemonLog:
             if boundary is not None:
                 return _position(boundary, shift).offset
             runs = client.ask("extents")["extents"]
-            here = position.epoch - shift, position.file
+            here = shifted_epoch(position.epoch, -shift), position.file
             starts = [run["start"] for run in runs if (run["epoch"], run["file"]) == here]
             before = [start for start in starts if start <= position.offset]
             if not before:
@@ -159,6 +167,16 @@ class DaemonLog:
             return int(max(before))
 
         return self._ask(ask)
+
+    def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
+        """Give every daemon a table's definition, for each keeps its own."""
+        for index in range(len(self._clients)):
+            self._current = index
+            client, shift = self._client()
+            query = urlencode({"table": str(name), "position": _text(position, shift)})
+            answer = client.post(f"schema?{query}", definition, SILENCE_SECONDS_MAX)
+            answer.drain_conn()
+            answer.release_conn()
 
     # --- Bytes --------------------------------------------------------------------------------
 

@@ -180,7 +180,9 @@ class FileSource:
         """Return the file's magic and format description."""
         return self._head_of(self._located(file)).raw
 
-    def schema_history(self, position: Position, name: TableName | None = None) -> None:
+    def schema_history(
+        self, position: Position, name: TableName | None = None, *, again: bool = False
+    ) -> None:
         """Return None: files keep no definitions besides what their events say."""
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:

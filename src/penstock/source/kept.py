@@ -94,8 +94,11 @@ class KeptLog(Protocol):
     ) -> Iterator[memoryview]:
         """Yield the bytes from a position on, past the file's offset `stop` as far as the caller asks."""
 
-    def schemas(self, position: Position, name: TableName | None) -> dict[str, Any]:
-        """Return the definitions in force at a position, as `SchemaHistory.from_json` takes them."""
+    def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
+        """Return the definitions in force at a position, as `SchemaHistory.from_json` takes them.
+
+        Where the log is being captured, a table in doubt is waited for; with `again` it is read again.
+        """
 
     def close(self) -> None:
         """Let go of what is held. The log can be asked again."""
@@ -262,9 +265,14 @@ class KeptSource:
             self._heads[epoch, file] = self._log.head_bytes(there.epoch, file)
         return self._heads[epoch, file]
 
-    def schema_history(self, position: Position, name: TableName | None = None) -> SchemaHistory:
-        """Return the definitions in force at a position. Raises SchemaUnknown where the log has none."""
-        return SchemaHistory.from_json(self._log.schemas(self._there(position), name))
+    def schema_history(
+        self, position: Position, name: TableName | None = None, *, again: bool = False
+    ) -> SchemaHistory:
+        """Return the definitions in force at a position. Raises SchemaUnknown where the log has none.
+
+        With `again` a table is read again by the daemon that captures the log, if there is one.
+        """
+        return SchemaHistory.from_json(self._log.schemas(self._there(position), name, again=again))
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
         """Return where an XA transaction was prepared that commits at a position."""

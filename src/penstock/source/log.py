@@ -85,7 +85,7 @@ class FolderLog:
         """Return a source file's magic and format description. Raises SourceMissing."""
         return self._ask(lambda reader: reader.head_bytes(epoch, file))
 
-    def schemas(self, position: Position, name: TableName | None) -> dict[str, Any]:
+    def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
         """Return the definitions in force at a position, as JSON. Raises SchemaUnknown."""
         return self._schemas.in_force(position, name)
 

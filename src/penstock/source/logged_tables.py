@@ -4,13 +4,20 @@
 So a reader needs no history of its own, wherever in the log it begins.
 """
 
+import time
+
 from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.errors import SchemaUnknown
+from penstock.errors import SchemaPending, SchemaUnknown
+from penstock.limits import DEFINITION_PENDING_SECONDS_MAX
 from penstock.model import Position, StatementSession, TableName, TableSchema
 from penstock.source.source import Source
 
 _HINT = "Give the tables' definitions: schemas; or set binlog_row_metadata=FULL on the server"
+
+
+# Between two looks at a log that is being captured.
+_PAUSE_SECONDS = 0.1
 
 
 class LoggedTables:
@@ -35,21 +42,49 @@ class LoggedTables:
             self._known[name] = self._ask(name, position)
         return self._known[name]
 
-    def _ask(self, name: TableName, position: Position) -> TableSchema | None:
-        try:
-            history = self._source.schema_history(position, name)
-        except SchemaUnknown:
-            # A log that was captured without definitions.
-            return None
-        if history is None or history.needs_reread(name):
-            return None
-        return history.schema(name.database, name.table)
+    def _ask(self, name: TableName, position: Position, *, again: bool = False) -> TableSchema | None:
+        """Return what the log knows of a table, and never a definition of before a doubt.
+
+        Raises SchemaUnknown, and SchemaPending while it is being read.
+        """
+        deadline = time.monotonic() + DEFINITION_PENDING_SECONDS_MAX
+        while True:
+            try:
+                history = self._source.schema_history(position, name, again=again)
+            except SchemaUnknown:
+                # A log that was captured without definitions.
+                return None
+            doubt = None if history is None else history.doubt(name)
+            if history is None or doubt is None:
+                return None if history is None else history.schema(name.database, name.table)
+            command = f"penstock schema set {name} --at {doubt.since or position} --ddl FILE"
+            since = f"since {doubt.since}: {doubt.reason}" if doubt.since else "since before the log"
+            if doubt.refusal is not None:
+                raise SchemaUnknown(
+                    f"the definition of {name} is in doubt {since}. It cannot be read: {doubt.refusal}",
+                    position=str(position),
+                    hint=f"Give it by hand: {command}",
+                )
+            if time.monotonic() >= deadline:
+                raise SchemaPending(
+                    f"the definition of {name} is still being read from the server, in doubt {since}",
+                    position=str(position),
+                    hint=f"Does the daemon capture this log? See penstock status; or give it: {command}",
+                )
+            time.sleep(_PAUSE_SECONDS)
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
-        """Raise SchemaUnknown: there is nobody else to ask."""
-        raise SchemaUnknown(
-            f"the log does not know the definition of {name} here", position=str(position), hint=_HINT
-        )
+        """Have the daemon that captures the log read the table again. Raises SchemaUnknown."""
+        known = self._known.pop(name, None)
+        schema = self._ask(name, position, again=True)
+        if schema is None or schema == known:
+            raise SchemaUnknown(
+                f"the log does not know the definition of {name} here",
+                position=str(position),
+                hint=f"{_HINT}; or: penstock schema set {name} --at {position} --ddl FILE",
+            )
+        self._known[name] = schema
+        return schema
 
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None

@@ -204,7 +204,9 @@ class ServerSource:
     def joint(self, byte_range: ByteRange) -> None:
         """Return None: a server's files are never cut."""
 
-    def schema_history(self, position: Position, name: TableName | None = None) -> None:
+    def schema_history(
+        self, position: Position, name: TableName | None = None, *, again: bool = False
+    ) -> None:
         """Return None: a server knows its tables as they are now; `ServerTables` takes them back."""
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:

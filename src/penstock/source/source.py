@@ -283,8 +283,12 @@ class Source(Protocol):
         Only a log of several epochs asks which one's file it is.
         """
 
-    def schema_history(self, position: Position, name: TableName | None = None) -> "SchemaHistory | None":
+    def schema_history(
+        self, position: Position, name: TableName | None = None, *, again: bool = False
+    ) -> "SchemaHistory | None":
         """Return the definitions in force at a position, of one table or of all, as a log keeps them.
+
+        With `again` the table is read again by the daemon that captures the log, if there is one.
 
         None where the source keeps none: then the server is asked, or the schema is given.
         """

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock schema`: the definition of a table that was in force at a position of a log."""
+"""`penstock schema`: the definition of a table that was in force at a position of a log, shown or given."""
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from penstock.admin.log_folder import LogFolder
 from penstock.admin.rendering import Field, LineWriter, write_json
-from penstock.errors import OptionInvalid, SchemaUnknown
+from penstock.capture.schema_history import SchemaHistory
+from penstock.errors import OptionInvalid, PositionInvalid, SchemaUnknown
+from penstock.logstore.schemas import SchemaLog, definition_line
 from penstock.model import Position, TableName, TableSchema
+from penstock.source.daemon import DaemonSource
 from penstock.source.source import Source, SourceOptions, open_source
 
 HELP = "The definitions of tables that a log keeps."
@@ -32,16 +37,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="One JSON object, instead of lines.")] = False,
 ) -> None:
     """Show the definition of a table that was in force at a position of a log."""
-    if (log is None) == (url is None):
-        raise OptionInvalid(
-            "one log is needed", hint="Give --log /var/lib/penstock/shop, or --url penstock://host/shop"
-        )
-    options = SourceOptions.parse(log if log is not None else str(url), token_file=token_file)
-    if not options.is_kept:
-        raise OptionInvalid(
-            f"{log or url} is no log that Penstock keeps", hint="A log's folder has epochs.json"
-        )
-    source = open_source(options)
+    source = open_source(_options(log, url, token_file))
     try:
         position = Position.parse(at) if at is not None else source.head()
         schema = _in_force(source, TableName.parse(table), position)
@@ -53,15 +49,70 @@ def show(
         _show(schema)
 
 
+def set_by_hand(
+    table: Annotated[str, typer.Argument(help="The table: shop.orders.")],
+    at: Annotated[str, typer.Option(help="The position from which the definition holds, as in the status.")],
+    ddl: Annotated[
+        Path,
+        typer.Option(help="A .sql file with the table's CREATE TABLE of that position, or its JSON form."),
+    ],
+    log: Annotated[str | None, typer.Option(help="A log's folder; its daemon must be stopped.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A daemon's instance: penstock://host:7070/instance.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(help="A file with the daemon's token; PENSTOCK_TOKEN serves as well.")
+    ] = None,
+) -> None:
+    """Give the definition of a table in doubt; it holds until the next statement that changes the table."""
+    name, position = TableName.parse(table), Position.parse(at)
+    source = open_source(_options(log, url, token_file))
+    try:
+        history = source.schema_history(position)
+        assert history is not None, "a kept log answers or raises"
+        definition = history.define(name, ddl).to_json()
+        if isinstance(source, DaemonSource):
+            source.give_definition(name, position, definition)
+        else:
+            _give_to_folder(Path(str(log)), name, position, definition)
+    finally:
+        source.close()
+    typer.echo(f"set: {name} is read with this definition from {position} on")
+
+
+def _give_to_folder(folder: Path, name: TableName, position: Position, definition: dict[str, Any]) -> None:
+    with LogFolder(folder).open_for_writing() as log:
+        if log.visible is None or position > log.visible:
+            raise PositionInvalid(f"the log ends at {log.visible}", position=str(position))
+        kept = SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
+        kept.settle(position, [definition_line(definition)])
+        kept.close()
+
+
+def _options(log: str | None, url: str | None, token_file: str | None) -> SourceOptions:
+    """Return what names the one log that is meant. Raises OptionInvalid."""
+    if (log is None) == (url is None):
+        raise OptionInvalid(
+            "one log is needed", hint="Give --log /var/lib/penstock/shop, or --url penstock://host/shop"
+        )
+    options = SourceOptions.parse(log if log is not None else str(url), token_file=token_file)
+    if not options.is_kept:
+        raise OptionInvalid(
+            f"{log or url} is no log that Penstock keeps", hint="A log's folder has epochs.json"
+        )
+    return options
+
+
 def _in_force(source: Source, name: TableName, position: Position) -> TableSchema:
     """Return what was in force. Raises SchemaUnknown."""
     history = source.schema_history(position, name)
     found = history.schema(name.database, name.table) if history is not None else None
-    if history is not None and history.needs_reread(name):
+    doubt = history.doubt(name) if history is not None else None
+    if doubt is not None:
         raise SchemaUnknown(
-            f"the definition of {name} is in doubt: a statement before here was not understood",
+            f"the definition of {name} is in doubt since {doubt.since}: {doubt.refusal or doubt.reason}",
             position=str(position),
-            hint="Set binlog_row_metadata=FULL on the server, so that the log names its columns",
+            hint=f"Give it by hand: penstock schema set {name} --at {doubt.since or position} --ddl FILE",
         )
     if found is None:
         raise SchemaUnknown(
@@ -93,4 +144,4 @@ def _show(schema: TableSchema) -> None:
         lines.write([one.name, one.type_text, one.charset or "", "yes" if one.nullable else "no", key])
 
 
-VERBS = {"show": show}
+VERBS = {"show": show, "set": set_by_hand}

@@ -214,6 +214,12 @@ def _remarks(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remarks.append(("error", text, "red"))
         if told["hint"]:
             remarks.append(("hint", told["hint"], "dim"))
+    for doubt in one.get("tables_in_doubt", ()):
+        since = f" since {doubt['since']}" if doubt["since"] else ""
+        why = f" ({doubt['why']})" if doubt["why"] else ""
+        text = f"{doubt['table']} is {doubt['state']}{since}: {doubt['reason']}{why}"
+        remarks.append(("definition", text, "red" if doubt["state"] == "stopped" else "yellow"))
+        remarks.append(("hint", doubt["command"], "dim"))
     return remarks
 
 

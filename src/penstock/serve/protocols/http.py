@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from penstock.capture.kept_schemas import kept_schemas
+from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid
 from penstock.limits import HOLD_SECONDS_MAX
 from penstock.logstore.log import Log
@@ -55,6 +55,7 @@ def routes(served: Served) -> list[Route]:
         ("GET", f"{_PREFIX}/{{instance}}/head_bytes", _head_bytes),
         ("GET", f"{_PREFIX}/{{instance}}/bytes", _bytes),
         ("GET", f"{_PREFIX}/{{instance}}/schema", _schema),
+        ("POST", f"{_PREFIX}/{{instance}}/schema", _give_schema),
         ("POST", f"{_PREFIX}/{{instance}}/position", _hold),
     ]
     return [
@@ -196,10 +197,24 @@ async def _schema(served: Served, request: Request) -> Response:
     account = account_of(request)
     if name is not None:
         account.prove_reads_table(request.path_params["instance"], name)
-    schema = await run_in_threadpool(kept_schemas(log).in_force, position, name)
+    again = asked.given("again")
+    schema = await run_in_threadpool(settled_schemas, log, kept_schemas(log), position, name, again=again)
     named = [(TableName.parse(one["name"]), one) for one in schema["tables"]]
     schema["tables"] = [one for known, one in named if account.may_read_table(known.database, known.table)]
     return JSONResponse({"schema": schema})
+
+
+async def _give_schema(served: Served, request: Request) -> Response:
+    """Take a table's definition that an operator gives, from a position on."""
+    log, asked = _log_of(served, request), _Asked(request)
+    name, position = TableName.parse(asked.text("table")), asked.needed_position("position")
+    account_of(request).prove_administers(request.path_params["instance"])
+    try:
+        definition = await request.json()
+    except ValueError as problem:
+        raise OptionInvalid("the body is no JSON", hint="Send a table's definition") from problem
+    await run_in_threadpool(give_definition, log, name, position, definition)
+    return JSONResponse({"table": str(name), "position": str(position)})
 
 
 async def _hold(served: Served, request: Request) -> Response:

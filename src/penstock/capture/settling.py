@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Definitions in doubt, read from the server in a thread of their own: receiving bytes never waits for them.
+
+    a statement puts a table in doubt ─▶ its definition now ─▶ received up to there ─▶ taken back ─▶ kept
+
+The server tells its tables as they are. What it tells is taken back, statement by statement, to the position
+of the doubt; the statements in between are those of the log itself, once it was received up to where the
+server stood after the reading. A table that one of them touched while it was read is read again. Where a
+statement cannot be taken back, the table is refused by name, and its readers stop.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from penstock.capture.connection import Connection, connect
+from penstock.capture.ddl.effects import (
+    AlterTable,
+    CreateLike,
+    CreateTable,
+    DropDatabase,
+    DropTable,
+    RenameTable,
+    Unread,
+)
+from penstock.capture.ddl.statement import effects_of
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_before
+from penstock.capture.schema_history import Doubt, SchemaHistory
+from penstock.capture.schema_reader import read_table, read_tables
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import PenstockError, SchemaUnknown, ServerBusy, ServerChanged
+from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
+from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, doubt_line, refusal_line
+from penstock.model import Position, ServerAddress, StatementSession, TableName
+
+_log = structlog.get_logger(__name__)
+
+# More tables than this are read in one pass over information_schema.
+_ASKED_ONE_BY_ONE_MAX = 50
+
+# A table that statements change again each time it is read is refused after this many readings.
+_READINGS_MAX = 5
+
+# Readers may ask for this many definitions at a time, of which each costs the server a question.
+_QUESTIONS_MAX = 10_000
+
+# The status lists no more tables than this.
+_LISTED_MAX = 100
+
+
+@dataclass(frozen=True)
+class Question:
+    """A table whose definition is sought, and since where it is in doubt; no name is every table."""
+
+    name: TableName | None
+    since: Position
+
+
+class DefinitionSettler:
+    """Settles the doubts of one log, for as long as one server is captured.
+
+    `close` ends the thread without waiting for an answer that is under way: it changes nothing any more.
+    """
+
+    def __init__(
+        self,
+        kept: SchemaLog[SchemaHistory],
+        address: ServerAddress,
+        server_key: str,
+        spelling: ServerSpelling,
+    ) -> None:
+        self._kept = kept
+        self._address = address
+        self._server_key = server_key
+        self._spelling = spelling
+        self._changed = threading.Condition()
+        self._closed = False
+        self._retired = False
+        self._has_read = threading.Event()
+        # Held while something is kept, so that nothing is after the end.
+        self._keeping = threading.Lock()
+        self._received: Position | None = None
+        self._readings: dict[Question, int] = {}
+        self._answered: set[Question] = set()
+        # Names that tables have now, found out while their definitions were taken back.
+        self._renamed: set[TableName] = set()
+        self._refused: dict[Question, Doubt] = {}
+        self._failure: str | None = None
+        self._listed: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._run, name=f"definitions-{address.host}", daemon=True)
+
+    # --- For the capture, which never waits -----------------------------------------------------
+
+    def start(self) -> None:
+        """Begin with what is in doubt already."""
+        self.note_doubts()
+        self._thread.start()
+
+    def wait_until_read(self, seconds: float) -> None:
+        """Wait until the server's tables were read for the first time, or the time is up.
+
+        What changes before that may hide a definition, so the first bytes of a new log wait a moment.
+        """
+        self._has_read.wait(seconds)
+
+    def note_doubts(self) -> None:
+        """Take up the doubts that the last statement left."""
+        unsurveyed, doubts = self._kept.with_newest(lambda history: (history.unsurveyed, history.doubts()))
+        with self._changed:
+            if unsurveyed is not None and unsurveyed.since is not None:
+                self._add(Question(None, unsurveyed.since))
+            for name, doubt in doubts.items():
+                if doubt.refusal is None and doubt.since is not None:
+                    self._add(Question(name, doubt.since))
+            self._changed.notify_all()
+        listed: dict[tuple[TableName | None, Position | None], Doubt] = {
+            (question.name, question.since): doubt for question, doubt in self._refused.items()
+        }
+        listed |= {(name, doubt.since): doubt for name, doubt in doubts.items()}
+        self._listed = [
+            _listed(name, doubt, self._failure) for (name, _), doubt in islice(listed.items(), _LISTED_MAX)
+        ]
+
+    def received(self, position: Position) -> None:
+        """Note up to where the log was received, and its statements applied."""
+        with self._changed:
+            self._received = position
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End."""
+        with self._keeping, self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def retire(self) -> None:
+        """Let another settler take over: what is given by hand goes to that one."""
+        with self._keeping:
+            self._retired = True
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the tables in doubt as the status shows them, the first of them where they are many."""
+        return self._listed
+
+    # --- For readers ----------------------------------------------------------------------------
+
+    def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
+        """Wait until a table's doubt was settled or refused, or the time is up.
+
+        With `again` a definition is sought that is not in doubt, since the log contradicts it there.
+        """
+        question = Question(name, since)
+        with self._changed:
+            if question not in self._answered and len(self._readings) < _QUESTIONS_MAX:
+                self._add(question)
+                self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._closed or (question not in self._readings and not self._surveys(since)), seconds
+            )
+
+    def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
+        """Keep a definition that an operator gives, from a position on.
+
+        Raises SchemaUnknown, SchemaInvalid, ServerBusy.
+        """
+        told = TableDefinition.from_json(definition).renamed(name, 1)
+        with self._keeping:
+            if self._retired:
+                raise ServerBusy("another session of the capture begins", hint="Give the definition again")
+            self._kept.settle(since, [definition_line(told.to_json())])
+            if self._closed:
+                self._kept.close()
+        _log.info("a definition was given by hand", table=str(name), at=str(since))
+        with self._changed:
+            question = Question(name, since)
+            self._readings.pop(question, None)
+            self._refused.pop(question, None)
+            self._changed.notify_all()
+        self.note_doubts()
+
+    def _surveys(self, since: Position) -> bool:
+        return any(question.name is None and question.since <= since for question in self._readings)
+
+    # --- The thread -----------------------------------------------------------------------------
+
+    def _add(self, question: Question) -> None:
+        self._readings.setdefault(question, 0)
+
+    def _run(self) -> None:
+        pause = RECONNECT_PAUSE_SECONDS_FIRST
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or bool(self._readings))
+                if self._closed:
+                    return
+                questions = list(self._readings)
+            try:
+                left = self._settle(questions)
+                self._failure = None
+            except PenstockError as problem:
+                left, self._failure = True, problem.message
+                _log.warning("definitions in doubt cannot be read yet", why=str(problem), after_seconds=pause)
+            self.note_doubts()
+            if not left:
+                pause = RECONNECT_PAUSE_SECONDS_FIRST
+                continue
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, pause):
+                    return
+            pause = min(2 * pause, RECONNECT_PAUSE_SECONDS_MAX)
+
+    def _settle(self, questions: list[Question]) -> bool:
+        """Read the tables asked about, and keep what can be told; return whether some must be read again."""
+        try:
+            reading = self._read(questions)
+        finally:
+            self._has_read.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._has_received(reading.after))
+            if self._closed:
+                return False
+        left = False
+        for question in questions:
+            try:
+                settled = self._answer(question, reading)
+            except SchemaUnknown:
+                # The log begins later by now, so nobody reads there.
+                settled = True
+            with self._changed:
+                if settled or self._closed:
+                    self._readings.pop(question, None)
+                    self._answered.add(question)
+                elif question in self._readings:
+                    left = True
+                    self._readings[question] += 1
+                self._changed.notify_all()
+        return left
+
+    def _has_received(self, position: Position) -> bool:
+        return self._received is not None and self._received >= position
+
+    def _read(self, questions: list[Question]) -> "_Reading":
+        """Ask the server for the tables as they are now, and where its log stood before and after."""
+        with connect(self._address) as connection:
+            if connection.identity().key != self._server_key:
+                raise ServerChanged(f"{self._address} is another server now")
+            epoch = questions[0].since.epoch
+            before = _head(connection, epoch)
+            names = {question.name for question in questions} | self._renamed
+            tables: dict[TableName, TableDefinition] = {}
+            whole = None in names or len(names) > _ASKED_ONE_BY_ONE_MAX
+            if whole:
+                tables = {definition.schema.name: definition for definition in read_tables(connection)}
+            else:
+                for name in names:
+                    definition = read_table(connection, name) if name is not None else None
+                    if name is not None and definition is not None:
+                        tables[name] = definition
+            asked = None if whole else {name for name in names if name is not None}
+            return _Reading(before, _head(connection, epoch), tables, asked)
+
+    def _answer(self, question: Question, reading: "_Reading") -> bool:
+        """Keep what can be told of a question; return whether that settles it."""
+        logged = self._kept.statements(question.since, reading.after)
+        if logged is None:
+            statements: list[LoggedStatement] | None = None
+        else:
+            statements = [
+                LoggedStatement(position, line["database"], line["text"], StatementSession.from_json(line))
+                for position, line in logged
+            ]
+        if question.name is None:
+            return self._survey(question.since, reading, statements or [])
+        known = self._kept.at(question.since)
+        doubt = known.doubt(question.name)
+        try:
+            definition = self._definition(question.name, reading, statements)
+        except _NotYet:
+            if self._readings.get(question, 0) < _READINGS_MAX:
+                return False
+            definition = "statements change it again each time it is read"
+        if isinstance(definition, str):
+            _log.warning("a table's definition cannot be told", table=str(question.name), why=definition)
+            if doubt is not None:
+                self._keep(question.since, [refusal_line(question.name, definition)])
+                self._refused[question] = replace(doubt, refusal=definition)
+        elif doubt is not None or known.schema(*_parts(question.name)) != definition.schema:
+            self._keep(question.since, [definition_line(definition.to_json())])
+        return True
+
+    def _definition(
+        self, name: TableName, reading: "_Reading", statements: list[LoggedStatement] | None
+    ) -> TableDefinition | str:
+        """Return what a table was before the statements, or why that cannot be told. Raises _NotYet."""
+        if statements is None:
+            return "statements since then are not in the log"
+        names = {name}
+        for statement in statements:
+            names |= {to for renamed, to in _renames(statement, self._spelling) if renamed in names}
+        if reading.asked is not None and not names <= reading.asked:
+            self._renamed |= names
+            raise _NotYet
+        late = [statement for statement in statements if statement.position > reading.before]
+        if any(_touches(statement, names, self._spelling) for statement in late):
+            raise _NotYet
+        try:
+            definition = definition_before(name, statements, reading.tables.get, self._spelling)
+        except CannotRewind as problem:
+            hiding = problem.statement
+            return (
+                f"it was changed at {hiding.position} in a way that cannot be taken back: {hiding.text[:200]}"
+            )
+        return definition or "the server no longer has the table"
+
+    def _keep(self, since: Position, lines: Sequence[dict[str, Any]]) -> None:
+        with self._keeping:
+            if not self._closed:
+                self._kept.settle(since, lines)
+
+    def _survey(self, since: Position, reading: "_Reading", statements: list[LoggedStatement]) -> bool:
+        """Keep every table of the server as it was at a position; what cannot be told is left in doubt."""
+        names = set(reading.tables)
+        for statement in statements:
+            names |= {name for renamed in _renames(statement, self._spelling) for name in renamed}
+        lines = []
+        for name in sorted(names):
+            try:
+                definition = self._definition(name, reading, statements)
+            except _NotYet:
+                lines.append(doubt_line(name, "it was changed while the tables of the server were read"))
+                continue
+            if isinstance(definition, TableDefinition):
+                lines.append(definition_line(definition.to_json()))
+            elif name in reading.tables and not _is_created(name, statements, self._spelling):
+                lines += [
+                    doubt_line(name, "the server's tables were read later"),
+                    refusal_line(name, definition),
+                ]
+        self._keep(since, [*lines, SURVEYED])
+        return True
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The tables of a server at a moment between two places of its log; `asked` is None for all of them."""
+
+    before: Position
+    after: Position
+    tables: dict[TableName, TableDefinition]
+    asked: set[TableName] | None
+
+
+class _NotYet(Exception):
+    """What was read does not tell: a statement touched the table meanwhile, or it has another name now."""
+
+
+def _head(connection: Connection, epoch: int) -> Position:
+    head = connection.head()
+    return Position(epoch, head.file, head.offset)
+
+
+def _parts(name: TableName) -> tuple[str, str]:
+    return name.database, name.table
+
+
+def _renames(statement: LoggedStatement, spelling: ServerSpelling) -> Iterator[tuple[TableName, TableName]]:
+    for effect in effects_of(statement.text, statement.database, spelling):
+        if isinstance(effect, RenameTable):
+            yield effect.name, effect.to
+
+
+def _is_created(name: TableName, statements: Iterable[LoggedStatement], spelling: ServerSpelling) -> bool:
+    """Tell whether a table came into being by one of the statements."""
+    return any(
+        isinstance(effect, CreateTable | CreateLike) and effect.name == name
+        for statement in statements
+        for effect in effects_of(statement.text, statement.database, spelling)
+    )
+
+
+def _touches(statement: LoggedStatement, names: set[TableName], spelling: ServerSpelling) -> bool:
+    """Tell whether a statement may have changed one of these tables."""
+    for effect in effects_of(statement.text, statement.database, spelling):
+        match effect:
+            case (
+                CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name) | DropTable(name=name)
+            ):
+                if name in names:
+                    return True
+            case RenameTable(name=name, to=to):
+                if names & {name, to}:
+                    return True
+            case DropDatabase(database=database):
+                if any(name.database == database for name in names):
+                    return True
+            case Unread(tables=tables):
+                if tables is None and any(statement.session.may_change(name.database) for name in names):
+                    return True
+                if tables is not None and names & tables:
+                    return True
+    return False
+
+
+def _listed(name: TableName | None, doubt: Doubt, failure: str | None) -> dict[str, Any]:
+    """Return a table in doubt for the status: why, since where, and what an operator can do."""
+    since = str(doubt.since) if doubt.since else None
+    return {
+        "table": str(name),
+        "since": since,
+        "reason": doubt.reason,
+        "state": "stopped" if doubt.refusal is not None else "being read",
+        "why": doubt.refusal or failure,
+        "command": f"penstock schema set {name} --at {since or 'POSITION'} --ddl FILE",
+    }

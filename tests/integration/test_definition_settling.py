@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Definitions in doubt are read from the server behind the capture, and readers wait for them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.binlog import read_binlog
+from penstock.capture.kept_schemas import give_definition
+from penstock.capture.status import CaptureStatus, State
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import SchemaMismatch, SchemaUnknown
+from penstock.model import Column, Position, TableName, TableSchema
+from penstock.settings import Settings
+from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position, wait_for_state
+from tests.fixture_types import FreshDatabase
+from tests.kept_log import penstock
+from tools.servers import Server
+
+
+@pytest.fixture(
+    scope="module", params=[("mysql", "MINIMAL"), ("mariadb", "NO_LOG")], ids=["mysql", "mariadb"]
+)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server whose log does not name columns, as by default."""
+    family, metadata = request.param
+    with Server(family, {"binlog_row_metadata": metadata}) as server:
+        yield server
+
+
+def rows_of(settings: Settings, table: str) -> list[dict[str, Any]]:
+    """Return the inserted rows of a table, read from the log's folder as any reader reads it."""
+    folder = settings.log_of("shop").folder
+    return [
+        {name: value for name, value in row.items() if not name.startswith("_")}
+        for batch in read_binlog(folder, tables=table)
+        for row in batch.to_arrow().to_pylist()
+    ]
+
+
+# The server widens a TEXT column where the new character set needs it, which the statement does not say.
+DOUBTED = "CONVERT TO CHARACTER SET latin1"
+
+
+def test_tables_in_doubt_are_read_behind_the_capture(
+    server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.old (a INT PRIMARY KEY, b TEXT)")
+    settings = settings_of(tmp_path, server.url())
+    with capturing(settings) as capture:
+        wait_for_state(capture, State.RUNNING)
+        server.sql(
+            f"INSERT INTO {database}.old VALUES (1, 'é'); ALTER TABLE {database}.old {DOUBTED};"
+            f"INSERT INTO {database}.old VALUES (2, 'é'); ALTER TABLE {database}.old ADD c INT FIRST;"
+            f"INSERT INTO {database}.old VALUES (7, 3, 'é')"
+        )
+        wait_for_position(capture, head_of(server))
+        assert rows_of(settings, f"{database}.old") == [
+            {"a": 1, "b": "é"},
+            {"a": 2, "b": "é"},
+            {"c": 7, "a": 3, "b": "é"},
+        ]
+        wait_for(capture, lambda status: not status.tables_in_doubt)
+
+
+def test_table_that_nobody_can_tell_stops_its_readers_by_name(
+    server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(server)
+    name = f"{database}.lost"
+    server.sql(f"CREATE TABLE {database}.other (a INT PRIMARY KEY); CREATE TABLE {name} (a INT, b TEXT)")
+    settings = settings_of(tmp_path, server.url())
+    with capturing(settings) as capture:
+        server.sql(f"INSERT INTO {database}.other VALUES (1)")
+        wait_for_position(capture, head_of(server))
+        assert rows_of(settings, f"{database}.other") == [{"a": 1}]
+    # The capture is away, so what it is to read later is another table by then.
+    server.sql(
+        f"ALTER TABLE {name} {DOUBTED}; INSERT INTO {name} VALUES (3, 'é'); ALTER TABLE {name} DROP COLUMN a;"
+        f"INSERT INTO {name} VALUES ('è'); INSERT INTO {database}.other VALUES (2)"
+    )
+    with capturing(settings) as capture:
+        wait_for_position(capture, head_of(server))
+        with pytest.raises(SchemaUnknown, match=r"cannot be read: .*DROP COLUMN a") as unknown:
+            rows_of(settings, name)
+        assert rows_of(settings, f"{database}.other") == [{"a": 1}, {"a": 2}]
+        status = wait_for(capture, lambda status: _stopped(status, name) is not None)
+        stopped = _stopped(status, name)
+        assert stopped is not None
+        assert str(unknown.value.hint).endswith(stopped["command"])
+        definition = TableSchema(database, "lost", (Column("a", "int"), Column("b", "mediumtext", "latin1")))
+        told = TableDefinition(definition, "latin1").to_json()
+        give_definition(capture.log(), TableName(database, "lost"), Position.parse(stopped["since"]), told)
+        with pytest.raises(SchemaMismatch, match="mediumtext"):
+            rows_of(settings, name)
+    # The log is another process's to write now, and the definition by hand was wrong.
+    ddl = tmp_path / "lost.sql"
+    ddl.write_text("CREATE TABLE lost (a INT, b TEXT) CHARACTER SET latin1")
+    command = stopped["command"].removeprefix("penstock ").replace("FILE", str(ddl)).split()
+    done = penstock(*command, "--log", settings.log_of("shop").folder)
+    assert done.code == 0, done.err
+    assert rows_of(settings, name) == [{"a": 3, "b": "é"}, {"b": "è"}]
+
+
+def _stopped(status: CaptureStatus, name: str) -> dict[str, Any] | None:
+    listed = [doubt for doubt in status.tables_in_doubt if doubt["table"] == name]
+    return next((doubt for doubt in listed if doubt["state"] == "stopped"), None)
