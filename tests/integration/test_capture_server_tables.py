@@ -3,11 +3,13 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.capture.connection import connect
+from penstock.capture import server_tables
+from penstock.capture.connection import Connection, connect
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import read_table
 from penstock.capture.server_tables import ServerTables
-from penstock.errors import SchemaUnknown
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import ConnectionLost, SchemaUnknown
 from penstock.model import Position, ServerAddress, TableName, TablePatterns
 from tests.captured_log import head_of, purge, rotate
 from tests.fixture_types import FreshDatabase, StartServer
@@ -123,3 +125,70 @@ def test_statements_are_read_as_this_server_means_them(
     known = history.schema(database, "t")
     assert known is not None
     assert known.columns == told.schema.columns
+
+
+def test_statements_about_other_tables_do_not_keep_a_reading_from_ending(
+    server: Server,
+    fresh_database: FreshDatabase,
+    here: Callable[[], Position],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (a INT)")
+    position, readings = here(), list[TableName]()
+
+    def read_while_another_is_made(connection: Connection, name: TableName) -> TableDefinition | None:
+        readings.append(name)
+        assert len(readings) < 4, "the reading does not end"
+        definition = read_table(connection, name)
+        server.sql(f"CREATE TABLE {database}.other{len(readings)} (a INT)")
+        return definition
+
+    monkeypatch.setattr(server_tables, "read_table", read_while_another_is_made)
+    tables = ServerTables(ServerAddress.parse(server.url()))
+    definition = tables.read_at(TableName(database, "t"), position)
+    assert definition is not None
+    assert readings == [TableName(database, "t")]
+
+
+def test_table_that_changes_while_it_is_read_is_read_again(
+    server: Server,
+    fresh_database: FreshDatabase,
+    here: Callable[[], Position],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (a INT)")
+    position, readings = here(), list[TableName]()
+
+    def read_while_it_is_altered(connection: Connection, name: TableName) -> TableDefinition | None:
+        readings.append(name)
+        if len(readings) == 1:
+            server.sql(f"ALTER TABLE {database}.t ADD b INT FIRST")
+        return read_table(connection, name)
+
+    monkeypatch.setattr(server_tables, "read_table", read_while_it_is_altered)
+    tables = ServerTables(ServerAddress.parse(server.url()))
+    definition = tables.read_at(TableName(database, "t"), position)
+    assert definition is not None
+    assert [column.name for column in definition.schema.columns] == ["a"]
+    assert len(readings) == 2
+
+
+def test_lost_connection_while_defaults_are_read_is_tried_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def connect_once_in_vain(address: ServerAddress) -> Connection:
+        tries.append(address)
+        connection = connect(address)
+        if len(tries) == 1:
+            connection.close()
+            raise ConnectionLost("the server closed the connection")
+        return connection
+
+    monkeypatch.setattr(server_tables, "connect", connect_once_in_vain)
+    defaults = ServerTables(ServerAddress.parse(server.url())).defaults()
+    assert defaults.spelling.mariadb == (server.family == "mariadb")
+    assert len(tries) == 2

@@ -5,7 +5,7 @@ A server knows its tables as they are, a log is read as they were. Where a state
 be taken back (a dropped column, a changed type), nothing is returned: a schema is never assumed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from penstock.capture.ddl.effects import (
@@ -138,3 +138,43 @@ def _undone(definition: TableDefinition, step: Step, statement: LoggedStatement)
         case ConvertCharset() if not any(one.charset for one in schema.columns):
             return replace(definition, charset=None)
     raise CannotRewind(statement)
+
+
+def renames(statement: LoggedStatement, spelling: ServerSpelling) -> Iterator[tuple[TableName, TableName]]:
+    """Yield the old and the new name of each table that a statement renames."""
+    for effect in effects_of(statement.text, statement.database, spelling):
+        if isinstance(effect, RenameTable):
+            yield effect.name, effect.to
+
+
+def names_after(
+    name: TableName, statements: Iterable[LoggedStatement], spelling: ServerSpelling
+) -> set[TableName]:
+    """Return every name that a table had from before the statements on."""
+    names = {name}
+    for statement in statements:
+        names |= {new for old, new in renames(statement, spelling) if old in names}
+    return names
+
+
+def touches(statement: LoggedStatement, names: set[TableName], spelling: ServerSpelling) -> bool:
+    """Tell whether a statement may have changed one of these tables."""
+    for effect in effects_of(statement.text, statement.database, spelling):
+        match effect:
+            case (
+                CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name) | DropTable(name=name)
+            ):
+                if name in names:
+                    return True
+            case RenameTable(name=name, to=to):
+                if names & {name, to}:
+                    return True
+            case DropDatabase(database=database):
+                if any(name.database == database for name in names):
+                    return True
+            case Unread(tables=tables):
+                if tables is None and any(statement.session.may_change(name.database) for name in names):
+                    return True
+                if tables is not None and names & tables:
+                    return True
+    return False

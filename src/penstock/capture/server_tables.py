@@ -6,25 +6,37 @@ read is kept; so many tables, and later positions, cost no second reading.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from penstock._native import Decoder
 from penstock.capture.connection import Connection, connect
-from penstock.capture.ddl.effects import RenameTable
 from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.replica import DumpStart, ReplicaStream, open_stream
-from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_before
+from penstock.capture.rewind import (
+    CannotRewind,
+    LoggedStatement,
+    definition_before,
+    names_after,
+    renames,
+    touches,
+)
 from penstock.capture.schema_reader import ServerDefaults, read_defaults, read_table, read_tables
 from penstock.capture.table_definition import TableDefinition
-from penstock.errors import SchemaUnknown
+from penstock.errors import SchemaUnknown, ServerBusy, TransientError
 from penstock.model import Position, ServerAddress, StatementSession, TableName, TablePatterns
 
 _HINT = (
     "Give a schema file; from SET GLOBAL binlog_row_metadata = FULL on, the log names its columns by itself"
 )
 
+# A session that is lost is opened again after each of these.
+_PAUSES_SECONDS = (0.1, 0.5, 2.0)
+
+# A table that statements change again each time it is read is given up after this many readings.
+_READINGS_MAX = 5
 
 _Answer = TypeVar("_Answer")
 
@@ -43,45 +55,63 @@ class ServerTables:
     def defaults(self) -> ServerDefaults:
         """Return what the server's statements leave out, asked once."""
         if self._defaults is None:
-            with connect(self.address) as connection:
-                self._defaults = read_defaults(connection)
+            self._defaults = self._asked(read_defaults)
         return self._defaults
 
     def read_at(self, name: TableName, position: Position) -> TableDefinition | None:
         """Return a table's definition at a position; None where the server has it no more.
 
-        Raises SchemaUnknown where a statement since then hides what was before it.
+        Raises SchemaUnknown where a statement since then hides what was before it, ServerBusy where
+        statements change the table again each time it is read.
         """
-        with self._lock, connect(self.address) as connection:
-            return self._settled(
-                position,
-                lambda later, spelling: _rewound(name, position, later, connection, spelling),
-            )
+        spelling = self.defaults().spelling
+
+        def read(connection: Connection) -> TableDefinition | None:
+            for _ in range(_READINGS_MAX):
+                later = self._later(position)
+                definition = _rewound(name, position, later, connection, spelling)
+                names = names_after(name, later, spelling)
+                # A statement that came in while the table was read may or may not be in what was read.
+                late = self._later(position)[len(later) :]
+                if not any(touches(statement, names, spelling) for statement in late):
+                    return definition
+            raise ServerBusy(f"{name} is changed again each time it is read", hint="Try again in a moment")
+
+        with self._lock:
+            return self._asked(read)
 
     def tables_at(self, position: Position, patterns: TablePatterns | None = None) -> list[TableDefinition]:
         """Return every selected table that was there at a position and can be told.
 
         A table that cannot be told is left out, so that it is unknown by name when its rows arrive.
         """
-        with self._lock, connect(self.address) as connection:
-            return self._settled(
-                position,
-                lambda later, spelling: list(_all_rewound(later, connection, spelling, patterns)),
-            )
+        spelling = self.defaults().spelling
 
-    def _settled(
-        self, position: Position, ask: Callable[[list[LoggedStatement], ServerSpelling], _Answer]
-    ) -> _Answer:
-        """Return an answer made of the server's tables and all statements that they come from."""
-        while True:
-            self._read_statements(position)
-            seen = len(self._statements)
-            later = [one for one in self._statements if one.position > position]
-            answer = ask(later, self.defaults().spelling)
-            self._read_statements(position)
-            # A statement that came in while the definitions were read is in them, and was not taken back.
-            if len(self._statements) == seen:
-                return answer
+        def read(connection: Connection) -> list[TableDefinition]:
+            before = len(self._later(position))
+            now = {definition.schema.name: definition for definition in read_tables(connection)}
+            later = self._later(position)
+            return list(_all_rewound(now, later, later[before:], spelling, patterns))
+
+        with self._lock:
+            return self._asked(read)
+
+    def _asked(self, question: Callable[[Connection], _Answer]) -> _Answer:
+        """Ask over a session of its own, and again over another where it is lost, a few times."""
+        for pause in (*_PAUSES_SECONDS, None):
+            try:
+                with connect(self.address) as connection:
+                    return question(connection)
+            except TransientError:
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+    def _later(self, position: Position) -> list[LoggedStatement]:
+        """Return the defining statements after a position, up to the head of the log now."""
+        self._read_statements(position)
+        return [statement for statement in self._statements if statement.position > position]
 
     def _read_statements(self, position: Position) -> None:
         """Know the defining statements from the position, or an earlier one, to the head of the log."""
@@ -94,7 +124,9 @@ class ServerTables:
         with open_stream(self.address, start, bounded=True) as stream:
             for statement, end in _statements(stream, self._read_to):
                 self._read_to = end
-                if statement and effects_of(statement.text, statement.database, spelling):
+                # After a lost connection a transaction comes again.
+                known = self._statements and statement and statement.position <= self._statements[-1].position
+                if statement and not known and effects_of(statement.text, statement.database, spelling):
                     self._statements.append(statement)
 
 
@@ -118,24 +150,25 @@ def _rewound(
 
 
 def _all_rewound(
+    now: dict[TableName, TableDefinition],
     later: list[LoggedStatement],
-    connection: Connection,
+    late: list[LoggedStatement],
     spelling: ServerSpelling,
     patterns: TablePatterns | None,
 ) -> Iterator[TableDefinition]:
     # Another name now may be a selected one then, so all tables are read and the selection comes last.
-    now = {definition.schema.name: definition for definition in read_tables(connection)}
     names = set(now)
     for statement in later:
-        for effect in effects_of(statement.text, statement.database, spelling):
-            if isinstance(effect, RenameTable):
-                names |= {effect.name, effect.to}
+        names |= {name for renamed in renames(statement, spelling) for name in renamed}
     for name in sorted(names):
         if patterns is not None and not patterns.matches(name.database, name.table):
             continue
         try:
             definition = definition_before(name, later, now.get, spelling)
         except CannotRewind:
+            continue
+        # What a statement touched while the tables were read may or may not be in what was read.
+        if any(touches(statement, names_after(name, later, spelling), spelling) for statement in late):
             continue
         if definition is not None:
             yield definition
@@ -153,12 +186,11 @@ def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[Logged
         live=True,
         start=(start.file_number, start.offset),
     )
-    carried = b""
+    carried = bytearray()
     for chunk in stream.event_chunks():
         carried += chunk
-        left = memoryview(carried)
         while True:
-            left = left[decoder.feed(left) :]
+            del carried[: decoder.feed(carried)]
             if decoder.state == "statement":
                 taken = decoder.take_statement()
                 if taken.is_skipped:
@@ -172,7 +204,6 @@ def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[Logged
                 decoder.answer_table(None)
             else:
                 break
-        carried = bytes(left)
     yield None, _end(decoder, start)
 
 

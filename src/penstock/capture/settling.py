@@ -10,7 +10,7 @@ statement cannot be taken back, the table is refused by name, and its readers st
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -18,18 +18,17 @@ from typing import Any
 import structlog
 
 from penstock.capture.connection import Connection, connect
-from penstock.capture.ddl.effects import (
-    AlterTable,
-    CreateLike,
-    CreateTable,
-    DropDatabase,
-    DropTable,
-    RenameTable,
-    Unread,
-)
+from penstock.capture.ddl.effects import CreateLike, CreateTable
 from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_before
+from penstock.capture.rewind import (
+    CannotRewind,
+    LoggedStatement,
+    definition_before,
+    names_after,
+    renames,
+    touches,
+)
 from penstock.capture.schema_history import Doubt, SchemaHistory
 from penstock.capture.schema_reader import read_table, read_tables
 from penstock.capture.table_definition import TableDefinition
@@ -299,14 +298,12 @@ class DefinitionSettler:
         """Return what a table was before the statements, or why that cannot be told. Raises _NotYet."""
         if statements is None:
             return "statements since then are not in the log"
-        names = {name}
-        for statement in statements:
-            names |= {to for renamed, to in _renames(statement, self._spelling) if renamed in names}
+        names = names_after(name, statements, self._spelling)
         if reading.asked is not None and not names <= reading.asked:
             self._renamed |= names
             raise _NotYet
         late = [statement for statement in statements if statement.position > reading.before]
-        if any(_touches(statement, names, self._spelling) for statement in late):
+        if any(touches(statement, names, self._spelling) for statement in late):
             raise _NotYet
         try:
             definition = definition_before(name, statements, reading.tables.get, self._spelling)
@@ -326,7 +323,7 @@ class DefinitionSettler:
         """Keep every table of the server as it was at a position; what cannot be told is left in doubt."""
         names = set(reading.tables)
         for statement in statements:
-            names |= {name for renamed in _renames(statement, self._spelling) for name in renamed}
+            names |= {name for renamed in renames(statement, self._spelling) for name in renamed}
         lines = []
         for name in sorted(names):
             try:
@@ -368,12 +365,6 @@ def _parts(name: TableName) -> tuple[str, str]:
     return name.database, name.table
 
 
-def _renames(statement: LoggedStatement, spelling: ServerSpelling) -> Iterator[tuple[TableName, TableName]]:
-    for effect in effects_of(statement.text, statement.database, spelling):
-        if isinstance(effect, RenameTable):
-            yield effect.name, effect.to
-
-
 def _is_created(name: TableName, statements: Iterable[LoggedStatement], spelling: ServerSpelling) -> bool:
     """Tell whether a table came into being by one of the statements."""
     return any(
@@ -381,29 +372,6 @@ def _is_created(name: TableName, statements: Iterable[LoggedStatement], spelling
         for statement in statements
         for effect in effects_of(statement.text, statement.database, spelling)
     )
-
-
-def _touches(statement: LoggedStatement, names: set[TableName], spelling: ServerSpelling) -> bool:
-    """Tell whether a statement may have changed one of these tables."""
-    for effect in effects_of(statement.text, statement.database, spelling):
-        match effect:
-            case (
-                CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name) | DropTable(name=name)
-            ):
-                if name in names:
-                    return True
-            case RenameTable(name=name, to=to):
-                if names & {name, to}:
-                    return True
-            case DropDatabase(database=database):
-                if any(name.database == database for name in names):
-                    return True
-            case Unread(tables=tables):
-                if tables is None and any(statement.session.may_change(name.database) for name in names):
-                    return True
-                if tables is not None and names & tables:
-                    return True
-    return False
 
 
 def _listed(name: TableName | None, doubt: Doubt, failure: str | None) -> dict[str, Any]:
