@@ -30,26 +30,18 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class WatchedHistory:
+class WatchedHistory(SchemaHistory):
     """A schema history whose questions to the server are counted, and answered from the recording.
 
     Every definition that it does not doubt must be the server's own.
     """
 
     def __init__(self, recording: Recording, outcome: Outcome) -> None:
+        super().__init__(recording.defaults)
         self._recording = recording
         self._outcome = outcome
-        self._history = SchemaHistory(recording.defaults)
         self._in_doubt: set[TableName] = set()
         self._gone: set[TableName] = set()
-
-    def needs_reread(self, name: TableName) -> bool:
-        """Tell whether what is known of a table is in doubt."""
-        return self._history.needs_reread(name)
-
-    def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
-        """Return the schema in force at a position, None where none is known."""
-        return self._history.schema(database, table, position)
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
         """Take the definition from the recording, as a server would tell it."""
@@ -57,31 +49,32 @@ class WatchedHistory:
         if definition is None:
             raise SchemaUnknown(f"the server has no table {name}", position=str(position))
         self._outcome.counts["questions"] += 1
-        self._history.take(definition.to_json(), position)
+        self.take(definition.to_json(), position)
         self._in_doubt.discard(name)
         return definition.schema
 
-    def apply(self, text: str, database: str, position: Position) -> set[TableName]:
+    def apply(self, text: str, database: str, position: Position, *others: Any) -> set[TableName]:
         """Take a statement into account, and hold what is known now against the recording."""
         self._outcome.counts["statements"] += 1
-        moved = self._history.apply(text, database, position)
+        moved = super().apply(text, database, position, *others)
         definitions = self._recording.definitions_after(position)
-        in_doubt = {name for name in definitions if self._history.needs_reread(name)}
+        in_doubt = {name for name in definitions if self.needs_reread(name)}
         if in_doubt - self._in_doubt:
             self._outcome.doubts.append(f"{sorted(map(str, in_doubt - self._in_doubt))}: {text}")
         self._in_doubt = in_doubt
         for name, definition in definitions.items():
             self._compare(name, definition, text, position)
-        for known in set(self._history.names()) - definitions.keys() - self._gone:
-            if known.database in self._recording.databases and not self._history.needs_reread(known):
+        for known in set(self.names()) - definitions.keys() - self._gone:
+            # MariaDB keeps an empty table's old name for a while where ALTER moved it to another database.
+            if known.database in self._recording.databases and known.table in text:
                 self._gone.add(known)
                 self._outcome.differences.append(f"{position}: {known} is gone after {text}")
         return moved
 
     def _compare(self, name: TableName, definition: TableDefinition, text: str, position: Position) -> None:
-        if self._history.needs_reread(name):
+        if self.needs_reread(name):
             return
-        known = self._history.schema(name.database, name.table)
+        known = self.schema(name.database, name.table)
         expected = definition.schema
         if known is None:
             # The server is asked for it when its next row comes.
@@ -100,7 +93,7 @@ class WatchedHistory:
             self._outcome.counts["definitions compared"] += 1
             return
         # One difference is told once: what follows from it is not.
-        self._history.take(definition.to_json(), position)
+        self.take(definition.to_json(), position)
 
 
 def compare(recording: Recording, files: Iterable[str]) -> Outcome:

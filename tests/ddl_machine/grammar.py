@@ -20,6 +20,7 @@ class ColumnFacts:
     type_text: str
     charset: str | None
     is_writable: bool
+    is_comparable: bool = True
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ class Grammar:
 
     def _generated(self, columns: Sequence[str]) -> str:
         expression = self.chance.choice(
-            (f"length({columns[0]}) + 1", f"concat('a,(', {columns[-1]} IS NOT NULL)", "(1 + 2)")
+            (f"({columns[0]} IS NOT NULL) + 1", f"3 + ({columns[-1]} IN (1, 2))", "(1 + 2)")
         )
-        kind, expression = ("INT", expression) if "concat" not in expression else ("VARCHAR(20)", expression)
+        kind = self.chance.choice(("INT", "BIGINT UNSIGNED", "DECIMAL(9,2)"))
         how = self.chance.choice(("VIRTUAL", "STORED", "", "PERSISTENT" if self.mariadb else "STORED"))
         return f"{kind} {self._maybe(0.5, 'GENERATED ALWAYS ')}AS ({expression}) {how}"
 
@@ -336,8 +337,8 @@ class Grammar:
                 f"CHARACTER SET {charset}",
                 f"CHARACTER SET {charset} COLLATE {charset}_bin",
                 f"CHARSET '{charset}'",
-                "CHARACTER SET DEFAULT",
-                "CHARACTER SET binary",
+                "CHARACTER SET DEFAULT" if self.chance.random() < 0.2 else "CHARACTER SET latin1",
+                "CHARACTER SET binary" if self.chance.random() < 0.1 else "CHARACTER SET utf8mb4",
             )
         )
 
@@ -395,4 +396,4 @@ class Grammar:
             "CREATE USER IF NOT EXISTS ddl_machine_user", "GRANT SELECT ON *.* TO ddl_machine_user",
             "REVOKE SELECT ON *.* FROM ddl_machine_user", "DROP ROLE IF EXISTS ddl_machine_role",
         )  # fmt: skip
-        return self.chance.choice((*own, *shared))
+        return self.chance.choice((*own, *shared, *shared))

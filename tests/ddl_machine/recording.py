@@ -196,14 +196,15 @@ class Run:
         self._note(recording, RowChange(start, end, name, tuple(images), facts.is_versioned, text))
 
     def _select(self, session: Any, facts: TableFacts) -> list[dict[str, Any]]:
-        columns = ", ".join(_selected(one) for one in facts.columns)
+        compared = [one for one in facts.columns if one.is_comparable]
+        columns = ", ".join(_selected(one) for one in compared)
         with session.cursor() as cursor:
             try:
                 cursor.execute(f"SELECT {columns} FROM {quote_name(facts.database)}.{quote_name(facts.name)}")
             except pymysql.err.MySQLError:
                 # A tablespace that was discarded has no rows.
                 return []
-            names = [one.name for one in facts.columns]
+            names = [one.name for one in compared]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     # --- The session -------------------------------------------------------------------------------
@@ -243,7 +244,9 @@ class Run:
                 is_writable = "GENERATED" not in extra.replace("DEFAULT_GENERATED", "")
                 if is_row_part:
                     versioned.add((database, table))
-                facts = ColumnFacts(column, kind, charset, is_writable)
+                # MariaDB does not compute every virtual column that it logs.
+                is_comparable = not (self.grammar.mariadb and "VIRTUAL" in extra)
+                facts = ColumnFacts(column, kind, charset, is_writable, is_comparable)
                 tables.setdefault((database, table), []).append(facts)
             cursor.execute(
                 "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA IN %s"

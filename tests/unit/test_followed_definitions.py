@@ -69,8 +69,11 @@ def test_charsets_that_only_the_server_tells_put_a_table_in_doubt(statements: st
         "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t MODIFY b TEXT",
         "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t CHANGE b c VARCHAR(900)",
         "CREATE TABLE t (a INT, b GEOMETRY UNIQUE)",
-        "CREATE TABLE t (a INT, b VARCHAR(300) UNIQUE)",
-        "CREATE TABLE t (a VARCHAR(200), b VARCHAR(200), UNIQUE (a, b))",
+        "CREATE TABLE t (a INT, b VARCHAR(300) UNIQUE) ENGINE=MyISAM",
+        "CREATE TABLE t (a VARCHAR(200), b VARCHAR(200), UNIQUE (a, b)) ENGINE MyISAM",
+        "CREATE TABLE t (a VARCHAR(700), b VARCHAR(200)); CREATE UNIQUE INDEX i USING BTREE ON t (a, b)",
+        "CREATE TABLE t (a TEXT); ALTER TABLE t ADD UNIQUE (a)",
+        "CREATE TABLE t (a INT); ALTER TABLE t ADD b TEXT UNIQUE",
     ],
 )
 def test_mariadb_tables_that_may_have_a_hidden_column_are_in_doubt(statements: str) -> None:
@@ -81,3 +84,71 @@ def test_mariadb_tables_that_may_have_a_hidden_column_are_in_doubt(statements: s
 def test_mariadb_compressed_bytes_are_read() -> None:
     columns = columns_after("CREATE TABLE t (a VARBINARY(50) COMPRESSED)", MARIADB)
     assert columns == ["a varbinary(50) /*M!100301 COMPRESSED*/"]
+
+
+@pytest.mark.parametrize(
+    ("statements", "columns"),
+    [
+        # IF EXISTS and IF NOT EXISTS are about the columns before the statement.
+        ("CREATE TABLE t (a INT); ALTER TABLE t ADD IF NOT EXISTS a TEXT, ADD IF NOT EXISTS b INT FIRST",
+         ["b int(11)", "a int(11)"]),
+        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t DROP a, ADD IF NOT EXISTS a TEXT", ["b int(11)"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t ADD b INT, DROP IF EXISTS b", ["a int(11)", "b int(11)"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t MODIFY IF EXISTS b INT, RENAME COLUMN IF EXISTS c TO d",
+         ["a int(11)"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t CHANGE IF EXISTS a b DATE, CHANGE IF EXISTS x y INT",
+         ["b date"]),
+        ("CREATE TABLE t (a INT, b TEXT); CREATE INDEX i ON t (b(9)); DROP INDEX i ON t",
+         ["a int(11)", "b text gbk"]),
+        ("CREATE TABLE t (a INT, b CHAR(9)); ALTER TABLE t ADD UNIQUE (a), MODIFY b TEXT",
+         ["a int(11)", "b text gbk"]),
+        ("CREATE TABLE t (a INT UNIQUE); ALTER TABLE t DROP INDEX a, DROP CONSTRAINT x", ["a int(11)"]),
+        ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING",
+         ["a int(11)", "row_start timestamp(6)", "row_end timestamp(6)"]),
+        ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING; ALTER TABLE t DROP SYSTEM VERSIONING",
+         ["a int(11)"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t ADD SYSTEM VERSIONING",
+         ["a int(11)", "row_start timestamp(6)", "row_end timestamp(6)"]),
+    ],
+)  # fmt: skip
+def test_clauses_of_mariadb_are_followed(statements: str, columns: list[str]) -> None:
+    assert columns_after(statements, MARIADB) == columns
+
+
+@pytest.mark.parametrize(
+    ("text", "charset", "to", "expected"),
+    [
+        ("TEXT", "utf8mb3", "utf8mb4", "mediumtext"),
+        ("TINYTEXT", "latin1", "utf8mb4", "text"),
+        ("TEXT", "utf8mb4", "latin1", "text"),
+        ("MEDIUMTEXT", "utf16", "ucs2", "mediumtext"),
+        ("LONGTEXT", "latin1", "utf8mb4", "longtext"),
+        ("VARCHAR(200)", "latin1", "utf8mb4", "varchar(200)"),
+    ],
+)
+def test_converted_texts_hold_as_many_characters(text: str, charset: str, to: str, expected: str) -> None:
+    statements = (
+        f"CREATE TABLE t (a {text} CHARACTER SET {charset}); ALTER TABLE t CONVERT TO CHARACTER SET {to}"
+    )
+    assert columns_after(statements, MYSQL) == [f"a {expected} {to}"]
+
+
+@pytest.mark.parametrize("declared", ["ADD b BLOB", "MODIFY a TINYTEXT", "CHANGE a b LONG VARBINARY"])
+def test_a_size_that_the_server_computes_puts_a_table_in_doubt(declared: str) -> None:
+    assert (
+        columns_after(f"CREATE TABLE t (a CHAR); ALTER TABLE t {declared}, CONVERT TO CHARSET ucs2", MYSQL)
+        is None
+    )
+
+
+def test_the_key_of_a_system_versioned_table_ends_with_its_period() -> None:
+    history = SchemaHistory(ServerDefaults(MARIADB, "utf8mb4", {}, False))
+    history.apply(
+        "CREATE TABLE t (a INT KEY, s TIMESTAMP(6) AS ROW START, e TIMESTAMP(6) GENERATED ALWAYS AS ROW END,"
+        " PERIOD FOR SYSTEM_TIME (s, e)) WITH SYSTEM VERSIONING",
+        "shop",
+        Position(0, "bin.000001", 100),
+    )
+    history.apply("CREATE TABLE u (a INT KEY) WITH SYSTEM VERSIONING", "shop", Position(0, "bin.000001", 200))
+    keys = [schema.primary_key for name in "tu" if (schema := history.schema("shop", name))]
+    assert keys == [("a", "e"), ("a", "row_end")]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.capture.ddl.effects import (
     AddColumn,
+    AddUnique,
     AlterTable,
     ConvertCharset,
     CreateLike,
@@ -102,6 +103,8 @@ def _unaltered(
     columns may have swapped theirs.
     """
     renames = [step for step in steps if isinstance(step, RenameColumn)]
+    if any(step.if_exists for step in renames):
+        raise CannotRewind(statement)
     keys = [step for step in steps if isinstance(step, SetKey)]
     others = [step for step in steps if not isinstance(step, RenameColumn | SetKey)]
     for step in [*reversed(keys), *reversed(others)]:
@@ -121,7 +124,7 @@ def _undone(definition: TableDefinition, step: Step, statement: LoggedStatement)
     """Return the definition without a step of ALTER TABLE. Raises CannotRewind."""
     schema = definition.schema
     match step:
-        case AddColumn(column=column):
+        case AddColumn(column=column, keep=False):
             kept = tuple(one for one in schema.columns if one.name.lower() != column.name.lower())
             if len(kept) != len(schema.columns) - 1 or not kept:
                 raise CannotRewind(statement)
@@ -135,6 +138,8 @@ def _undone(definition: TableDefinition, step: Step, statement: LoggedStatement)
             return replace(definition, schema=replace(schema, columns=columns, primary_key=()))
         case SetTableCharset():
             return replace(definition, charset=None)
+        case AddUnique() if not definition.hidden_columns:
+            return definition
         case ConvertCharset() if not any(one.charset for one in schema.columns):
             return replace(definition, charset=None)
     raise CannotRewind(statement)

@@ -39,6 +39,9 @@ SELECT s.TABLE_SCHEMA AS `database`, s.TABLE_NAME AS `table`, COUNT(DISTINCT s.I
 FROM information_schema.STATISTICS s JOIN information_schema.TABLES t USING (TABLE_SCHEMA, TABLE_NAME)
 WHERE s.INDEX_TYPE = 'HASH' AND s.NON_UNIQUE = 0 AND t.ENGINE NOT IN ('MEMORY', 'NDBCLUSTER') AND {which}
 GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME"""
+_UNIQUE = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
+FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND {which}"""
 _VERSIONED = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`
 FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START' AND {which}"""
@@ -109,7 +112,10 @@ def _read(connection: Connection, which: str, args: Iterable[Any]) -> list[Table
     for row in ask(_KEYS):
         keys[_name(row)].append(str(row["name"]))
     hidden: dict[TableName, list[Column]] = {}
+    unique: dict[TableName, set[str]] = defaultdict(set)
     if connection.identity().flavor == MARIADB:
+        for row in ask(_UNIQUE):
+            unique[_name(row)].add(str(row["name"]).lower())
         explicit = {_name(row) for row in ask(_VERSIONED)}
         implicit = {name for name, row in tables.items() if row["kind"] == "SYSTEM VERSIONED"} - explicit
         hashed = {_name(row): int(row["hidden"]) for row in ask(_HASHED, "s.")}
@@ -123,6 +129,7 @@ def _read(connection: Connection, which: str, args: Iterable[Any]) -> list[Table
             ),
             charset_of_collation(str(row["collation"])) if row["collation"] else None,
             len(hidden.get(name, [])),
+            frozenset(unique[name]),
         )
         for name, row in tables.items()
         # A table dropped between two of the queries has no columns any more.

@@ -9,21 +9,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from penstock.capture.ddl.column_types import TypeUnknown, can_hold
+from penstock.capture.ddl.column_types import TypeUnknown, can_hold, converted
 from penstock.capture.ddl.effects import (
     AddColumn,
+    AddUnique,
     ChangeColumn,
     ColumnSpelling,
     ConvertCharset,
     CreateTable,
     DropColumn,
+    DropUnique,
     Place,
     RenameColumn,
     SetKey,
     SetTableCharset,
+    SetVersioning,
     Step,
 )
-from penstock.capture.ddl.tables import may_need_hash
+from penstock.capture.ddl.tables import adds_hash, may_need_hash
 from penstock.errors import SchemaInvalid
 from penstock.model import Column, TableName, TableSchema
 
@@ -34,11 +37,16 @@ class Contradiction(Exception):
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A schema, the charset new columns take, and how many hidden columns close the row image."""
+    """A schema, the charset new columns take, and how many hidden columns close the row image.
+
+    `unique_columns` has every column of MariaDB's unique keys, in lower case, and maybe more; None where they
+    are not known.
+    """
 
     schema: TableSchema
     charset: str | None
     hidden_columns: int = 0
+    unique_columns: frozenset[str] | None = None
 
     def renamed(self, name: TableName, version: int) -> Self:
         """Return the same definition under a name and version."""
@@ -51,6 +59,7 @@ class TableDefinition:
             "schema": self.schema.to_json(),
             "charset": self.charset,
             "hidden_columns": self.hidden_columns,
+            "unique_columns": None if self.unique_columns is None else sorted(self.unique_columns),
         }
 
     @classmethod
@@ -58,7 +67,10 @@ class TableDefinition:
         """Read what `to_json` wrote. Raises SchemaInvalid."""
         match value:
             case {"schema": schema, "charset": str() | None as charset, "hidden_columns": int(hidden)}:
-                return cls(TableSchema.from_json(schema), charset, hidden)
+                # Earlier versions did not write it.
+                unique = value.get("unique_columns")
+                known = None if unique is None else frozenset(map(str, unique))
+                return cls(TableSchema.from_json(schema), charset, hidden, known)
         raise SchemaInvalid("a table definition needs schema, charset and hidden_columns")
 
 
@@ -66,10 +78,13 @@ def created(effect: CreateTable, database_charset: str | None) -> TableDefinitio
     """Return what CREATE TABLE defines. Raises Contradiction where a charset cannot be told."""
     charset = effect.charset or database_charset
     columns = [_column(spelling, charset) for spelling in effect.columns]
-    draft = _Draft(columns, (), charset)
+    draft = _Draft(columns, (), charset, unique_columns=frozenset())
     draft.set_key(SetKey(effect.key))
+    for step in sorted(effect.steps, key=_turn):
+        draft.take(step)
     name = effect.name
-    return TableDefinition(TableSchema(name.database, name.table, tuple(draft.columns), draft.key), charset)
+    schema = TableSchema(name.database, name.table, tuple(draft.columns), draft.key)
+    return TableDefinition(schema, charset, draft.hidden_columns, draft.unique_columns)
 
 
 def altered(
@@ -77,8 +92,18 @@ def altered(
 ) -> TableDefinition:
     """Return the definition after the steps of one ALTER TABLE. Raises Contradiction."""
     draft = _Draft(
-        list(definition.schema.columns), definition.schema.primary_key, definition.charset, database_charset
+        list(definition.schema.columns),
+        definition.schema.primary_key,
+        definition.charset,
+        database_charset,
+        definition.hidden_columns,
+        definition.unique_columns,
     )
+    steps = [step for step in steps if draft.applies(step)]
+    if any(isinstance(step, ConvertCharset) for step in steps) and any(map(_declares_large, steps)):
+        raise Contradiction(
+            "the server computes the size of a TEXT or BLOB that it converts as it is declared"
+        )
     adds_last = any(isinstance(step, AddColumn) and step.place == Place() for step in steps)
     if definition.hidden_columns and adds_last:
         raise Contradiction("the place of a column beside hidden ones is the server's choice")
@@ -100,7 +125,7 @@ def altered(
     if not draft.columns:
         raise Contradiction("no column is left")
     schema = replace(definition.schema, columns=tuple(draft.columns), primary_key=draft.key)
-    return replace(definition, schema=schema, charset=draft.charset)
+    return TableDefinition(schema, draft.charset, draft.hidden_columns, draft.unique_columns)
 
 
 def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
@@ -112,25 +137,23 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
 
 
 # Charsets that members are converted from without becoming others; those of two bytes a character are not.
-_EXTEND_ASCII = (
-    "ascii",
-    "latin1",
-    "latin2",
-    "utf8mb3",
-    "utf8mb4",
-    "cp1250",
-    "cp1251",
-    "gbk",
-    "gb18030",
-    "big5",
-)
+_EXTEND_ASCII = {"ascii", "latin1", "latin2", "utf8mb3", "utf8mb4", "cp1250", "cp1251", "gbk", "gb18030"}
 # Steps with which a hidden column of MariaDB may come or go.
-_MAY_HIDE = ChangeColumn | ConvertCharset | DropColumn
+_MAY_HIDE = ChangeColumn | ConvertCharset | DropColumn | DropUnique
+_PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end"))
 
 
 def _turn(step: Step) -> int:
-    """Return a step's turn: new and changed columns are converted too, and a key may name any column."""
-    return {ConvertCharset: 1, SetKey: 2}.get(type(step), 0)
+    """Return a step's turn: new and changed columns are converted too, and a key may name any column.
+
+    Hidden columns come last.
+    """
+    return {ConvertCharset: 1, SetKey: 2, AddUnique: 2, DropUnique: 2, SetVersioning: 3}.get(type(step), 0)
+
+
+def _declares_large(step: Step) -> bool:
+    """Tell whether a step declares a TEXT or BLOB."""
+    return isinstance(step, AddColumn | ChangeColumn) and step.column.declared.text.endswith(("text", "blob"))
 
 
 class _Draft:
@@ -142,11 +165,28 @@ class _Draft:
         key: tuple[str, ...],
         charset: str | None,
         database_charset: str | None = None,
+        hidden_columns: int = 0,
+        unique_columns: frozenset[str] | None = None,
     ) -> None:
         self.columns = columns
         self.key = key
         self.charset = charset
+        self.hidden_columns = hidden_columns
+        self.unique_columns = unique_columns
         self._database_charset = database_charset
+
+    def applies(self, step: Step) -> bool:
+        """Tell whether IF EXISTS or IF NOT EXISTS lets a step happen; it is about the columns at hand."""
+        match step:
+            case AddColumn(keep=True, column=column):
+                return not self._has(column.name)
+            case (
+                ChangeColumn(name=name, if_exists=True)
+                | DropColumn(name=name, if_exists=True)
+                | RenameColumn(name=name, if_exists=True)
+            ):
+                return self._has(name)
+        return True
 
     def take(self, step: Step) -> None:
         actions: dict[type[Any], Callable[[Any], None]] = {
@@ -155,6 +195,9 @@ class _Draft:
             SetKey: self.set_key,
             ConvertCharset: self.convert,
             SetTableCharset: self.set_charset,
+            AddUnique: self.add_unique,
+            DropUnique: lambda _: None,
+            SetVersioning: self.set_versioning,
         }
         actions[type(step)](step)
 
@@ -168,8 +211,9 @@ class _Draft:
         column = _column(step.column, self.charset)
         old = self.columns.pop(at)
         self._refuse(column.name)
-        if step.may_add_hash and not may_need_hash(old.type_text):
+        if step.may_add_hash and not may_need_hash(old.type_text) and self._may_be_unique(old.name):
             raise Contradiction("a unique key over the column may get a hidden column")
+        self._rename_unique({old.name: column.name})
         if old.name in self.key:
             column = replace(column, nullable=False)
         self.key = tuple(column.name if name == old.name else name for name in self.key)
@@ -184,6 +228,7 @@ class _Draft:
         if len(new) != len(steps) or len({one.name.lower() for one in self.columns}) != len(self.columns):
             raise Contradiction("two columns would have one name")
         self.key = tuple(new.get(name, name) for name in self.key)
+        self._rename_unique(new)
 
     def drop(self, step: DropColumn) -> None:
         dropped = self.columns.pop(self._find(step.name)).name
@@ -194,6 +239,29 @@ class _Draft:
         for at in places:
             self.columns[at] = replace(self.columns[at], nullable=False)
         self.key = tuple(self.columns[at].name for at in places)
+        if self.key and tuple(self.columns[-len(_PERIOD) :]) == _PERIOD:
+            self.key = (*self.key, _PERIOD[-1].name)
+
+    def add_unique(self, step: AddUnique) -> None:
+        types = [self.columns[self._find(name)].type_text for name, _ in step.columns]
+        if adds_hash(types, [prefix for _, prefix in step.columns], step.characters_max):
+            raise Contradiction("a unique key may get a hidden column")
+        if self.unique_columns is not None:
+            self.unique_columns |= {name.lower() for name, _ in step.columns}
+
+    def set_versioning(self, step: SetVersioning) -> None:
+        """Add or remove row_start and row_end behind the last column."""
+        if step.versioned and not self.hidden_columns:
+            self.columns += _PERIOD
+            self.hidden_columns = len(_PERIOD)
+            # The server closes a primary key with the period's end.
+            self.key = (*self.key, _PERIOD[-1].name) if self.key else ()
+        elif not step.versioned and tuple(self.columns[-self.hidden_columns :]) == _PERIOD:
+            del self.columns[-self.hidden_columns :]
+            self.hidden_columns = 0
+            self.key = tuple(name for name in self.key if name != _PERIOD[-1].name)
+        else:
+            raise Contradiction("the place of the columns of a period is the server's choice")
 
     def set_charset(self, step: Step) -> None:
         """Take the charset that a step gives the table, if it gives one."""
@@ -206,14 +274,16 @@ class _Draft:
             raise Contradiction("the charset to convert to changes types or cannot be told")
         for at, column in enumerate(self.columns):
             if column.type_text.startswith(("enum", "set")) and not (
-                column.charset in _EXTEND_ASCII and can_hold(charset, column.type_text)
+                {column.charset, charset} <= _EXTEND_ASCII and can_hold(charset, column.type_text)
             ):
                 raise Contradiction("the server may convert the members to others")
             if column.charset in (None, "binary", charset):
                 continue
-            if "text" in column.type_text:
-                raise Contradiction("the server widens a TEXT column where the new charset needs it")
-            self.columns[at] = replace(column, charset=charset)
+            try:
+                type_text = converted(column.type_text, column.charset, charset)
+            except TypeUnknown as problem:
+                raise Contradiction(f"the type of {column.name} cannot be told") from problem
+            self.columns[at] = replace(column, type_text=type_text, charset=charset)
 
     def _insert(self, column: Column, place: Place) -> None:
         if place.first:
@@ -229,6 +299,17 @@ class _Draft:
                 return at
         raise Contradiction(f"there is no column {name}")
 
+    def _may_be_unique(self, name: str) -> bool:
+        return self.unique_columns is None or name.lower() in self.unique_columns
+
+    def _rename_unique(self, new: dict[str, str]) -> None:
+        if self.unique_columns is not None:
+            lower = {name.lower(): to.lower() for name, to in new.items()}
+            self.unique_columns = frozenset(lower.get(name, name) for name in self.unique_columns)
+
+    def _has(self, name: str) -> bool:
+        return any(column.name.lower() == name.lower() for column in self.columns)
+
     def _refuse(self, name: str) -> None:
-        if any(column.name.lower() == name.lower() for column in self.columns):
+        if self._has(name):
             raise Contradiction(f"there is a column {name} already")

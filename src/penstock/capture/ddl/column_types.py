@@ -38,8 +38,16 @@ _FRACTIONAL = ("TIME", "DATETIME", "TIMESTAMP")
 _GEOMETRIES = ("GEOMETRY", "POINT", "LINESTRING", "POLYGON", "MULTIPOINT", "MULTILINESTRING", "MULTIPOLYGON")
 _GEOMETRY_COLLECTIONS = ("GEOMETRYCOLLECTION", "GEOMCOLLECTION")
 
-# Bytes a character takes at most; TEXT(n) counts characters.
-_CHARACTER_BYTES_MAX = {"latin1": 1, "ascii": 1, "binary": 1, "ucs2": 2, "gbk": 2, "utf8mb3": 3, "utf8mb4": 4}
+# Bytes a character takes at most, MAXLEN of information_schema.CHARACTER_SETS; TEXT(n) counts characters.
+_CHARACTER_BYTES_MAX = {
+    **dict.fromkeys(("latin1", "latin2", "latin5", "latin7", "ascii", "binary", "cp1250", "cp1251"), 1),
+    **dict.fromkeys(("cp1256", "cp1257", "cp850", "cp852", "cp866", "greek", "hebrew", "koi8r", "koi8u"), 1),
+    **dict.fromkeys(("ucs2", "gbk", "gb2312", "big5", "euckr", "sjis", "cp932"), 2),
+    **dict.fromkeys(("utf8mb3", "ujis", "eucjpms"), 3),
+    **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "gb18030"), 4),
+}
+# VARCHAR holds so many bytes less its length; the server makes a longer one a TEXT, or refuses it.
+_VARCHAR_BYTES_MAX = 65_532
 
 # What proves that a charset has a character: its own codec, or that of a standard which it contains.
 _CODECS = {
@@ -203,6 +211,25 @@ def _characters(
     if cursor.accept("BYTE"):
         return DeclaredType(name.replace("char", "binary") + length)
     return DeclaredType(name + length + _compressed(cursor, spelling), takes_charset=True, charset=charset)
+
+
+def converted(type_text: str, charset: str, to: str) -> str:
+    """Return what CONVERT TO CHARACTER SET makes of a column's type: a TEXT still holds as many characters.
+
+    Raises TypeUnknown.
+    """
+    try:
+        before, after = _CHARACTER_BYTES_MAX[charset], _CHARACTER_BYTES_MAX[to]
+    except KeyError:
+        raise TypeUnknown(type_text) from None
+    name, blank, rest = type_text.partition(" ")
+    if name.upper() in _TEXTS:
+        size_bytes = _SIZED_MAX[_TEXTS.index(name.upper())] - 1
+        characters = size_bytes // before
+        return _sized(_TEXTS, min(max(characters * after, size_bytes), _SIZED_MAX[-1] - 1)) + blank + rest
+    if name.startswith("varchar(") and int(name[8:-1]) * after > _VARCHAR_BYTES_MAX:
+        raise TypeUnknown(type_text)
+    return type_text
 
 
 def can_hold(charset: str, text: str) -> bool:

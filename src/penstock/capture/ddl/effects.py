@@ -21,6 +21,10 @@ class ColumnSpelling:
     charset: str | None
     nullable: bool
     key: bool
+    unique: bool = False
+    """Whether MariaDB makes a unique key over it, which may be a hidden hash."""
+    ends_period: bool = False
+    """Whether it is the ROW END of a system-versioned table of MariaDB."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +37,39 @@ class Place:
 
 @dataclass(frozen=True)
 class AddColumn:
+    """ADD COLUMN; with `keep` (IF NOT EXISTS) a column that was there before the statement stays as it is."""
+
     column: ColumnSpelling
     place: Place
+    keep: bool = False
 
 
 @dataclass(frozen=True)
 class ChangeColumn:
-    """MODIFY and CHANGE; `place` is None where the column stays where it is."""
+    """MODIFY and CHANGE; `place` is None where the column stays where it is.
+
+    With `if_exists`, here and in the steps below, nothing happens to a column that was not there before.
+    """
 
     name: str
     column: ColumnSpelling
     place: Place | None
     may_add_hash: bool = False
     """Whether MariaDB may add a hidden column, where a unique key is over a column of this type."""
+    if_exists: bool = False
 
 
 @dataclass(frozen=True)
 class RenameColumn:
     name: str
     to: str
+    if_exists: bool = False
 
 
 @dataclass(frozen=True)
 class DropColumn:
     name: str
+    if_exists: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,27 @@ class SetKey:
     """The primary key becomes these columns, none where it is dropped."""
 
     columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AddUnique:
+    """A unique key of MariaDB, which may be a hidden hash: its columns, each with a prefix length or None."""
+
+    columns: tuple[tuple[str, int | None], ...]
+    characters_max: int = 768
+    """Longer keys are hidden hashes: InnoDB's have at most 3072 bytes, and a character at most 4."""
+
+
+@dataclass(frozen=True)
+class DropUnique:
+    """An index of MariaDB that may be unique is dropped, and a hidden hash with it."""
+
+
+@dataclass(frozen=True)
+class SetVersioning:
+    """MariaDB's SYSTEM VERSIONING without columns named for it: two hidden columns come or go."""
+
+    versioned: bool
 
 
 @dataclass(frozen=True)
@@ -80,7 +114,18 @@ class SetTableCharset:
     charset: str
 
 
-Step = AddColumn | ChangeColumn | RenameColumn | DropColumn | SetKey | ConvertCharset | SetTableCharset
+Step = (
+    AddColumn
+    | ChangeColumn
+    | RenameColumn
+    | DropColumn
+    | SetKey
+    | AddUnique
+    | DropUnique
+    | SetVersioning
+    | ConvertCharset
+    | SetTableCharset
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +136,8 @@ class CreateTable:
     charset: str | None
     keep: bool
     """IF NOT EXISTS: a table that is there stays as it is."""
+    steps: tuple[AddUnique | SetVersioning, ...] = ()
+    """What may give the table hidden columns."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from penstock.capture.ddl.effects import (
     AlterTable,
     DropDatabase,
     DropTable,
+    DropUnique,
     Effect,
     NotUnderstood,
     RenameTable,
@@ -25,7 +26,7 @@ from penstock.capture.ddl.effects import (
     Unread,
     accept_charset,
 )
-from penstock.capture.ddl.tables import alter_table, create_table
+from penstock.capture.ddl.tables import alter_table, create_table, unique_key
 from penstock.capture.ddl.tokens import (
     ServerSpelling,
     TextUnreadable,
@@ -49,7 +50,7 @@ _OBJECTS_WITHOUT_ROWS = words_of(
 # Words that may stand between CREATE, ALTER or DROP and the kind of object.
 # A view is logged as CREATE ALGORITHM=... DEFINER=... SQL SECURITY DEFINER VIEW, whatever the client sent.
 _BEFORE_KIND = words_of(
-    """ONLINE OFFLINE IGNORE AGGREGATE UNIQUE FULLTEXT VECTOR PUBLIC SQL SECURITY INVOKER DEFINER JSON
+    """ONLINE OFFLINE IGNORE AGGREGATE FULLTEXT VECTOR PUBLIC SQL SECURITY INVOKER DEFINER JSON
     RELATIONAL DUALITY MATERIALIZED"""
 )
 
@@ -108,6 +109,8 @@ def _statement(statement: Statement) -> list[Effect]:
         raise NotUnderstood
     temporary = _skip_to_kind(cursor)
     kind = cursor.take().upper
+    if kind == "UNIQUE" and cursor.accept("INDEX"):
+        kind = "UNIQUE INDEX"
     if kind in _OBJECTS_WITHOUT_ROWS:
         return []
     if temporary:
@@ -146,8 +149,8 @@ def _create(statement: Statement, kind: str) -> list[Effect]:
     if kind in ("DATABASE", "SCHEMA"):
         database = statement.take_name()
         return [SetDatabaseCharset(database, _charset_option(cursor), keep)]
-    if kind == "INDEX":
-        return _index(statement)
+    if kind in ("INDEX", "UNIQUE INDEX"):
+        return _index(statement, unique=kind == "UNIQUE INDEX")
     statement.confined = kind in ("TABLE", "SEQUENCE")
     if kind == "TABLE":
         return [create_table(statement, keep)]
@@ -188,7 +191,7 @@ def _drop(statement: Statement, kind: str) -> list[Effect]:
     if kind in ("DATABASE", "SCHEMA"):
         return [DropDatabase(statement.take_name())]
     if kind == "INDEX":
-        return _index(statement)
+        return _index(statement, drops=True)
     if kind not in ("TABLE", "TABLES", "SEQUENCE"):
         raise NotUnderstood
     names = [statement.take_table()]
@@ -215,7 +218,7 @@ def _rename(statement: Statement, kind: str) -> list[Effect]:
             return effects
 
 
-def _index(statement: Statement) -> list[Effect]:
+def _index(statement: Statement, *, drops: bool = False, unique: bool = False) -> list[Effect]:
     """CREATE INDEX i ON t and DROP INDEX i ON t change columns only through MariaDB's hidden ones."""
     cursor = statement.cursor
     cursor.accept("IF", "NOT", "EXISTS")
@@ -226,7 +229,11 @@ def _index(statement: Statement) -> list[Effect]:
     name = statement.take_table()
     if index.text.upper() == "PRIMARY":
         return [AlterTable(name, (SetKey(()),))]
-    return [Unread(frozenset((name,)))] if statement.spelling.mariadb else []
+    if not statement.spelling.mariadb or not (drops or unique):
+        return []
+    while unique and not cursor.ended and cursor.next.upper != "(":
+        cursor.take()
+    return [AlterTable(name, (DropUnique() if drops else unique_key(cursor),))]
 
 
 def _charset_option(cursor: TokenCursor) -> str | None:

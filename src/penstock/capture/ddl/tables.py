@@ -5,9 +5,13 @@ Only what shapes rows is read strictly: names, types, charsets, places and the p
 attributes and options are passed over by their parentheses.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from penstock.capture.ddl.column_types import TypeUnknown, take_type
 from penstock.capture.ddl.effects import (
     AddColumn,
+    AddUnique,
     AlterTable,
     ChangeColumn,
     ColumnSpelling,
@@ -15,6 +19,7 @@ from penstock.capture.ddl.effects import (
     CreateLike,
     CreateTable,
     DropColumn,
+    DropUnique,
     Effect,
     NotUnderstood,
     Place,
@@ -22,6 +27,7 @@ from penstock.capture.ddl.effects import (
     RenameTable,
     SetKey,
     SetTableCharset,
+    SetVersioning,
     Statement,
     Step,
     accept_charset,
@@ -46,9 +52,8 @@ _OPTIONS = words_of(
     SECONDARY_ENGINE_ATTRIBUTE START STATS_AUTO_RECALC STATS_PERSISTENT STATS_SAMPLE_PAGES STORAGE
     TABLESPACE TABLE_CHECKSUM TYPE UNION"""
 )
-# A unique key over longer columns makes MariaDB add a hidden column: a key has at most 1000 bytes in
-# every engine, 250 characters of utf8mb4.
-_UNIQUE_CHARACTERS_MAX = 250
+# Engines other than InnoDB have keys of at most 1000 bytes, 250 characters of utf8mb4.
+_SHORT_UNIQUE_CHARACTERS_MAX = 250
 _WITHOUT_LENGTH = (
     *("tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob", "json"),
     *("geometry", "point", "linestring", "polygon", "multi", "geomcollection"),
@@ -68,28 +73,47 @@ def create_table(statement: Statement, keep: bool) -> Effect:
         return CreateLike(name, Statement(inside, statement.database, statement.spelling).take_table(), keep)
     columns: list[ColumnSpelling] = []
     key: tuple[str, ...] = ()
+    hiding: list[AddUnique | SetVersioning] = []
     row_start = inside.has("ROW", "START")
     for part in inside.parts():
-        definition = _key_definition(part, statement, columns)
-        if definition is None:
+        steps = _key_definition(part, statement)
+        if steps is None:
             column = _column(part, statement)
             columns.append(column)
-            key = (column.name,) if column.key else key
-        elif definition:
-            key = definition
-    if (cursor.has("SYSTEM", "VERSIONING") and not row_start) or cursor.has("SELECT"):
-        # Columns that stand nowhere in the text: row_start and row_end, or those of the query.
+            steps = _keys_of(column)
+        for step in steps:
+            if isinstance(step, SetKey):
+                key = step.columns
+            elif isinstance(step, AddUnique):
+                hiding.append(step)
+    if cursor.has("SELECT"):
+        # The query's columns stand nowhere in the text.
         raise NotUnderstood
+    if cursor.has("SYSTEM", "VERSIONING") and not row_start:
+        hiding.append(SetVersioning(True))
     charset = None
     while not cursor.ended and not cursor.accept("PARTITION"):
         found = accept_charset(cursor)
-        if found is None:
+        if cursor.accept("ENGINE"):
+            cursor.accept("=")
+            if cursor.next.upper != "INNODB":
+                hiding = [_with_short_keys(step) for step in hiding]
+        elif found is None:
             cursor.take()
         elif found:
             charset = found
     if not columns:
         raise NotUnderstood
-    return CreateTable(name, tuple(columns), key, charset, keep)
+    if key:
+        # The server closes a primary key with the period's end.
+        key += tuple(column.name for column in columns if column.ends_period)
+    return CreateTable(name, tuple(columns), key, charset, keep, tuple(hiding))
+
+
+def _with_short_keys(step: AddUnique | SetVersioning) -> AddUnique | SetVersioning:
+    if isinstance(step, AddUnique):
+        return replace(step, characters_max=_SHORT_UNIQUE_CHARACTERS_MAX)
+    return step
 
 
 def alter_table(statement: Statement) -> list[Effect]:
@@ -131,15 +155,8 @@ def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[St
         return _add(part, statement)
     if part.accept("DROP"):
         return _drop(part, statement)
-    if part.accept("MODIFY"):
-        _accept_column(part)
-        column = _column(part, statement)
-        return _change(column.name, column, part, statement)
-    if part.accept("CHANGE"):
-        _accept_column(part)
-        changed = _name(part)
-        column = _column(part, statement)
-        return _change(changed, column, part, statement)
+    if part.next.upper in ("MODIFY", "CHANGE"):
+        return _change(part, statement, renames=part.take().upper == "CHANGE")
     if part.accept("RENAME"):
         return _rename_part(part)
     if part.accept("ALTER"):
@@ -148,54 +165,55 @@ def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[St
     if part.accept("CONVERT"):
         return _convert(part, database_is_current=name.database == statement.database)
     if part.accept("WITH"):
-        if part.has("VERSIONING"):
-            raise NotUnderstood
-        return []
+        return [SetVersioning(True)] if part.has("VERSIONING") else []
     if part.next.upper in _SHAPELESS:
         return []
     return _options(part)
 
 
-def _change(name: str, column: ColumnSpelling, part: TokenCursor, statement: Statement) -> list[Step]:
-    may_add_hash = statement.spelling.mariadb and may_need_hash(column.declared.text)
-    return [ChangeColumn(name, column, _place(part), may_add_hash), *_key_of(column)]
-
-
-def _accept_column(part: TokenCursor) -> None:
-    """Take [COLUMN] [IF [NOT] EXISTS]."""
+def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[Step]:
     part.accept("COLUMN")
-    if not part.accept("IF", "EXISTS"):
-        part.accept("IF", "NOT", "EXISTS")
+    if_exists = part.accept("IF", "EXISTS")
+    name = _name(part) if renames else part.next.text
+    column = _column(part, statement)
+    if if_exists and (column.key or column.unique):
+        raise NotUnderstood
+    may_add_hash = statement.spelling.mariadb and may_need_hash(column.declared.text)
+    return [ChangeColumn(name, column, _place(part), may_add_hash, if_exists), *_keys_of(column)]
 
 
 def _add(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.next.upper == "PARTITION" or _is_period(part):
         return []
-    if part.accept("SYSTEM"):
-        raise NotUnderstood
+    if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
+        return [SetVersioning(True)]
     if part.next.upper != "COLUMN":
-        key = _key_definition(part, statement, [])
+        key = _key_definition(part, statement)
         if key is not None:
-            return [SetKey(key)] if key else []
-    if part.has("IF", "NOT", "EXISTS"):
-        # Whether a column was added depends on what was there, so the server is asked.
-        raise NotUnderstood
+            return key
     part.accept("COLUMN")
+    keep = part.accept("IF", "NOT", "EXISTS")
     if part.next.upper == "(":
         inside = part.within_parentheses()
         if inside is None:
             raise NotUnderstood
         steps: list[Step] = []
-        for one in inside.parts():
-            key = _key_definition(one, statement, [])
+        for definition in inside.parts():
+            key = _key_definition(definition, statement)
             if key is None:
-                column = _column(one, statement)
-                steps += [AddColumn(column, Place()), *_key_of(column)]
-            elif key:
-                steps.append(SetKey(key))
+                steps += _added(definition, statement, keep)
+            else:
+                steps += key
         return steps
+    return _added(part, statement, keep)
+
+
+def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
     column = _column(part, statement)
-    return [AddColumn(column, _place(part) or Place()), *_key_of(column)]
+    if keep and (column.key or column.unique):
+        # The key comes only with the column.
+        raise NotUnderstood
+    return [AddColumn(column, _place(part) or Place(), keep), *_keys_of(column)]
 
 
 def _is_period(part: TokenCursor) -> bool:
@@ -209,26 +227,23 @@ def _drop(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.next.upper in ("FOREIGN", "CHECK", "PARTITION") or _is_period(part):
         return []
     if part.next.upper in ("INDEX", "KEY", "CONSTRAINT"):
-        if statement.spelling.mariadb:
-            # The index may have brought a hidden column with it.
-            raise NotUnderstood
-        return []
-    if part.next.upper == "SYSTEM" or part.has("IF", "EXISTS"):
-        raise NotUnderstood
+        return [DropUnique()] if statement.spelling.mariadb else []
+    if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
+        return [SetVersioning(False)]
     part.accept("COLUMN")
-    return [DropColumn(_name(part))]
+    if_exists = part.accept("IF", "EXISTS")
+    return [DropColumn(_name(part), if_exists)]
 
 
 def _rename_part(part: TokenCursor) -> list[Step]:
     if part.accept_any("INDEX", "KEY"):
         return []
     part.accept("COLUMN")
-    if part.has("IF", "EXISTS"):
-        raise NotUnderstood
+    if_exists = part.accept("IF", "EXISTS")
     name = _name(part)
     if not part.accept("TO"):
         raise NotUnderstood
-    return [RenameColumn(name, _name(part))]
+    return [RenameColumn(name, _name(part), if_exists)]
 
 
 def _convert(part: TokenCursor, *, database_is_current: bool) -> list[Step]:
@@ -266,30 +281,27 @@ def _name(cursor: TokenCursor) -> str:
     return token.text
 
 
-def _key_of(column: ColumnSpelling) -> list[Step]:
-    return [SetKey((column.name,))] if column.key else []
+def _keys_of(column: ColumnSpelling) -> list[Step]:
+    keys: list[Step] = [SetKey((column.name,))] if column.key else []
+    return [*keys, AddUnique(((column.name, None),))] if column.unique else keys
 
 
-def _key_definition(
-    part: TokenCursor, statement: Statement, columns: list[ColumnSpelling]
-) -> tuple[str, ...] | None:
-    """Read a key or constraint: the primary key's columns, () for another, None where a column comes."""
+def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | None:
+    """Read a key or constraint into steps, [] where it shapes no rows; None where a column comes."""
     if part.accept("CONSTRAINT") and part.next.upper not in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
         part.take()
     if part.accept("PRIMARY", "KEY"):
         while not part.ended and part.next.upper != "(":
             part.take()
-        return _key_columns(part)
+        return [SetKey(_key_columns(part))]
     if part.accept("UNIQUE"):
-        if statement.spelling.mariadb:
-            _refuse_hidden_hash(part, columns)
-        return ()
-    if part.next.upper in _KEY_KINDS:
-        return ()
-    if part.next.upper == "PERIOD" and part.ahead(1).upper == "FOR":
-        return ()
+        while not part.ended and part.next.upper != "(":
+            part.take()
+        return [unique_key(part)] if statement.spelling.mariadb else []
+    if part.next.upper in _KEY_KINDS or _is_period(part):
+        return []
     if part.next.upper == "VECTOR" and part.ahead(1).upper in (*_INDEX_WORDS, "("):
-        return ()
+        return []
     return None
 
 
@@ -307,27 +319,33 @@ def _key_columns(part: TokenCursor) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _refuse_hidden_hash(part: TokenCursor, columns: list[ColumnSpelling]) -> None:
-    """MariaDB adds a hidden hash column to a unique key too long for an index; raises NotUnderstood there."""
-    types = {column.name.lower(): column.declared.text for column in columns}
-    while not part.ended and part.next.upper != "(":
-        part.take()
+def unique_key(part: TokenCursor) -> AddUnique:
+    """Read the columns of a unique key of MariaDB. Raises NotUnderstood."""
     inside = part.within_parentheses()
     if inside is None:
         raise NotUnderstood
-    characters = 0
+    columns: list[tuple[str, int | None]] = []
     for one in inside.parts():
-        text = types.get(_name(one).lower())
-        if text is None or may_need_hash(text):
-            raise NotUnderstood
-        characters += _length(text)
-    if characters > _UNIQUE_CHARACTERS_MAX:
-        raise NotUnderstood
+        name = _name(one)
+        prefix = one.within_parentheses()
+        text = prefix.take().text if prefix is not None else ""
+        columns.append((name, int(text) if text.isdecimal() else None))
+    return AddUnique(tuple(columns))
+
+
+def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_max: int) -> bool:
+    """Tell by types and prefix lengths whether MariaDB may back a unique key with a hidden hash."""
+    characters = 0
+    for type_text, prefix in zip(types, prefixes, strict=True):
+        if prefix is None and type_text.startswith(_WITHOUT_LENGTH):
+            return True
+        characters += prefix or _length(type_text)
+    return characters > characters_max
 
 
 def may_need_hash(type_text: str) -> bool:
     """Tell whether MariaDB may back a unique key over a column of this type with a hidden hash."""
-    return type_text.startswith(_WITHOUT_LENGTH) or _length(type_text) > _UNIQUE_CHARACTERS_MAX
+    return type_text.startswith(_WITHOUT_LENGTH) or _length(type_text) > _SHORT_UNIQUE_CHARACTERS_MAX
 
 
 def _length(type_text: str) -> int:
@@ -343,20 +361,21 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
     serial = part.next.upper == "SERIAL"
     declared = take_type(part, statement.spelling)
     charset: str | None = None
-    nullable, key = not serial, False
+    nullable, key, unique, ends_period = not serial, False, False, False
     while not part.ended and not _at_place(part):
         found = accept_charset(part)
         if found is not None:
             charset = charset or found or None
-        elif part.accept("NOT", "NULL") or part.accept("ROW", "START") or part.accept("ROW", "END"):
+        elif part.accept("NOT", "NULL") or part.accept("ROW", "START"):
             nullable = False
+        elif part.accept("ROW", "END"):
+            nullable, ends_period = False, True
         elif part.accept("PRIMARY"):
             part.accept("KEY")
             nullable, key = False, True
         elif part.accept("UNIQUE"):
             part.accept("KEY")
-            if statement.spelling.mariadb and may_need_hash(declared.text):
-                raise NotUnderstood
+            unique = statement.spelling.mariadb
         elif part.accept("KEY"):
             # KEY alone, in a column's attributes, is PRIMARY KEY.
             nullable, key = False, True
@@ -372,7 +391,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
                 part.take()
         elif part.within_parentheses() is None:
             part.take()
-    return ColumnSpelling(name, declared, charset, nullable, key)
+    return ColumnSpelling(name, declared, charset, nullable, key, unique, ends_period)
 
 
 def _at_place(part: TokenCursor) -> bool:
