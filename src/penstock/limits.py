@@ -92,8 +92,10 @@ HOLD_SECONDS_MAX = 30 * 24 * 3600
 HOLDS_PER_ACCOUNT_MAX = 1000
 HOLD_BYTES_DEFAULT = 256 * 1024 * MIB
 
-# Files of which a process remembers where events begin; one takes 8 bytes for each MiB of the file.
+# Files of which a process, and a host's folder for temporary files, remember where events begin: 8 bytes for
+# each MiB of a file.
 FILES_FOLLOWED_MAX = 256
+FILES_REMEMBERED_MAX = 4096
 
 # Connections to all listeners together, and from one address: each costs a descriptor and its buffers, and a
 # fleet of subscribers on one host has hundreds.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A BLOB that contains perfect transactions is a BLOB, wherever the log is cut."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -25,6 +26,8 @@ from tests.nonempty import each
 # A prime, so that cuts fall on every part of an event.
 CUT_STEP_BYTES = 13
 LARGE_BYTES = 3 * RANGE_BYTES_MIN
+# The pieces between two remembered starts.
+NEARBY_READS = 6
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +162,65 @@ def test_a_damaged_size_stops_by_name(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(EventMalformed, match=f"the event at {damaged} says it is 0 bytes long"):
         event_starts.last_event_start(path, 4, len(content))
+
+
+@pytest.fixture
+def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of what is remembered of files, empty."""
+    monkeypatch.setattr(event_starts.tempfile, "gettempdir", lambda: str(tmp_path))
+    event_starts._followed.clear()
+    return tmp_path / f"penstock-{os.getuid()}"
+
+
+def another_process() -> None:
+    event_starts._followed.clear()
+
+
+def reads_of(path: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Return the start that is found, and how many pieces of the file are read for it."""
+    count = [0]
+
+    def counted(buffer: memoryview, offset: int, target: int) -> tuple[int | None, int]:
+        count[0] += 1
+        return follow_events(buffer, offset, target)
+
+    monkeypatch.setattr(event_starts, "follow_events", counted)
+    return event_starts.last_event_start(path, 4, target), count[0]
+
+
+def test_a_file_is_followed_once_on_a_host(
+    tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = forged_log(400)[4:] * 200
+    path = tmp_path / NAME
+    path.write_bytes(b"\xfebin" + content)
+    pieces = len(content) // (MIB // 4)
+    middle, end = len(content) // 2, len(content)
+    first, reads = reads_of(path, middle, monkeypatch)
+    assert reads >= pieces > 10
+    another_process()
+    assert reads_of(path, middle, monkeypatch)[0] == first
+    assert reads_of(path, middle, monkeypatch)[1] <= NEARBY_READS
+    with path.open("ab") as file:
+        file.write(content)
+    another_process()
+    last, reads = reads_of(path, 2 * end, monkeypatch)
+    assert pieces <= reads <= pieces + 2 * NEARBY_READS
+    for entry in each(list(remembered.iterdir())):
+        entry.write_bytes(entry.read_bytes()[:-1] + b"\xff")
+    another_process()
+    assert reads_of(path, 2 * end, monkeypatch)[0] == last
+    another_process()
+    assert reads_of(path, 2 * end, monkeypatch)[1] <= NEARBY_READS
+
+
+def test_a_folder_that_others_may_write_is_not_trusted(tmp_path: Path, remembered: Path) -> None:
+    remembered.mkdir(mode=0o777)
+    remembered.chmod(0o777)
+    path = write_forged_log(tmp_path, 4000)
+    starts = {event.offset for event in events(path.read_bytes())}
+    assert event_starts.last_event_start(path, 4, 9000) in starts
+    assert not list(remembered.iterdir())
 
 
 def test_headers_are_followed_past_bytes_that_are_not_there() -> None:
