@@ -12,6 +12,7 @@ from penstock.errors import OptionInvalid
 from penstock.limits import RANGE_BYTES_MIN
 from penstock.model import Position
 from penstock.source.source import ByteRange, Extent, SourceOptions, cut
+from penstock.spark.batch import whole_files
 
 MIB = 1 << 20
 
@@ -46,6 +47,7 @@ def test_ranges_follow_one_another_without_a_hole(
         assert parts[-1].stop == (end if file == _file(len(sizes)) else None)
         assert all(one.stop == other.start for one, other in pairwise(parts))
         assert splittable or len(parts) == 1
+        assert [part.is_cut for part in parts] == [True] * (len(parts) - 1) + [False]
     empty = {extent.file for extent in extents} - by_file.keys()
     assert empty <= {_file(len(sizes))}, "only the last file can have nothing in it"
 
@@ -55,6 +57,32 @@ def test_no_range_is_too_small_to_be_worth_finding_its_first_transaction() -> No
     ranges = cut(extents, Position(0, _file(1), 4), None, ranges_min=1000)
     assert all((one.stop or 100 * MIB) - one.start >= RANGE_BYTES_MIN // 2 for one in ranges)
     assert len(ranges) > 8
+
+
+def test_boundaries_make_every_range_aligned_and_none_empty() -> None:
+    extents = [Extent(_file(1), 100 * MIB, splittable=True)]
+    boundaries = [4, 30 * MIB, 70 * MIB]
+    ranges = cut(
+        extents,
+        Position(0, _file(1), 4),
+        None,
+        ranges_min=10,
+        boundary=lambda position: max(one for one in boundaries if one <= position.offset),
+    )
+    assert [(one.start, one.stop) for one in ranges] == [
+        (4, 30 * MIB),
+        (30 * MIB, 70 * MIB),
+        (70 * MIB, None),
+    ]
+    assert all(one.aligned for one in ranges)
+    assert [one.is_cut for one in ranges] == [True, True, False]
+
+
+def test_ranges_that_are_joined_end_at_no_cut() -> None:
+    extents = [Extent(_file(1), 100 * MIB, splittable=True)]
+    ranges = cut(extents, Position(0, _file(1), 4), Position(0, _file(1), 90 * MIB), ranges_min=5)
+    assert len(ranges) > 1
+    assert whole_files(ranges) == [ByteRange(0, _file(1), 4, 90 * MIB, aligned=True)]
 
 
 def test_as_many_ranges_as_executors_are_made_where_the_bytes_suffice() -> None:

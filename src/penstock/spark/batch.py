@@ -110,7 +110,7 @@ def whole_files(ranges: Sequence[ByteRange]) -> list[ByteRange]:
     joined: list[ByteRange] = []
     for one in ranges:
         if joined and joined[-1].file == one.file:
-            joined[-1] = replace(joined[-1], stop=one.stop)
+            joined[-1] = replace(joined[-1], stop=one.stop, is_cut=one.is_cut)
         else:
             joined.append(one)
     return joined

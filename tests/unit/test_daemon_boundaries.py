@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon's log is cut where the daemon says that transactions end, else not at all."""
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import PositionPurged
+from penstock.limits import RANGE_BYTES_MIN
+from penstock.model import Position
+from penstock.source.daemon import DaemonSource
+from penstock.source.daemon_client import DaemonClient
+from penstock.source.source import SourceOptions
+
+FILE = "mysql-bin.000001"
+END = 8 * RANGE_BYTES_MIN
+EXTENTS = {"extents": [{"epoch": 1, "file": FILE, "start": 157, "end": END}]}
+EPOCHS = {"epochs": [{"epoch": 0, "server_key": "mysql:0"}, {"epoch": 1, "server_key": "mysql:1"}]}
+
+
+def source_of(monkeypatch: pytest.MonkeyPatch, *, tells_boundaries: bool) -> DaemonSource:
+    """Return a daemon that numbers this source's epoch 3 as 1, with a transaction every 1000 bytes."""
+
+    def ask(client: DaemonClient, call: str, **query: Any) -> dict[str, Any]:
+        if call != "locate":
+            return {"extents": EXTENTS, "epochs": EPOCHS, "gtid_set": {"gtid_set": ""}}[call]
+        position = Position.parse(query["position"])
+        assert position.epoch == 1
+        boundary = Position(1, FILE, 157 + (position.offset - 157) // 1000 * 1000)
+        return {"position": str(position)} | ({"boundary": str(boundary)} if tells_boundaries else {})
+
+    monkeypatch.setattr(DaemonClient, "ask", ask)
+    options = SourceOptions.parse("penstock://127.0.0.1:1/shop")
+    source = DaemonSource(SourceOptions(daemon=options.daemon, instance="shop", epochs=((3, "mysql:1"),)))
+    assert source.shift == 2
+    return source
+
+
+def test_a_plan_is_cut_where_the_daemon_says_that_transactions_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = source_of(monkeypatch, tells_boundaries=True).split(ranges_min=4)
+    assert len(ranges) == 4
+    assert all(one.aligned and (one.start - 157) % 1000 == 0 for one in ranges)
+    assert [one.stop for one in ranges] == [*(one.start for one in ranges[1:]), END]
+    assert [one.is_cut for one in ranges] == [True, True, True, False]
+
+
+def test_a_daemon_of_0_1_0_has_its_files_read_in_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(monkeypatch, tells_boundaries=False)
+    (whole,) = source.split(ranges_min=4)
+    assert (whole.start, whole.stop, whole.aligned, whole.is_cut) == (157, END, True, False)
+    assert source.boundary_before(Position(3, FILE, 5000)) == 157
+    with pytest.raises(PositionPurged):
+        source.boundary_before(Position(3, FILE, 100))
