@@ -28,6 +28,7 @@ from penstock.sinks.images import LastImages, with_metadata
 from penstock.sinks.sink import Receipt, Spread
 from penstock.source.reading import Batch, LoggedStatement
 from penstock.spark.pipeline.conforming import conformed, covers
+from penstock.spark.pipeline.joints import Ends
 from penstock.spark.pipeline.part_writing import PartWriting
 from penstock.spark.pipeline.parts import blob_of, in_log_order, parts_of, slices, table_part
 from penstock.spark.pipeline.reading import chunk_changes, range_parts, removed_changes
@@ -128,7 +129,7 @@ class _Work:
         wave: list[Changes] = []
         place: Position | None = None
         seen: set[tuple[str, int]] = set()
-        for part in range_parts(self._plan, self._work, self._number):
+        for part in range_parts(self._plan, self._work, self._number, self._note_ends):
             if isinstance(part, frozenset):
                 self._marked = part
                 continue
@@ -149,6 +150,9 @@ class _Work:
             # What is wrong with the log itself is no table's.
             self._table = ""
         yield from self._wave(wave)
+
+    def _note_ends(self, ends: Ends) -> None:
+        self._counts.ends[self._number] = ends
 
     def _chunk(self, work: ChunkWork) -> Iterator[pyarrow.RecordBatch]:
         key = self._table = table_key(work.source, work.table)

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.sinks.sink import Receipt
 from penstock.spark.pipeline.decode_task import decode_works
+from penstock.spark.pipeline.joints import prove_joints
 from penstock.spark.pipeline.task_plan import (
     BETWEEN,
     BETWEEN_SQL,
@@ -42,14 +43,18 @@ class Outcome:
 
 
 def run_job(session: SparkSession, plan: TaskPlan) -> Outcome:
-    """Run a batch's tasks to their end. Raises what Spark raises where a task itself was lost."""
+    """Run a batch's tasks to their end. Raises RangesDisagree where their ranges do not meet, and what Spark
+    raises where a task itself was lost."""
     before = session.conf.get(_ROWS_AT_ONCE) or "10000"
     # Blobs come to Python a few at a time: by default Spark sends 10,000 rows at once, whatever their size.
     session.conf.set(_ROWS_AT_ONCE, "8")
     try:
-        return _outcome(_run(session, plan))
+        outcome = _outcome(_run(session, plan))
     finally:
         session.conf.set(_ROWS_AT_ONCE, before)
+    seen = {number: ends for counts in outcome.counts for number, ends in counts.ends.items()}
+    prove_joints(plan.record.ranges, seen)
+    return outcome
 
 
 def _run(session: SparkSession, plan: TaskPlan) -> pyarrow.Table:

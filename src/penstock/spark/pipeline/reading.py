@@ -18,6 +18,7 @@ from penstock.pipeline.verify.removal import removals
 from penstock.pipeline.verify.source_rows import SourceTable
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import open_source
+from penstock.spark.pipeline.joints import Ends
 from penstock.spark.pipeline.task_plan import TaskPlan
 from penstock.spark.tracking import known_schemas
 
@@ -27,16 +28,18 @@ _BATCH_ROWS_MAX = 1 << 18
 
 
 def range_parts(
-    plan: TaskPlan, work: RangeWork, number: int
+    plan: TaskPlan, work: RangeWork, number: int, ends: Callable[[Ends], None]
 ) -> Iterator[Batch | LoggedStatement | frozenset[int]]:
     """Yield the typed batches and statements of a range, in order.
 
     First of all come the versions of the transactions that a pipeline itself wrote, where they have a mark.
+    `ends` is told where the range is opened and where the next one begins.
     """
     told = plan.sources[work.source]
     options = replace(told.options, epoch=work.epoch, server_key=work.server_key, epochs=work.epochs)
     source = open_source(options)
     try:
+        ends(Ends.of(source, work))
         known = known_schemas(options, plan.histories.get(number))
         if plan.loops.mark_table is not None:
             before = known_schemas(options, plan.histories.get(number))

@@ -22,6 +22,7 @@ from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSettings, StepSettings
 from penstock.sinks.sink import BatchMark, Spread
+from penstock.spark.pipeline.joints import Ends
 from penstock.spark.pipeline.shipping import shipped
 
 # What tasks hand on: what one blob, or one word to the driver, is.
@@ -136,6 +137,8 @@ class Counts:
     chunk_rows: int = 0
     # Of a table that was read at one place of the log: the commit version before which changes are in it.
     floors: dict[str, int] = field(default_factory=dict)
+    # Of a range: where it was opened and where the next one begins, by the number of the work.
+    ends: dict[int, Ends] = field(default_factory=dict)
 
 
 def place_key(source: str, position: Any) -> str:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the ranges of a batch met: what each task says of its range, compared before the sink commits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from penstock.errors import RangesDisagree
+from penstock.pipeline.record import RangeWork
+from penstock.source.source import Source
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where a task opened its range, and where it proved that the next range's first event begins.
+
+    `following` is None where no other range goes on at the stop.
+    """
+
+    opened: int
+    following: int | None
+
+    @classmethod
+    def of(cls, source: Source, work: RangeWork) -> "Ends":
+        """Return the ends of a range as its task sees the source."""
+        wanted = work.byte_range
+        opened = wanted if wanted.aligned else source.align(wanted)
+        return cls(opened.start, source.joint(wanted))
+
+
+def prove_joints(ranges: Sequence[RangeWork], ends: Mapping[int, Ends]) -> None:
+    """Raise RangesDisagree where two ranges of a cut file do not meet, by what their tasks saw.
+
+    `ends` are by the number of the work; one that is not there failed, and is not looked at. Tasks on hosts
+    with different copies of a file are told so.
+    """
+    for (at, work), (following, after) in pairwise(enumerate(ranges)):
+        if not work.byte_range.is_cut or at not in ends or following not in ends:
+            continue
+        joint = ends[at].following
+        if joint != ends[following].opened or not _go_on(work, after):
+            raise RangesDisagree(
+                f"a range of {work.source} ends before the event at {joint}, and the next one begins at"
+                f" {ends[following].opened}",
+                position=str(after.byte_range.position),
+                hint="Nothing was committed. Do all hosts see the same files? Then run the pipeline again",
+            )
+
+
+def _go_on(work: RangeWork, after: RangeWork) -> bool:
+    one, other = work.byte_range, after.byte_range
+    same_file = (work.source, one.epoch, one.file) == (after.source, other.epoch, other.file)
+    return same_file and one.stop == other.start
