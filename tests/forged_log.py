@@ -12,7 +12,17 @@ from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.logstore.schemas import SchemaLog
 from penstock.model import Position
-from tests.binlog_bytes import MAGIC, TABLE_MAP, WRITE_ROWS, XID, Event, assemble, events, first_event_end
+from tests.binlog_bytes import (
+    FLAG_IGNORABLE,
+    MAGIC,
+    TABLE_MAP,
+    WRITE_ROWS,
+    XID,
+    Event,
+    assemble,
+    events,
+    first_event_end,
+)
 from tests.log_folders import BLOCK_BYTES, append, open_log
 
 NAME = "binlog.000001"
@@ -20,6 +30,7 @@ NOTES, ACCOUNTS = "shop.notes", "shop.accounts"
 _TEMPLATE = Path(__file__).parents[1] / "native/kernel/tests/logs/mysql-9.7-1.binlog"
 _GNO = slice(17, 25)
 _LONG, _BLOB, _BINARY = 3, 252, 63
+_IGNORABLE_EVENT, _EMPTY_EVENT_BYTES = 28, 23
 _NOTES = 40
 # The ids of a file's notes, in order; the one in the middle is the BLOB.
 NOTE_IDS = tuple(range(1, 2 * _NOTES))
@@ -44,7 +55,11 @@ def forgeries(start: int, blob_bytes: int, spacing: int = 0) -> bytes:
     content = bytearray()
     while len(content) < blob_bytes:
         content += assemble(insert(999, ACCOUNTS, 1, b"forged"), offset=start + len(content))
-        content += bytes(-len(content) % spacing if spacing else 0)
+        room = -len(content) % spacing if spacing else 0
+        if room >= _EMPTY_EVENT_BYTES:
+            # An event to pass over, so that the copies are one chain.
+            between = Event(0, _IGNORABLE_EVENT, 1, 0, FLAG_IGNORABLE, bytes(room - _EMPTY_EVENT_BYTES))
+            content += assemble([between], offset=start + len(content))
     return bytes(content)
 
 

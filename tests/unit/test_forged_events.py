@@ -19,8 +19,18 @@ from penstock.source.files import FileSource
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
-from tests.binlog_bytes import FLAG_IN_USE, assemble, events
-from tests.forged_log import ACCOUNTS, NAME, NOTE_IDS, NOTES, forged_log, keep_forged_log, write_forged_log
+from tests.binlog_bytes import FLAG_IN_USE, HEADER, assemble, events, first_event_end
+from tests.decoding import decode
+from tests.forged_log import (
+    ACCOUNTS,
+    NAME,
+    NOTE_IDS,
+    NOTES,
+    forged_log,
+    insert,
+    keep_forged_log,
+    write_forged_log,
+)
 from tests.nonempty import each
 
 # A prime, so that cuts fall on every part of an event.
@@ -56,6 +66,20 @@ GENUINE = [(NOTES, number) for number in NOTE_IDS]
 
 def source_of(path: Path) -> Source:
     return open_source(SourceOptions.parse(str(path)))
+
+
+@pytest.mark.parametrize("spacing", [0, 500])
+def test_the_copies_are_perfect_where_they_lie(spacing: int) -> None:
+    content = forged_log(4000, spacing)
+    blob = next(event for event in events(content) if event.size > 4000)
+    # Only the events before it tell that a copy is none: opened there, the bytes are changes of accounts.
+    start = content.index(insert(999, ACCOUNTS, 1, b"forged")[0].body) - HEADER.size
+    assert blob.offset < start < blob.offset + blob.size
+    last = content.rindex(insert(999, ACCOUNTS, 1, b"forged")[0].body) - HEADER.size
+    options = {"offset": start, "head": content[: first_event_end(content)]}
+    found = decode(content[start:last], NAME, **options).rows(ACCOUNTS)
+    assert len(found) > 5
+    assert {(row["id"], row["note"]) for row in found} == {(1, b"forged")}
 
 
 def test_a_file_cut_anywhere_gives_the_rows_of_no_value(tmp_path: Path) -> None:
