@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A BLOB that contains perfect transactions is a BLOB, wherever the log is cut."""
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from penstock import read_binlog
 from penstock._native import follow_events
-from penstock.errors import EventMalformed, RangesDisagree
+from penstock.errors import EventMalformed, RangesDisagree, SourceMissing
 from penstock.limits import MIB, RANGE_BYTES_MIN
 from penstock.source import event_starts
 from penstock.source.files import FileSource
@@ -236,6 +237,36 @@ def test_a_file_is_followed_once_on_a_host(
     assert reads_of(path, 2 * end, monkeypatch)[0] == last
     another_process()
     assert reads_of(path, 2 * end, monkeypatch)[1] <= NEARBY_READS
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+def test_a_disk_without_room_for_what_is_remembered_stops_nothing(
+    tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = write_forged_log(tmp_path, 4000)
+    starts = {event.offset for event in events(path.read_bytes())}
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(event_starts.os, call, fail)
+        assert event_starts.last_event_start(path, 4, 9000) in starts
+    another_process()
+    assert event_starts.last_event_start(path, 4, 9000) in starts
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_forged_log(tmp_path, 4000)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(event_starts.os, "preadv", fail)
+    with pytest.raises(SourceMissing, match="cannot be read"):
+        event_starts.last_event_start(path, 4, 9000)
 
 
 def test_a_folder_that_others_may_write_is_not_trusted(tmp_path: Path, remembered: Path) -> None:

@@ -118,6 +118,8 @@ def last_event_start(path: Path, first: int, target: int) -> int:
             if len(_followed) > FILES_FOLLOWED_MAX:
                 _followed.popitem(last=False)
         return _last_start(descriptor, known, target)
+    except OSError as problem:
+        raise SourceMissing(f"{path} cannot be read: {problem.strerror}") from problem
     except StreamError as problem:
         problem.position = problem.position or f"{path.name}:{target}"
         raise
@@ -144,9 +146,17 @@ def _follow_shared(descriptor: int, file: _File, first: int) -> _Followed:
         if known.file != file or not known.covers(file.size):
             known = _follow(descriptor, replace(known, file=file))
             if entry is not None:
-                os.ftruncate(entry, 0)
-                os.pwrite(entry, known.encode(), 0)
+                _remember(entry, known)
         return known
+
+
+def _remember(entry: int, known: _Followed) -> None:
+    try:
+        os.ftruncate(entry, 0)
+        os.pwrite(entry, known.encode(), 0)
+    except OSError as problem:
+        # The next process follows the file by itself; what a full disk has cut does not hold.
+        _log.warning("what was followed of a file is not remembered", reason=str(problem))
 
 
 def _follow(descriptor: int, known: _Followed) -> _Followed:
@@ -186,7 +196,12 @@ def _remembered(name: str) -> Iterator[int | None]:
         yield None
         return
     try:
-        fcntl.flock(entry, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(entry, fcntl.LOCK_EX)
+        except OSError as problem:
+            _log.warning("nothing can be remembered of the files that are followed", reason=str(problem))
+            yield None
+            return
         yield entry
     finally:
         os.close(entry)
