@@ -18,6 +18,7 @@ from penstock.source.bounds import BoundText, locate, parse_bound
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, Selection, read_range
 from penstock.source.source import Source, SourceOptions, open_source, shown_tables
+from penstock.source.spelling import spelling_of
 
 # What a caller may give as `schemas`; see `load_schemas`.
 Schemas = SchemaHistory | Mapping[str, Any] | str | os.PathLike[str]
@@ -58,7 +59,7 @@ def read_binlog(
     """
     options = SourceOptions.parse(source, instance=instance, password=password)
     selection = TablePatterns(tables, exclude_tables)
-    history = load_schemas(schemas)
+    history = _checked(schemas)
     first = parse_bound(start) if start is not None else None
     last = parse_bound(end) if end is not None else None
     opened = open_source(options)
@@ -70,6 +71,8 @@ def read_binlog(
         try:
             bounds = locate(opened, first, last)
             known = history or schemas_of_server(opened)
+            if known is history and not isinstance(schemas, SchemaHistory):
+                known = load_schemas(schemas, spelling_of(opened))
             chosen = Selection(shown_tables(opened, selection), wanted, kinds, bounds)
             for byte_range in opened.split(bounds.start, bounds.end, range_bytes=OFFSET_MAX):
                 yield from read_range(
@@ -87,18 +90,19 @@ def read_binlog(
     return batches()
 
 
-def load_schemas(schemas: Schemas | None) -> SchemaHistory | None:
+def load_schemas(schemas: Schemas | None, spelling: ServerSpelling | None = None) -> SchemaHistory | None:
     """Return a schema history from what a caller gave. Raises SchemaInvalid.
 
-    A mapping goes from `database.table` to a TableSchema, to its JSON form, or to a mapping of column names
-    to SQL types. Where it names no charset, utf8mb4 is meant. A CREATE TABLE in the log that names none takes
-    its database's, else the default that its event names, else utf8mb4.
+    `spelling` is that of the log's server, MySQL's where it is not known. A mapping goes from
+    `database.table` to a TableSchema, to its JSON form, or to a mapping of column names to SQL types. Where
+    it names no charset, utf8mb4 is meant. A CREATE TABLE in the log that names none takes its database's,
+    else the default that its event names, else utf8mb4.
     """
     if schemas is None or isinstance(schemas, SchemaHistory):
         return schemas
     if isinstance(schemas, str | os.PathLike):
-        return SchemaHistory.from_file(Path(schemas))
-    history = SchemaHistory(ServerDefaults(ServerSpelling(), _MAPPING_CHARSET, {}, False))
+        return SchemaHistory.from_file(Path(schemas), spelling=spelling)
+    history = SchemaHistory(ServerDefaults(spelling or ServerSpelling(), _MAPPING_CHARSET, {}, False))
     history.seed(
         (
             TableDefinition(_schema_of(TableName.parse(text), one), _MAPPING_CHARSET)
@@ -107,6 +111,17 @@ def load_schemas(schemas: Schemas | None) -> SchemaHistory | None:
         None,
     )
     return history
+
+
+def _checked(schemas: Schemas | None) -> SchemaHistory | None:
+    """Return a schema history before the log's server is known. Raises SchemaInvalid."""
+    try:
+        return load_schemas(schemas)
+    except SchemaInvalid as problem:
+        try:
+            return load_schemas(schemas, ServerSpelling(mariadb=True))
+        except SchemaInvalid:
+            raise problem from None
 
 
 def _schema_of(name: TableName, value: object) -> TableSchema:

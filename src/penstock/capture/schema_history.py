@@ -129,16 +129,22 @@ class SchemaHistory:
 
     @classmethod
     def from_file(
-        cls, path: str | Path, database: str | None = None, reread: RereadTable | None = None
+        cls,
+        path: str | Path,
+        database: str | None = None,
+        reread: RereadTable | None = None,
+        spelling: ServerSpelling | None = None,
     ) -> Self:
         """Read a schema file: JSON (a list of table schemas, or a saved history), or .sql with CREATE TABLE.
 
-        `database` is for CREATE TABLE statements without one, before any USE. Raises SchemaInvalid.
+        `database` is for CREATE TABLE statements without one, before any USE. `spelling` is that of the log's
+        server; a saved history and `reread` know theirs. Raises SchemaInvalid.
         """
+        defaults = None if spelling is None or reread else ServerDefaults(spelling, None, {}, False)
         path = Path(path)
         text = _text_of(path)
         if path.suffix == ".sql":
-            history = cls(None, reread)
+            history = cls(defaults, reread)
             history._seed_from_sql(text, str(path), database)
             return history
         try:
@@ -146,7 +152,7 @@ class SchemaHistory:
         except ValueError as problem:
             raise SchemaInvalid(f"schema file {path} is not JSON: {problem}") from problem
         if isinstance(value, list):
-            history = cls(None, reread)
+            history = cls(defaults, reread)
             history.seed((TableDefinition(TableSchema.from_json(one), None) for one in value), None)
             return history
         return cls.from_json(value, reread)
@@ -182,7 +188,11 @@ class SchemaHistory:
             )
         self._take(effect, None, StatementSession(), words)
         if self._doubts:
-            raise SchemaInvalid(f"{words}: the statements about {min(self._doubts)} contradict each other")
+            raise SchemaInvalid(
+                f"{words}: the statements about {min(self._doubts)} contradict each other,"
+                " or leave a character set out",
+                hint="Give each CREATE TABLE as SHOW CREATE TABLE prints it",
+            )
 
     @classmethod
     def awaiting_survey(cls, defaults: ServerDefaults, position: Position) -> Self:

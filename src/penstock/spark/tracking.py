@@ -20,6 +20,7 @@ from penstock.source.decoding import RangeDecoding
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Schemas
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source, place_of
+from penstock.source.spelling import spelling_of
 from penstock.spark.options import ReadSettings
 
 _METADATA = "binlog_row_metadata"
@@ -66,7 +67,9 @@ class TrackedSchemas:
         if settings.source.is_kept and settings.schemas is None:
             return None
         if settings.schemas is not None:
-            return cls(SchemaHistory.from_file(settings.schemas, reread=reread), None, tracking)
+            spelling = spelling_of(open_source(settings.source)) if reread is None else None
+            history = SchemaHistory.from_file(settings.schemas, reread=reread, spelling=spelling)
+            return cls(history, None, tracking)
         if address is None or start is None:
             return None
         with connect(address) as connection:

@@ -19,6 +19,7 @@ from penstock.model import TableName, TablePatterns
 from penstock.source.bounds import locate, parse_bound
 from penstock.source.reading import SYSTEM_COLUMNS, Batch, Selection, read_range
 from penstock.source.source import Source, SourceOptions, open_source
+from penstock.source.spelling import spelling_of
 
 # People read no more than this unless they ask; programs get everything.
 _LINES_DEFAULT = 1000
@@ -73,8 +74,8 @@ def run(
     patterns = TablePatterns(tables)
     first = parse_bound(start) if start is not None else None
     last = parse_bound(end) if end is not None else None
-    history = load_schemas(schemas)
     source = open_source(options)
+    history = load_schemas(schemas, spelling_of(source)) if schemas is not None else None
     selection = Selection(patterns, bounds=locate(source, first, last))
     lines_max = (0 if json else _LINES_DEFAULT) if limit is None else limit
     show = _Shown(sys.stdout, view, json, lines_max)

@@ -20,6 +20,7 @@ from penstock.source.bounds import Bounds
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Schemas, Selection, read_in_order
 from penstock.source.source import Source, SourceOptions, open_source, place_of
+from penstock.source.spelling import spelling_of
 
 # How long a log that is kept of a server may take until it has what the server has logged.
 _KEPT_LOG_SECONDS_MAX = 60.0
@@ -123,7 +124,7 @@ def options_at(source: PipelineSource, position: Position, server_key: str) -> S
 def _schemas(source: PipelineSource, opened: Source) -> Schemas | None:
     """Return who tells definitions where the log does not."""
     if source.schemas is not None:
-        return SchemaHistory.from_file(Path(source.schemas))
+        return SchemaHistory.from_file(Path(source.schemas), spelling=spelling_of(opened))
     if opened.options.is_kept:
         return LoggedTables(opened)
     return SchemaHistory(reread=ServerTables(source.server)) if source.server is not None else None
