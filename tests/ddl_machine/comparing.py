@@ -41,7 +41,6 @@ class WatchedHistory(SchemaHistory):
         self._recording = recording
         self._outcome = outcome
         self._in_doubt: set[TableName] = set()
-        self._gone: set[TableName] = set()
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
         """Take the definition from the recording, as a server would tell it."""
@@ -64,11 +63,6 @@ class WatchedHistory(SchemaHistory):
         self._in_doubt = in_doubt
         for name, definition in definitions.items():
             self._compare(name, definition, text, position)
-        for known in set(self.names()) - definitions.keys() - self._gone:
-            # MariaDB keeps an empty table's old name for a while where ALTER moved it to another database.
-            if known.database in self._recording.databases and known.table in text:
-                self._gone.add(known)
-                self._outcome.differences.append(f"{position}: {known} is gone after {text}")
         return moved
 
     def _compare(self, name: TableName, definition: TableDefinition, text: str, position: Position) -> None:

@@ -103,6 +103,8 @@ def test_mariadb_compressed_bytes_are_read() -> None:
         ("CREATE TABLE t (a INT, b CHAR(9)); ALTER TABLE t ADD UNIQUE (a), MODIFY b TEXT",
          ["a int(11)", "b text gbk"]),
         ("CREATE TABLE t (a INT UNIQUE); ALTER TABLE t DROP INDEX a, DROP CONSTRAINT x", ["a int(11)"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t REORGANIZE PARTITION p, q INTO (PARTITION r VALUES IN (1))",
+         ["a int(11)"]),
         ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING",
          ["a int(11)", "row_start timestamp(6)", "row_end timestamp(6)"]),
         ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING; ALTER TABLE t DROP SYSTEM VERSIONING",

@@ -266,6 +266,7 @@ fn after_for(text: &[u8]) -> Option<&[u8]> {
         rest = match rest {
             [] => return None,
             [quote @ (b'\'' | b'"' | b'`'), inside @ ..] => after_quote(inside, *quote)?,
+            [b'#', inside @ ..] | [b'-', b'-', b'\t' | b'\n' | b'\r' | b' ', inside @ ..] => after_line(rest, inside)?,
             [b'/', b'*', inside @ ..] => memchr::memmem::find(inside, b"*/").and_then(|at| inside.get(at + 2..))?,
             [b'(', inside @ ..] => {
                 depth += 1;
@@ -285,6 +286,13 @@ fn after_for(text: &[u8]) -> Option<&[u8]> {
             }
         };
     }
+}
+
+/// The text behind a line comment, of which the first bytes are passed; the blank after `--` may end the line.
+fn after_line<'a>(comment: &'a [u8], inside: &'a [u8]) -> Option<&'a [u8]> {
+    let passed = comment.len() - inside.len();
+    let at = memchr::memchr(b'\n', comment.get(passed - 1..)?)?;
+    comment.get(passed + at..)
 }
 
 /// The text behind a closing quote; a doubled quote opens the next string, which comes to the same.
@@ -362,6 +370,8 @@ mod tests {
             ("SET PASSWORD FOR `u`@`h` = 'x'", Verb::Definition),
             ("SET STATEMENT sql_mode='it''s \\' FOR x', a=(b FOR c) FOR insert into t values (1)", Verb::Change),
             ("SET STATEMENT a=1 FOR SET STATEMENT b=2 for ALTER TABLE t ADD c INT", Verb::Definition),
+            ("SET STATEMENT a=1, # `\n b=2, -- ' FOR\n c=3, --\nd=4 FOR ALTER TABLE t ADD c INT", Verb::Definition),
+            ("SET STATEMENT a=1, # FOR ALTER TABLE t ADD c INT", Verb::Change),
             ("SET STATEMENT a=1", Verb::Change),
             ("SET STATEMENT a='open", Verb::Change),
             ("CREATE TABLE `c` (\n  `a` int\n) START TRANSACTION", Verb::Begin),

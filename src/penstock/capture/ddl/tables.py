@@ -44,6 +44,7 @@ _SHAPELESS = words_of(
     ORDER PARTITION REBUILD REMOVE REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
     UPGRADE WAIT WITHOUT"""
 )
+_OF_PARTITIONS = words_of("ANALYZE CHECK DROP OPTIMIZE REBUILD REORGANIZE REPAIR TRUNCATE DISCARD IMPORT")
 # Options of the table as a whole. One of a storage engine's own is a word with `=` behind it.
 _OPTIONS = words_of(
     """AUTO_INCREMENT AUTOEXTEND_SIZE AVG_ROW_LENGTH CHAR CHARACTER CHARSET CHECKSUM COLLATE COMMENT
@@ -126,8 +127,10 @@ def alter_table(statement: Statement) -> list[Effect]:
         cursor.take()
     cursor.accept("NOWAIT")
     for part in cursor.parts():
-        if part.next.upper == "ORDER":
-            # ORDER BY takes the commas after it, so no action can follow.
+        if part.next.upper == "ORDER" or (
+            part.next.upper in _OF_PARTITIONS and part.ahead(1).upper == "PARTITION"
+        ):
+            # These take the commas after them, so no action can follow.
             break
         if _renames_table(part):
             inner = Statement(part, statement.database, statement.spelling, statement.named)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ten million logs of damaged structure against the kernel; `cargo test` has the short form of every day."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.sweep_seed import SEED
+
+MUTATIONS = 10_000_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(24 * 3600)
+def test_ten_million_logs_of_damaged_structure_end_or_stop_by_name() -> None:
+    environment = {"PENSTOCK_KERNEL_MUTATIONS": str(MUTATIONS), "PENSTOCK_SEED": str(SEED or 0)}
+    command = [
+        "cargo",
+        "test",
+        "--release",
+        "--locked",
+        "--package",
+        "penstock-kernel",
+        "--test",
+        "structures",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
