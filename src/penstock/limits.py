@@ -34,6 +34,13 @@ TRANSACTION_HELD_BYTES_MAX = 8 * BATCH_BYTES_MAX
 
 # How much log is searched, back from its commit, for an XA transaction that was prepared before a range.
 PREPARED_SEARCH_BYTES_MAX = 4 << 30
+# How much log one pass of upkeep surveys for what is prepared.
+PREPARED_SURVEY_BYTES = 1 << 30
+# A prepared XA transaction without an outcome is shown after an hour, and no longer held after a week.
+PREPARED_OLD_SECONDS = 3600
+PREPARED_HOLD_SECONDS_MAX = 7 * 24 * 3600
+# Of so many of them the status tells.
+PREPARED_SHOWN_MAX = 100
 
 # Words and marks that are read of a statement: the widest table with the most partitions has under 200,000.
 STATEMENT_TOKENS_MAX = 250_000

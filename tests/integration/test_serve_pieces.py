@@ -45,6 +45,7 @@ from penstock.source.files import FileSource
 from tests.log_folders import binlogs, keep, open_log
 from tests.patience import WAIT_SECONDS_MAX
 from tests.ptubes_packet import RdsEnvelope, shards_of
+from tests.xa_log import XA_STATEMENTS
 from tools.servers import Server
 
 Row = tuple[object, ...]
@@ -103,42 +104,26 @@ def made(server_of: Callable[[str], Server]) -> Iterator[Made]:
     for number in range(150):
         statements.append(f"INSERT INTO shop.orders (note, paid) VALUES (REPEAT('n', {number}), {number})")
         statements.append(f"INSERT INTO shop.items VALUES ({number}, 'item {number}')")
-        if number in (40, 60):
-            # The first is committed in the next file, the second some pieces on.
-            statements += [
-                f"XA START '{number}'",
-                f"INSERT INTO shop.items VALUES (9000 + {number}, 'prepared')",
-                f"XA END '{number}'",
-                f"XA PREPARE '{number}'",
-            ]
-        if number == 120:
-            statements.append("XA COMMIT '60'")
+        statements += XA_STATEMENTS.get(number, [])
     statements += [
         "ALTER TABLE shop.orders ADD COLUMN extra DECIMAL(10, 2) DEFAULT 1.5",
         "UPDATE shop.orders SET paid = paid + 1 WHERE id % 3 = 0",
         many,
     ]
     more = [f"UPDATE shop.orders SET note = 'second file' WHERE id = {number}" for number in range(1, 61)]
-    more.insert(10, "XA COMMIT '40'")
     with server.connect() as connection, connection.cursor() as cursor:
         connection.autocommit(True)
         for statement in statements:
             cursor.execute(statement)
         middle = server.sql("SHOW BINARY LOG STATUS")[0]
         cursor.execute("FLUSH BINARY LOGS")
-        for statement in [*more, "DELETE FROM shop.items WHERE id < 70"]:
+        for statement in [*more, "XA COMMIT '9040'", "DELETE FROM shop.items WHERE id < 70"]:
             cursor.execute(statement)
     files = binlogs(server)
     extents = files.extents()
     first = next(Position(0, one.file, one.start) for one in extents if one.file == name)
-    last = extents[-1]
-    yield Made(
-        server,
-        files,
-        first,
-        Position(0, middle[0], middle[1]),
-        Position(0, last.file, last.bytes),
-    )
+    last = Position(0, extents[-1].file, extents[-1].bytes)
+    yield Made(server, files, first, Position(0, middle[0], middle[1]), last)
     server.sql("DROP DATABASE shop")
 
 

@@ -2,7 +2,6 @@
 """Rows of XA transactions come when they commit, wherever ranges are cut, and not on a rollback."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,14 @@ from tests.binlog_bytes import (
     GTID,
     MARIADB_GTID,
     QUERY,
-    ROTATE,
-    STOP,
     XA_PREPARE,
-    Event,
-    assemble,
     events,
     first_event_end,
 )
 from tests.cut_source import CutSource
 from tests.nonempty import each
+from tests.xa_log import COMMIT, Group, XaLog
 
-LOGS = Path(__file__).parents[2] / "native/kernel/tests/logs"
 SAMPLES = ("mysql-9.7-2", "mariadb-10.11-2", "mariadb-11.8-2")
 DIALECTS = ("canal", "canal_flat", "debezium", "debezium_schema", "maxwell", "ptubes", "json")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -41,53 +36,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 # Nothing of a prepared transaction stays in memory: its bytes are read again.
 FORGETFUL = {"prepared_bytes_max": 0}
-COMMIT, ROLLBACK = b"XA COMMIT", b"XA ROLLBACK"
-
-Group = list[Event]
-
-
-class Log:
-    """A server's log, as groups of events, with its one XA transaction apart: prepared and committed."""
-
-    def __init__(self, sample: str) -> None:
-        self.head: Group = []
-        self.others: list[Group] = []
-        group = self.head
-        for event in events((LOGS / f"{sample}.binlog").read_bytes()):
-            if event.code in (ROTATE, STOP):
-                break
-            if event.code in (GTID, MARIADB_GTID):
-                group = []
-                self.others.append(group)
-            group.append(event)
-        prepared = next(at for at, one in enumerate(self.others) if one[-1].code == XA_PREPARE)
-        self.commit = self.others.pop(prepared + 1)
-        self.prepare = self.others.pop(prepared)
-        assert COMMIT in self.commit[-1].body
-        # The tables are there before it, and their last rows, too.
-        self.before, self.after = self.others[:prepared], self.others[prepared:]
-
-    def rollback(self) -> Group:
-        """Return what is logged where the transaction is rolled back."""
-        *head, statement = self.commit
-        return [*head, replace(statement, body=statement.body.replace(COMMIT, ROLLBACK))]
-
-    def many_rows(self, count: int) -> Group:
-        """Return the prepared transaction with its rows so many times."""
-        rows = [one for one in self.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE)]
-        first = self.prepare.index(rows[0])
-        return [*self.prepare[:first], *rows * count, *self.prepare[first + len(rows) :]]
-
-    def write(self, path: Path, groups: Sequence[Group]) -> Path:
-        """Write a file of these groups."""
-        path.write_bytes(assemble([*self.head, *(event for group in groups for event in group)]))
-        return path
 
 
 @pytest.fixture(params=SAMPLES)
-def log(request: pytest.FixtureRequest) -> Log:
+def log(request: pytest.FixtureRequest) -> XaLog:
     """Each server's log."""
-    return Log(request.param)
+    return XaLog(request.param)
 
 
 def rows_of(source: FileSource, file: str, start: int, stop: int | None = None, **options: Any) -> list[Any]:
@@ -128,7 +82,7 @@ def pass_prepared(decoder: Decoder, data: bytes) -> None:
 
 @pytest.mark.parametrize("options", [{}, FORGETFUL], ids=["kept", "forgetful"])
 def test_rows_have_the_version_and_the_order_of_their_commit(
-    log: Log, tmp_path: Path, options: dict[str, Any]
+    log: XaLog, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after, log.commit])
     rows = all_rows(path, emit="envelope", **options)
@@ -145,7 +99,7 @@ def test_rows_have_the_version_and_the_order_of_their_commit(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_rolled_back_transaction_leaves_nothing(log: Log, tmp_path: Path, shape: str) -> None:
+def test_a_rolled_back_transaction_leaves_nothing(log: XaLog, tmp_path: Path, shape: str) -> None:
     def rows(name: str, *groups: Group) -> list[Any]:
         folder = tmp_path / name
         folder.mkdir()
@@ -159,7 +113,7 @@ def test_a_rolled_back_transaction_leaves_nothing(log: Log, tmp_path: Path, shap
     )
 
 
-def test_every_cut_between_prepare_and_commit_gives_each_row_once(log: Log, tmp_path: Path) -> None:
+def test_every_cut_between_prepare_and_commit_gives_each_row_once(log: XaLog, tmp_path: Path) -> None:
     path = log.write(
         tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after[:2], log.commit, *log.after[2:]]
     )
@@ -177,7 +131,7 @@ def test_every_cut_between_prepare_and_commit_gives_each_row_once(log: Log, tmp_
 
 @pytest.mark.parametrize("files_between", [0, 2])
 def test_a_commit_in_a_later_file_finds_what_was_prepared(
-    log: Log, tmp_path: Path, files_between: int
+    log: XaLog, tmp_path: Path, files_between: int
 ) -> None:
     paths = [log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])]
     for number in range(files_between):
@@ -193,7 +147,7 @@ def test_a_commit_in_a_later_file_finds_what_was_prepared(
     assert caught.value.hint is not None
 
 
-def test_what_is_whole_before_a_missing_prepare_is_handed_out(log: Log, tmp_path: Path) -> None:
+def test_what_is_whole_before_a_missing_prepare_is_handed_out(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, *log.after, log.commit])
     expected = all_rows(log.write(tmp_path / "whole.000001", [*log.before, *log.after]), emit="envelope")
     found: list[Any] = []
@@ -204,7 +158,7 @@ def test_what_is_whole_before_a_missing_prepare_is_handed_out(log: Log, tmp_path
     assert versions(found) == versions(expected)
 
 
-def test_an_id_that_is_used_again_commits_the_newer_rows(log: Log, tmp_path: Path) -> None:
+def test_an_id_that_is_used_again_commits_the_newer_rows(log: XaLog, tmp_path: Path) -> None:
     """A server that crashed may have lost the older one, and its log has no outcome of it."""
     rows = [one for one in log.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE, ANNOTATE)]
     older = [one for one in log.prepare if one not in rows]
@@ -215,7 +169,7 @@ def test_an_id_that_is_used_again_commits_the_newer_rows(log: Log, tmp_path: Pat
         assert len(found) == len(all_rows(usual, emit="envelope"))
 
 
-def test_events_of_another_transaction_are_refused(log: Log, tmp_path: Path) -> None:
+def test_events_of_another_transaction_are_refused(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after, log.commit])
     data = path.read_bytes()
     head = data[: first_event_end(data)]
@@ -236,7 +190,7 @@ def test_events_of_another_transaction_are_refused(log: Log, tmp_path: Path) -> 
 @pytest.mark.parametrize("options", [{}, FORGETFUL], ids=["kept", "forgetful"])
 @pytest.mark.parametrize("log", SAMPLES[:2], indirect=True)
 def test_lost_connections_cost_no_row_and_double_none(
-    log: Log, tmp_path: Path, shape: str, options: dict[str, Any]
+    log: XaLog, tmp_path: Path, shape: str, options: dict[str, Any]
 ) -> None:
     prepared = log.many_rows(6)
     path = log.write(
@@ -261,7 +215,7 @@ def test_lost_connections_cost_no_row_and_double_none(
         assert source.losses >= len(cuts)
 
 
-def test_files_and_ranges_give_the_same_rows(log: Log, tmp_path: Path) -> None:
+def test_files_and_ranges_give_the_same_rows(log: XaLog, tmp_path: Path) -> None:
     log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
     log.write(tmp_path / "mysql-bin.000002", [log.after[0], log.commit, *log.after[1:]])
     one = log.write(

@@ -290,6 +290,16 @@ impl Decoder {
         Ok(place.map(|place| (place.file.to_string(), place.start, place.end)))
     }
 
+    /// All prepared XA transactions that were passed and have no outcome yet: id, file, start and end; in no order.
+    fn prepared_places(&self) -> Vec<(String, String, u64, u64)> {
+        self.inner.prepared_places().map(|(id, place)| (id, place.file.to_string(), place.start, place.end)).collect()
+    }
+
+    /// Note an XA transaction that was prepared before what is read.
+    fn note_prepared(&mut self, py: Python<'_>, id: &str, file: &str, start: u64, end: u64) -> PyResult<()> {
+        self.inner.note_prepared(id, file, start, end).map_err(|error| raise(py, &error))
+    }
+
     /// Take events of a prepared transaction from the front of a buffer; return how many bytes that were.
     ///
     /// Once the last one is taken, the decoder goes on with the range and no longer waits for "prepared".

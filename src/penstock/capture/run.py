@@ -36,6 +36,7 @@ from penstock.errors import (
 )
 from penstock.limits import CAPTURE_CHUNK_BYTES, SILENCE_SECONDS_MAX
 from penstock.logstore.log import Log
+from penstock.logstore.prepared import old_prepared
 from penstock.model import Position, ServerAddress
 from penstock.settings import InstanceSettings, LogSettings
 
@@ -161,6 +162,7 @@ class Capture:
             tables_in_doubt=log.settler.listed() if log is not None and log.settler is not None else [],
             tables=list(self._settings.tables),
             exclude_tables=list(self._settings.exclude_tables),
+            prepared=old_prepared(log) if log is not None else [],
         )
 
     def measure_lag(self) -> None:

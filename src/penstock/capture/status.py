@@ -46,7 +46,8 @@ class CaptureStatus:
 
     `position` is the end of the last whole transaction received, `durable` of the last that outlasts a power
     failure. `lag_seconds` is 0 where everything that the server has is here, None before its first word;
-    `lag_bytes` is None where it was not asked yet. `note` says what a reader of the log must know about it.
+    `lag_bytes` is None where it was not asked yet. `note` says what a reader of the log must know about it,
+    `prepared` which XA transactions have waited for an hour or more: the id and the position of each.
     `missing_gtids` are transactions of the log that the server last asked lacks: it may be a replica that is
     behind, or they are lost.
     `tables_in_doubt` (the first 100 are listed) wait for their definition or stop their readers: each comes
@@ -79,6 +80,7 @@ class CaptureStatus:
     tables_in_doubt: list[dict[str, Any]] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)
     exclude_tables: list[str] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -80,6 +80,11 @@ class Layout:
         return self.folder / "position.json"
 
     @property
+    def prepared(self) -> Path:
+        """The XA transactions that are prepared and have no outcome yet."""
+        return self.folder / "prepared.json"
+
+    @property
     def log_id(self) -> Path:
         """What tells the log's objects in a store from another log's; written with the first object."""
         return self.folder / "log_id"

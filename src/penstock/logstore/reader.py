@@ -139,7 +139,7 @@ class LogReader:
         """Return where the oldest segment begins, None in an empty log. Raises LogDamaged."""
         with self._changed:
             first = self._index[0] if len(self._index) else None
-        return None if first is None else Position(first.epoch, self._name(first), first.base)
+        return None if first is None else Position(first.epoch, self.file_of(first), first.base)
 
     def head(self) -> Position:
         """Return the end of the last whole transaction. Raises SourceMissing in an empty log."""
@@ -164,7 +164,7 @@ class LogReader:
             end = self._end_of(record, visible)
             if end <= record.base:
                 continue
-            name = self._name(record)
+            name = self.file_of(record)
             last = extents[-1] if extents else None
             if last is not None and (last.epoch, last.file, last.end) == (record.epoch, name, record.base):
                 extents[-1] = replace(last, end=end)
@@ -371,7 +371,7 @@ class LogReader:
             return record.base
         return max(visible.offset, record.base)
 
-    def _name(self, record: SegmentRecord) -> str:
+    def file_of(self, record: SegmentRecord) -> str:
         """Return a segment's source file. Where its head is damaged, by the name that its epoch's files
         have."""
         try:

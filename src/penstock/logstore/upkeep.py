@@ -15,6 +15,8 @@ from penstock.logstore.catalog import FolderCatalog, SegmentCatalog
 from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import Disk
 from penstock.logstore.layout import Layout
+from penstock.logstore.log import Log
+from penstock.logstore.prepared import PreparedSurvey
 from penstock.logstore.records import CLOSED, COLD, SegmentRecord
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.tier import Tier
@@ -40,6 +42,7 @@ class Upkeep:
         self._tier = Tier(settings.tier, disk, layout, writes=True) if settings.tier is not None else None
         # When a segment could not be worked on, by its state and version; monotonic seconds.
         self._refused: dict[tuple[int, int], float] = {}
+        self._prepared = PreparedSurvey(disk, layout)
         kept = settings.retention
         self.retention = Retention(
             disk,
@@ -48,7 +51,7 @@ class Upkeep:
             tier=self._tier,
         )
 
-    def run(self, catalog: SegmentCatalog) -> None:
+    def run(self, log: Log) -> None:
         """Do one pass. What fails keeps nothing else from being done, and is raised at the end.
 
         A segment that cannot be compressed or moved is passed over for an hour, and the others go on.
@@ -56,9 +59,10 @@ class Upkeep:
         that is away.
         """
         first: PenstockError | None = None
-        for step in (self.retention.run, self._compress_one, self._move_one):
+        # What is prepared is held before anything leaves.
+        for step in (self._prepared.run, self.retention.run, self._compress_one, self._move_one):
             try:
-                step(catalog)
+                step(log)
             except PenstockError as problem:
                 if first is not None:
                     _log.warning(

@@ -10,6 +10,7 @@ from penstock.gtid_sets import LoggedSet
 from penstock.logstore.log import Log
 from penstock.model import Position, TableName
 from penstock.source.kept import EpochKey, KeptRun, KeptSource
+from penstock.source.log import noted_range
 from penstock.source.source import ByteRange, SourceOptions
 
 
@@ -51,6 +52,10 @@ class OwnLog:
     def boundary_before(self, position: Position) -> int:
         """Return the last transaction boundary at or before a position that the index has."""
         return self.log.boundary_before(position)
+
+    def prepared(self, xid: str) -> ByteRange | None:
+        """Return where an XA transaction was prepared that had no outcome when the log was surveyed last."""
+        return noted_range(self.log, xid)
 
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None

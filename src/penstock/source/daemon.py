@@ -81,6 +81,9 @@ class DaemonLog:
 
     # --- Questions ----------------------------------------------------------------------------
 
+    def prepared(self, xid: str) -> None:
+        """Return None: of a daemon's log the bytes are searched."""
+
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key, as the daemon that answers now has them."""
 

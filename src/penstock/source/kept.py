@@ -100,6 +100,9 @@ class KeptLog(Protocol):
         Where the log is being captured, a table in doubt is waited for; with `again` it is read again.
         """
 
+    def prepared(self, xid: str) -> ByteRange | None:
+        """Return where an XA transaction was prepared that had no outcome when the log was surveyed last."""
+
     def close(self) -> None:
         """Let go of what is held. The log can be asked again."""
 
@@ -276,7 +279,10 @@ class KeptSource:
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
         """Return where an XA transaction was prepared that commits at a position."""
-        return self._prepared.find(xid, before)
+        found = self._prepared.find(xid, before)
+        if found is None and (noted := self._log.prepared(xid)) is not None:
+            return replace(noted, epoch=noted.epoch + self.shift)
+        return found
 
     def walk(
         self,

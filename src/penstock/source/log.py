@@ -13,12 +13,13 @@ from penstock.capture.schema_history import SchemaHistory
 from penstock.errors import PositionInvalid, PositionPurged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.prepared import PreparedFile
 from penstock.logstore.reader import LogExtent, LogReader
 from penstock.logstore.schemas import SchemaLog
 from penstock.logstore.tier import Tier
 from penstock.model import Position, TableName
 from penstock.source.kept import EpochKey, KeptRun, KeptSource
-from penstock.source.source import SourceOptions
+from penstock.source.source import ByteRange, SourceOptions
 from penstock.source.url_disk import ROOT, UrlDisk
 
 _Answer = TypeVar("_Answer")
@@ -33,6 +34,13 @@ class LogSource(KeptSource):
 
     def __str__(self) -> str:
         return f"the log in {self._folder}"
+
+
+def noted_range(log: LogReader, xid: str) -> ByteRange | None:
+    """Return where an XA transaction lies that a log notes as prepared."""
+    prepared = PreparedFile.load(log.disk, log.layout)
+    noted = prepared.find(xid) if prepared is not None else None
+    return None if noted is None else ByteRange(noted.epoch, noted.file, noted.start, noted.end, aligned=True)
 
 
 class FolderLog:
@@ -92,6 +100,10 @@ class FolderLog:
     def boundary_before(self, position: Position) -> int:
         """Return the last transaction boundary at or before a position that the index has."""
         return self._ask(lambda reader: reader.boundary_before(position))
+
+    def prepared(self, xid: str) -> ByteRange | None:
+        """Return where an XA transaction was prepared that had no outcome when the log was surveyed last."""
+        return noted_range(self._looked_at(), xid)
 
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None

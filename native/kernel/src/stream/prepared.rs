@@ -55,6 +55,10 @@ impl Prepared {
         self.transactions.get(id)
     }
 
+    pub fn places(&self) -> impl Iterator<Item = (String, &PreparedPlace)> {
+        self.transactions.iter().map(|(id, transaction)| (id.to_string(), &transaction.place))
+    }
+
     /// Adds a transaction, in place of an earlier one of this id: a server that crashed may have lost that one.
     pub fn insert(&mut self, id: XaId, transaction: Transaction) {
         self.remove(&id);

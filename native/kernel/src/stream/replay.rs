@@ -357,6 +357,18 @@ impl Decoder {
         Ok(self.prepared.get(&id).map(|transaction| &transaction.place))
     }
 
+    /// All prepared transactions that were passed and of which the outcome has not come, in no order.
+    pub fn prepared_places(&self) -> impl Iterator<Item = (String, &PreparedPlace)> {
+        self.prepared.places()
+    }
+
+    /// Notes a transaction that was prepared before what is read.
+    pub fn note_prepared(&mut self, id: &str, file: &str, start: u64, end: u64) -> Result<()> {
+        let place = PreparedPlace { file: file.into(), file_number: file_number(file)?, start, end };
+        self.prepared.insert(XaId::of_text(id)?, Transaction { place, format: None, events: None });
+        Ok(())
+    }
+
     /// Takes bytes of the prepared transaction, as `feed` takes those of the range.
     pub fn feed_prepared(&mut self, input: &[u8]) -> Result<usize> {
         match self.state() {

@@ -208,6 +208,8 @@ def _remarks(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remarks.append((one["state"], one["why"], _STYLES.get(one["state"], "")))
     if one["note"]:
         remarks.append(("note", one["note"], "cyan"))
+    # A daemon of an earlier version does not say what is prepared.
+    remarks += [("prepared", text, "yellow") for text in one.get("prepared", ())]
     if one["error"] and one["state"] in ("stopped", "waiting", "behind"):
         told = one["error"]
         text = told["kind"] + (f" at {told['position']}" if told["position"] else "")

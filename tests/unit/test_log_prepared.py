@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kept log holds what is prepared in it until its outcome comes."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from penstock._native import BlockCutter
+from penstock.binlog import read_binlog
+from penstock.errors import PreparedMissing
+from penstock.limits import PREPARED_HOLD_SECONDS_MAX, PREPARED_OLD_SECONDS
+from penstock.logstore.log import Log
+from penstock.logstore.prepared import HOLD_NAME, PreparedFile, PreparedSurvey
+from penstock.logstore.retention import Hold, Retention, RetentionPolicy
+from tests.binlog_bytes import first_event_end
+from tests.log_folders import BLOCK_BYTES, open_log
+from tests.xa_log import Group, XaLog
+
+SAMPLES = {"mysql-9.7-2": "mysql", "mariadb-10.11-2": "mariadb"}
+
+
+class KeptXaLog:
+    """A kept log of three files: a transaction is prepared in the first, and has its outcome in the last."""
+
+    def __init__(self, log: Log, sample: str) -> None:
+        self.log = log
+        self.xa = XaLog(sample)
+        self.flavor = SAMPLES[sample]
+        self.now_us = 1_000_000_000
+        self.survey = PreparedSurvey(log.disk, log.layout, lambda: self.now_us)
+        self.retention = Retention(
+            log.disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=0), clock=lambda: self.now_us
+        )
+
+    def add(self, number: int, *groups: Group) -> None:
+        """Add a file to the log."""
+        path = self.xa.write(self.log.folder.parent / f"mysql-bin.{number:06}", groups)
+        data = path.read_bytes()
+        path.unlink()
+        first = first_event_end(data)
+        head, source = data[:first], {"epoch": 0, "flavor": self.flavor}
+        if number == 1:
+            self.log.begin_epoch(
+                **source, server_key="a", server_id=1, version="9", file=path.name, offset=first, gtid_set=""
+            )
+        cutter = BlockCutter(
+            **source, file=path.name, offset=first, live=False, block_bytes=BLOCK_BYTES, head=head
+        )
+        self.log.begin_file(path.name, first, head[4:], cutter.gtid_set, **source, server_id=1)
+        cutter.feed(data[first:])
+        start, end, boundary = cutter.data_start, cutter.data_end, cutter.boundary
+        self.log.append(cutter.take_data(), start, end, boundary, cutter.take_records())
+        self.log.sync()
+
+    def upkeep(self) -> None:
+        """Do what a pass of upkeep does: nothing is kept that is not held."""
+        self.survey.run(self.log)
+        self.retention.run(self.log)
+
+    @property
+    def files(self) -> list[str]:
+        """The files of which the log has anything."""
+        return [extent.file for extent in self.log.extents()]
+
+    @property
+    def prepared(self) -> PreparedFile:
+        """What the last survey noted."""
+        found = PreparedFile.load(self.log.disk, self.log.layout)
+        assert found is not None
+        return found
+
+    def held(self) -> list[Hold]:
+        """The hold of what is prepared."""
+        return [one for one in self.retention.holds.all(self.now_us) if one.name == HOLD_NAME]
+
+
+@pytest.fixture(params=SAMPLES)
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeptXaLog]:
+    """A log that has a prepared transaction, and two files more."""
+    with open_log(tmp_path / "log") as log:
+        kept = KeptXaLog(log, request.param)
+        kept.add(1, *kept.xa.before, kept.xa.prepare)
+        kept.add(2, kept.xa.after[0])
+        kept.add(3, *kept.xa.after[1:])
+        yield kept
+
+
+def test_what_is_prepared_stays_until_it_commits(kept: KeptXaLog) -> None:
+    for _ in range(2):
+        kept.upkeep()
+        assert kept.files == [f"mysql-bin.{number:06}" for number in (1, 2, 3)]
+    (transaction,) = kept.prepared.transactions
+    assert transaction.xid == "X'78',X'',1"
+    assert [one.position for one in kept.held()] == [transaction.position]
+    kept.add(4, kept.xa.commit)
+    committed = kept.log.extents()[-1].first
+    found = [
+        pyarrow.record_batch(batch)
+        for batch in read_binlog(kept.log.folder, start=str(committed), emit="envelope")
+    ]
+    assert sum(batch.num_rows for batch in found) > 0
+    kept.upkeep()
+    assert (kept.prepared.transactions, kept.held()) == ((), [])
+    assert kept.files == ["mysql-bin.000004"]
+    with pytest.raises(PreparedMissing):
+        list(read_binlog(kept.log.folder, start=str(committed), emit="envelope"))
+
+
+def test_a_rollback_gives_what_was_prepared_up(kept: KeptXaLog) -> None:
+    kept.upkeep()
+    kept.add(4, kept.xa.rollback())
+    kept.upkeep()
+    assert (kept.prepared.transactions, kept.held()) == ((), [])
+    assert kept.files == ["mysql-bin.000004"]
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"{}")])
+def test_a_log_without_its_notes_is_surveyed_again(kept: KeptXaLog, damage: Callable[[Path], object]) -> None:
+    kept.upkeep()
+    before = kept.prepared
+    damage(kept.log.layout.prepared)
+    kept.upkeep()
+    assert kept.prepared == before
+    assert kept.files[0] == "mysql-bin.000001"
+
+
+def test_a_hold_keeps_what_was_prepared_at_its_position(kept: KeptXaLog) -> None:
+    between = next(extent.first for extent in kept.log.extents() if extent.file == "mysql-bin.000002")
+    kept.retention.holds.put(Hold("reader", between))
+    kept.add(4, kept.xa.commit)
+    kept.upkeep()
+    assert kept.files[0] == "mysql-bin.000001", "the reader needs its rows when it comes to the commit"
+    kept.retention.holds.remove("reader")
+    kept.upkeep()
+    assert kept.files == ["mysql-bin.000004"]
+
+
+def test_one_that_is_left_prepared_is_shown_and_at_last_given_up(kept: KeptXaLog) -> None:
+    kept.upkeep()
+    assert kept.prepared.old(kept.now_us) == []
+    kept.now_us += PREPARED_OLD_SECONDS * 1_000_000
+    assert len(kept.prepared.old(kept.now_us)) == 1
+    kept.now_us += PREPARED_HOLD_SECONDS_MAX * 1_000_000
+    kept.upkeep()
+    assert (kept.held(), kept.files) == ([], ["mysql-bin.000003"])
+
+
+def test_a_survey_that_was_cut_short_goes_on_where_it_ended(
+    kept: KeptXaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.logstore.prepared.PREPARED_SURVEY_BYTES", 1)
+    ends = []
+    for _ in range(4):
+        kept.survey.run(kept.log)
+        ends.append(kept.prepared.upto.file)
+    assert ends == [f"mysql-bin.{number:06}" for number in (1, 2, 3, 3)]
+    assert kept.prepared.upto == kept.log.visible
+
+
+def test_a_segment_that_cannot_be_read_is_passed_over(kept: KeptXaLog) -> None:
+    second = kept.log.segments[1]
+    kept.log.layout.segment(second.hour, second.version).unlink()
+    kept.survey.run(kept.log)
+    assert kept.prepared.upto == kept.log.visible
+    assert [one.file for one in kept.prepared.transactions] == ["mysql-bin.000001"]
