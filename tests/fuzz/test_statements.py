@@ -9,6 +9,8 @@ import random
 import tracemalloc
 from pathlib import Path
 
+import pytest
+
 from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.schema_history import SchemaHistory
@@ -54,6 +56,7 @@ def statement_of(chance: random.Random) -> str:
     return text
 
 
+@pytest.mark.timeout(6 * 3600)
 def test_statements_of_any_structure_are_followed_or_put_in_doubt() -> None:
     first = sweep_seed(0)
     histories = [SchemaHistory(ServerDefaults(spelling, "utf8mb4", {}, False)) for spelling in SPELLINGS]

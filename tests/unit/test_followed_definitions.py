@@ -30,6 +30,7 @@ def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None
          ["a text latin1", "b char(2) ascii"]),
         ("CREATE TABLE t (a CHAR(2)); ALTER TABLE t CHAR SET latin1; ALTER TABLE t ADD b LONG CHAR VARYING",
          ["a char(2) gbk", "b mediumtext latin1"]),
+        ("CREATE TABLE t (a CHAR) CHARSET latin1 ENGINE=InnoDB", ["a char(1) latin1"]),
         ("CREATE TABLE t (a TEXT(40) CHARACTER SET binary, b TEXT(300) CHARACTER SET binary)",
          ["a tinyblob", "b blob"]),
         ("CREATE DATABASE IF NOT EXISTS shop CHARACTER SET utf8mb4; CREATE TABLE t (a CHAR(2))",
@@ -141,6 +142,20 @@ def test_a_size_that_the_server_computes_puts_a_table_in_doubt(declared: str) ->
         columns_after(f"CREATE TABLE t (a CHAR); ALTER TABLE t {declared}, CONVERT TO CHARSET ucs2", MYSQL)
         is None
     )
+
+
+def test_a_key_is_dropped_before_columns_change_and_added_after() -> None:
+    history = SchemaHistory(ServerDefaults(MYSQL, "utf8mb4", {}, False))
+    statements = (
+        "CREATE TABLE t (a INT PRIMARY KEY, b INT)",
+        "ALTER TABLE t MODIFY a BIGINT, CHANGE b c INT PRIMARY KEY, DROP PRIMARY KEY",
+    )
+    for number, statement in enumerate(statements):
+        history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
+    schema = history.schema("shop", "t")
+    assert schema is not None
+    assert [(one.name, one.nullable) for one in schema.columns] == [("a", True), ("c", False)]
+    assert schema.primary_key == ("c",)
 
 
 def test_the_key_of_a_system_versioned_table_ends_with_its_period() -> None:

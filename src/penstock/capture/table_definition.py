@@ -139,15 +139,17 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
 # Charsets that members are converted from without becoming others; those of two bytes a character are not.
 _EXTEND_ASCII = {"ascii", "latin1", "latin2", "utf8mb3", "utf8mb4", "cp1250", "cp1251", "gbk", "gb18030"}
 # Steps with which a hidden column of MariaDB may come or go.
-_MAY_HIDE = ChangeColumn | ConvertCharset | DropColumn | DropUnique
+_MAY_HIDE = ChangeColumn | ConvertCharset | DropColumn | DropUnique | RenameColumn
 _PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end"))
 
 
 def _turn(step: Step) -> int:
     """Return a step's turn: new and changed columns are converted too, and a key may name any column.
 
-    Hidden columns come last.
+    A key is dropped before all of that, so that its columns may be null again. Hidden columns come last.
     """
+    if isinstance(step, SetKey) and not step.columns:
+        return -1
     return {ConvertCharset: 1, SetKey: 2, AddUnique: 2, DropUnique: 2, SetVersioning: 3}.get(type(step), 0)
 
 

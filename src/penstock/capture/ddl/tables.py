@@ -94,12 +94,13 @@ def create_table(statement: Statement, keep: bool) -> Effect:
         hiding.append(SetVersioning(True))
     charset = None
     while not cursor.ended and not cursor.accept("PARTITION"):
-        found = accept_charset(cursor)
         if cursor.accept("ENGINE"):
             cursor.accept("=")
             if cursor.next.upper != "INNODB":
                 hiding = [_with_short_keys(step) for step in hiding]
-        elif found is None:
+            continue
+        found = accept_charset(cursor)
+        if found is None:
             cursor.take()
         elif found:
             charset = found
