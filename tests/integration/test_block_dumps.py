@@ -167,7 +167,7 @@ def test_statements_are_those_that_the_decoder_hands_out(server: Server, history
     cutting = dump_of(server, history)
     for part, path in zip(cutting.parts, history, strict=True):
         expected = [
-            (one.text, one.database, offset_of(one.position), offset_of(one.end_position))
+            (one.text, one.database, offset_of(one.position), offset_of(one.end_position), one.session)
             for one in decode_file(path).statements
         ]
         assert part.statements == expected

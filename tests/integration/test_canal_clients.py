@@ -267,5 +267,5 @@ def assert_transactions(entries: list[dict[str, Any]], database: str) -> None:
     assert transactions[0] == ["kinds", "kinds", "kinds", "other"]
     assert transactions[1:] == [["floats"], ["documents"], ["other"], ["other"], ["other"], ["stop"]]
     tables = [("CREATE", name) for name in ("kinds", "floats", "documents", "other", "stop")]
-    changes = [("ALTER", "other"), ("TRUNCATE", "other"), ("RENAME", "other"), ("ERASE", "others")]
+    changes = [("ALTER", "other"), ("TRUNCATE", "other"), ("RENAME", "others"), ("ERASE", "others")]
     assert [one for one in statements if one[0] != "QUERY"] == [*tables, *changes]

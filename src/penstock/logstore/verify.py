@@ -19,7 +19,7 @@ from penstock.errors import LogDamaged, PenstockError, SourceMissing, StreamErro
 from penstock.limits import READ_BYTES
 from penstock.logstore.catalog import stored_segment
 from penstock.logstore.disk import Disk
-from penstock.logstore.epochs import EpochFile, stored_segments
+from penstock.logstore.epochs import EpochFile
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, SegmentIndex, rebuild
 from penstock.logstore.layout import Layout, StoredSegment
 from penstock.logstore.records import (
@@ -130,7 +130,9 @@ class _Verification:
     def run(self) -> Iterator[Finding]:
         """Yield the findings of the folder."""
         segments = SegmentIndex.load(self._disk, self._layout.segments_index)
-        stored = stored_segments(self._disk, self._layout)
+        epoch_file = yield from self._check_epochs()
+        epochs = {one.epoch for one in epoch_file.epochs}
+        stored = self._layout.segments(self._disk, lambda: epoch_file.place_of)
         if segments is None and stored:
             yield self._finding(
                 FindingKind.SEGMENTS,
@@ -139,7 +141,6 @@ class _Verification:
                 "the index of segments is missing or damaged",
                 healed=self._heal,
             )
-        epochs = yield from self._check_epochs()
         known = segments if segments is not None else SegmentIndex([])
         here = {one.version: one for one in stored}
         remote = [one for one in known if one.state == TIERED and one.version not in here]
@@ -355,19 +356,19 @@ class _Verification:
             FindingKind.ORDER, now.segment.path.name, now.head.position, message, harmless=harmless
         )
 
-    def _check_epochs(self) -> Generator[Finding, None, set[int]]:
-        """Return the numbers of the epochs that the file names."""
+    def _check_epochs(self) -> Generator[Finding, None, EpochFile]:
+        """Return the epochs that the file names, none where it is damaged."""
         try:
-            epochs = EpochFile.load(self._disk, self._layout).epochs
+            epochs = EpochFile.load(self._disk, self._layout)
         except LogDamaged as problem:
             yield self._of_error(FindingKind.EPOCHS, self._layout.epochs.name, problem)
-            return set()
-        numbers = [one.epoch for one in epochs]
+            return EpochFile()
+        numbers = [one.epoch for one in epochs.epochs]
         if numbers != sorted(set(numbers)):
             yield self._finding(
                 FindingKind.EPOCHS, self._layout.epochs.name, 0, f"the epochs do not rise: {numbers}"
             )
-        return set(numbers)
+        return epochs
 
     # --- Findings ---------------------------------------------------------------------------
 

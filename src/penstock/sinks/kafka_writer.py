@@ -290,6 +290,12 @@ class KafkaWriter(Writer):
 
 def topic_of(template: str, target: Target) -> str | None:
     """Return the topic of a target, None where its rows decide. Raises OptionInvalid."""
+    own_text = re.sub(r"\{[^{}]*\}", "", template)
+    if _TOPIC_LETTERS.search(own_text):
+        raise OptionInvalid(
+            f"{template!r} cannot name topics",
+            hint="Beside what stands in braces it may have letters, digits, dots, dashes and underscores",
+        )
     constant = Template(template, target).constant
     return None if constant is None else _checked(constant)
 
