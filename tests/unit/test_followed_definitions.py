@@ -57,6 +57,10 @@ def test_charsets_of_columns_are_those_of_the_server(statements: str, columns: l
         "CREATE TABLE t (a ENUM('é') CHARACTER SET sjis)",
         "CREATE TABLE t (a SET('é')); ALTER TABLE t CONVERT TO CHARACTER SET ascii",
         "CREATE TABLE t (a ENUM('x') CHARACTER SET ucs2); ALTER TABLE t CONVERT TO CHARACTER SET utf8mb3",
+        "CREATE TABLE t (a ENUM('é') CHARACTER SET latin1); ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4",
+        # MariaDB keeps the key.
+        "CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t DROP a, ADD a TEXT",
+        "CREATE TABLE t (a VARCHAR(20, 0))",
         "CREATE TABLE t (a ENUM('x') CHARACTER SET binary); ALTER TABLE t CONVERT TO CHARACTER SET ucs2",
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from penstock.capture.ddl.column_types import TypeUnknown, can_hold, converted
+from penstock.capture.ddl.column_types import TypeUnknown, converted
 from penstock.capture.ddl.effects import (
     AddColumn,
     AddUnique,
@@ -107,11 +107,14 @@ def altered(
     adds_last = any(isinstance(step, AddColumn) and step.place == Place() for step in steps)
     if definition.hidden_columns and adds_last:
         raise Contradiction("the place of a column beside hidden ones is the server's choice")
-    if definition.hidden_columns and any(isinstance(step, _MAY_HIDE) for step in steps):
+    if definition.hidden_columns and any(draft.may_hide(step) for step in steps):
         raise Contradiction("a hidden column may go with the column or the type that needed it")
     # Steps name columns as they were before the statement, so two columns may trade names; a key may name a
     # column that the same statement adds further on.
     drops = [step for step in steps if isinstance(step, DropColumn)]
+    added = {step.column.name.lower() for step in steps if isinstance(step, AddColumn)}
+    if any(step.name.lower() in added for step in drops) and definition.schema.primary_key:
+        raise Contradiction("MariaDB keeps a key over a column that another one of its name replaces")
     renames = [step for step in steps if isinstance(step, RenameColumn)]
     others = [step for step in steps if not isinstance(step, DropColumn | RenameColumn)]
     for drop in drops:
@@ -138,8 +141,6 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
 
 # Charsets that members are converted from without becoming others; those of two bytes a character are not.
 _EXTEND_ASCII = {"ascii", "latin1", "latin2", "utf8mb3", "utf8mb4", "cp1250", "cp1251", "gbk", "gb18030"}
-# Steps with which a hidden column of MariaDB may come or go.
-_MAY_HIDE = ChangeColumn | ConvertCharset | DropColumn | DropUnique | RenameColumn
 _PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end"))
 
 
@@ -189,6 +190,12 @@ class _Draft:
             ):
                 return self._has(name)
         return True
+
+    def may_hide(self, step: Step) -> bool:
+        """Tell whether a hidden column of MariaDB may go with a step."""
+        if isinstance(step, ChangeColumn | DropColumn | RenameColumn):
+            return self._may_be_unique(step.name)
+        return isinstance(step, ConvertCharset | DropUnique)
 
     def take(self, step: Step) -> None:
         actions: dict[type[Any], Callable[[Any], None]] = {
@@ -276,7 +283,7 @@ class _Draft:
             raise Contradiction("the charset to convert to changes types or cannot be told")
         for at, column in enumerate(self.columns):
             if column.type_text.startswith(("enum", "set")) and not (
-                {column.charset, charset} <= _EXTEND_ASCII and can_hold(charset, column.type_text)
+                {column.charset, charset} <= _EXTEND_ASCII and column.type_text.isascii()
             ):
                 raise Contradiction("the server may convert the members to others")
             if column.charset in (None, "binary", charset):

@@ -87,7 +87,7 @@ class DeclaredType:
         charset = self.charset or charset
         if charset is None:
             raise TypeUnknown(self.text)
-        if self.text.startswith(("enum", "set")) and not can_hold(charset, self.text):
+        if self.text.startswith(("enum", "set")) and not _can_hold(charset, self.text):
             # The server stores other members than those that the statement names.
             raise TypeUnknown(self.text)
         if charset == "binary":
@@ -176,7 +176,7 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
     if charset is not None:
         raise TypeUnknown(word)
     if word in ("BINARY", "VARBINARY"):
-        length = _parenthesis(_numbers(cursor) or ["1"])
+        length = _parenthesis(_length(cursor))
         return DeclaredType(word.lower() + length + _compressed(cursor, spelling))
     if word in _BLOBS:
         numbers = _numbers(cursor)
@@ -207,7 +207,7 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
 def _characters(
     name: str, cursor: TokenCursor, charset: str | None, spelling: ServerSpelling
 ) -> DeclaredType:
-    length = _parenthesis(_numbers(cursor) or ["1"])
+    length = _parenthesis(_length(cursor))
     if cursor.accept("BYTE"):
         return DeclaredType(name.replace("char", "binary") + length)
     return DeclaredType(name + length + _compressed(cursor, spelling), takes_charset=True, charset=charset)
@@ -232,7 +232,7 @@ def converted(type_text: str, charset: str, to: str) -> str:
     return type_text
 
 
-def can_hold(charset: str, text: str) -> bool:
+def _can_hold(charset: str, text: str) -> bool:
     """Tell whether a charset is known to have every character of a text."""
     if text.isascii():
         return charset not in _NOT_ASCII
@@ -293,6 +293,14 @@ def _numbers(cursor: TokenCursor) -> list[str]:
     if not numbers or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
         raise TypeUnknown("length")
     return [str(int(number)) for number in numbers]
+
+
+def _length(cursor: TokenCursor) -> list[str]:
+    """Take `(n)`, 1 where none comes. Raises TypeUnknown."""
+    numbers = _numbers(cursor) or ["1"]
+    if len(numbers) != 1:
+        raise TypeUnknown("length")
+    return numbers
 
 
 def _parenthesis(numbers: list[str]) -> str:
