@@ -106,7 +106,8 @@ def compare(recording: Recording, files: Iterable[str]) -> Outcome:
                     transactions[row["_commit_version"]].append((batch.table, row))
     except StreamError as problem:
         outcome.differences.append(f"stopped: {problem}")
-        changes = [one for one in changes if str(one.end) <= str(problem.position)]
+        stop = Position.parse(problem.position or "")
+        changes = [change for change in changes if change.end <= stop]
     finally:
         source.close()
     _compare_rows(changes, transactions, outcome)

@@ -187,7 +187,7 @@ class Grammar:
             f"CHECK ({chosen[0]} IS NULL OR 1 IN (1, 2))",
             f"CONSTRAINT {name}CHECK ({chosen[0]} IS NOT NULL OR TRUE)",
         )
-        return self.chance.choices(kinds, weights=(4, 1, 3, 2, 2, 1, 1, 1, 1))[0]
+        return self.chance.choices(kinds, weights=(8, 2, 6, 4, 2, 1, 2, 2, 2))[0]
 
     def _table_options(self, equals_charset: bool = True) -> list[str]:
         options = []
@@ -320,7 +320,7 @@ class Grammar:
             (lambda: f"ADD {self._key(names)}", 6),
             (lambda: "DROP PRIMARY KEY", 2),
             (lambda: f"DROP {self.chance.choice(('INDEX', 'KEY'))} {exists}{column}", 2),
-            (lambda: f"CONVERT TO {self._conversion()}", 4),
+            (lambda: f"CONVERT TO {self._conversion()}", 2),
             (lambda: " ".join(self._table_options()) or "COMMENT 'x'", 5),
             (lambda: f"ALTER {word}{column} SET DEFAULT 5", 1),
             (lambda: f"ALTER {word}{column} DROP DEFAULT", 1),

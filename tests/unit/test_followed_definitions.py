@@ -152,7 +152,7 @@ def test_a_key_is_dropped_before_columns_change_and_added_after() -> None:
     history = SchemaHistory(ServerDefaults(MYSQL, "utf8mb4", {}, False))
     statements = (
         "CREATE TABLE t (a INT PRIMARY KEY, b INT)",
-        "ALTER TABLE t MODIFY a BIGINT, CHANGE b c INT PRIMARY KEY, DROP PRIMARY KEY",
+        "ALTER TABLE t MODIFY a BIGINT, CHANGE b c INT PRIMARY KEY, DROP INDEX `PRIMARY`",
     )
     for number, statement in enumerate(statements):
         history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))

@@ -230,6 +230,8 @@ def _drop(part: TokenCursor, statement: Statement) -> list[Step]:
         return [SetKey(())]
     if part.next.upper in ("FOREIGN", "CHECK", "PARTITION") or _is_period(part):
         return []
+    if part.next.upper in ("INDEX", "KEY") and part.ahead(1).text.upper() == "PRIMARY":
+        return [SetKey(())]
     if part.next.upper in ("INDEX", "KEY", "CONSTRAINT"):
         return [DropUnique()] if statement.spelling.mariadb else []
     if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
