@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nouns every layer shares: positions, tables, columns, sources and what a user selects.
 
-A leaf: it imports only `errors` and `limits`. Everything is frozen and pickles, so executors can have it.
+A leaf, beside `errors` and `limits`. Everything is frozen and pickles, so executors can have it.
 """
 
 import os
@@ -14,16 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, SchemaInvalid
-from penstock.limits import (
-    EPOCH_COUNTED_MAX,
-    EPOCH_COUNTED_NEW_MAX,
-    EPOCH_MAX,
-    FILE_NUMBER_MAX,
-    OFFSET_MAX,
-)
-
-_COUNTED = EPOCH_COUNTED_MAX + 1
+from penstock.commit_versions import commit_version, epoch_base, shifted_epoch
+from penstock.errors import OptionInvalid, PositionInvalid, SchemaInvalid
 
 PASSWORD_VARIABLE = "PENSTOCK_PASSWORD"
 PORT_DEFAULT = 3306
@@ -85,63 +77,6 @@ class Position:
             return NotImplemented
         one, two = ((epoch_base(at.epoch), at.file_number, at.offset) for at in (self, other))
         return one < two
-
-
-def commit_version(epoch: int, file_number: int, offset: int) -> int:
-    """Return the int64 that rises strictly with commit order.
-
-    Bits, from the top: sign 0, base of the epoch plus file number 31, start offset in units of 16 bytes 32.
-    No transaction is under 16 bytes, so two never share one. Raises PositionInvalid past a bound.
-    """
-    place = epoch_base(epoch) + file_number
-    if not (epoch >= 0 and place <= EPOCH_MAX and 0 <= file_number <= FILE_NUMBER_MAX) or not (
-        0 <= offset <= OFFSET_MAX
-    ):
-        raise PositionInvalid(
-            f"epoch {epoch}, file number {file_number}, offset {offset} do not fit a commit version",
-            hint=f"The bounds are {EPOCH_MAX}, {FILE_NUMBER_MAX} and {OFFSET_MAX}",
-        )
-    return place << 32 | offset >> 4
-
-
-def epoch_base(epoch: int) -> int:
-    """Return what an epoch adds to its file numbers in the 31 bits of a commit version above the offset.
-
-    A counted epoch has 23 bits for them. The number of a later one is its base plus 256, so that no number
-    means two things. Numbers below 0 name epochs of another log that lie before all of this one.
-    """
-    if abs(epoch) <= EPOCH_COUNTED_MAX:
-        return epoch << 23
-    return epoch - _COUNTED if epoch > 0 else epoch + _COUNTED
-
-
-def next_epoch(epoch: int, file_number: int) -> int:
-    """Return the number of the epoch that follows another one whose highest file number is given.
-
-    The first epochs are counted, so that two daemons on one cluster number them alike. A later one begins one
-    above the highest value of epoch and file number that was used before. Raises LimitExceeded.
-    """
-    if epoch < EPOCH_COUNTED_NEW_MAX:
-        return epoch + 1
-    following = epoch_base(epoch) + file_number + 1
-    if following >= EPOCH_MAX:
-        raise LimitExceeded(
-            f"no commit version is left for an epoch after {epoch}, which reached file number {file_number}",
-            hint="Begin a new log: move the folder of this one away, and read the tables again",
-        )
-    return _epoch_of_base(following)
-
-
-def shifted_epoch(epoch: int, shift: int) -> int:
-    """Return the number of an epoch in a log whose bases are `shift` higher. The order of epochs stays."""
-    return _epoch_of_base(epoch_base(epoch) + shift)
-
-
-def _epoch_of_base(base: int) -> int:
-    counted, left = divmod(base, 1 << 23)
-    if left == 0 and abs(counted) <= EPOCH_COUNTED_MAX:
-        return counted
-    return base + _COUNTED if base > 0 else base - _COUNTED
 
 
 # --- Tables ---------------------------------------------------------------------------------

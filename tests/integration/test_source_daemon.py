@@ -237,7 +237,7 @@ def test_definition_given_by_hand_counts_from_its_position(served: Served, tmp_p
     assert given is not None
     assert [column.type_text for column in given.columns] == ["int unsigned", "char(3)"]
     assert source.schema_history(source.earliest(), ghost).schema("shop", "ghost") is None
-    late = penstock(*words, f"{second.file}:99999999")
+    late = penstock(*words, f"{source.head().file}:99999999")
     assert late.returncode != 0
     assert "has not reached that position" in late.stderr
 

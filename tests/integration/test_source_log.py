@@ -14,6 +14,7 @@ import pyarrow
 import pytest
 
 from penstock import read_binlog
+from penstock.commit_versions import epoch_base
 from penstock.errors import (
     OptionInvalid,
     PenstockError,
@@ -26,7 +27,7 @@ from penstock.errors import (
 from penstock.logstore.cold import make_cold
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
-from penstock.model import Position, TableName, TablePatterns, epoch_base
+from penstock.model import Position, TableName, TablePatterns
 from penstock.source.bounds import Bounds, parse_bound
 from penstock.source.bounds import locate as locate_bounds
 from penstock.source.files import FileSource

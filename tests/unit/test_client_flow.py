@@ -20,6 +20,7 @@ from penstock.client.flow import (
     fit,
     pause_after,
 )
+from penstock.commit_versions import epoch_base
 from penstock.errors import (
     ConnectionLost,
     OptionInvalid,
@@ -27,7 +28,7 @@ from penstock.errors import (
     ServerBehind,
     ServerChanged,
 )
-from penstock.model import Position, epoch_base
+from penstock.model import Position
 
 
 def place(offset: int, epoch: int = 0, key: str = "x", gtid_set: str = "") -> Place:

@@ -4,8 +4,8 @@ import pyarrow
 import pytest
 
 from penstock.client.split import Cut, split
+from penstock.commit_versions import commit_version, epoch_base
 from penstock.coordinate.floors import Floors
-from penstock.model import commit_version, epoch_base
 
 
 def rows(slots: list[int], versions: list[int] | None = None) -> pyarrow.RecordBatch:

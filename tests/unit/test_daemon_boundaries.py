@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from penstock.commit_versions import epoch_base
 from penstock.errors import PositionPurged
 from penstock.limits import RANGE_BYTES_MIN
 from penstock.model import Position
@@ -32,7 +33,7 @@ def source_of(monkeypatch: pytest.MonkeyPatch, *, tells_boundaries: bool) -> Dae
     monkeypatch.setattr(DaemonClient, "ask", ask)
     options = SourceOptions.parse("penstock://127.0.0.1:1/shop")
     source = DaemonSource(SourceOptions(daemon=options.daemon, instance="shop", epochs=((3, "mysql:1"),)))
-    assert source.shift == 2
+    assert source.shift == epoch_base(3) - epoch_base(1)
     return source
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock._native import segment_head
+from penstock.commit_versions import commit_version
 from penstock.errors import PositionInvalid, PositionPurged
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.index import BlockIndex, SegmentIndex
@@ -32,7 +33,7 @@ from penstock.logstore.records import (
     SegmentRecord,
 )
 from penstock.logstore.segment import SegmentHead, SegmentReader
-from penstock.model import Position, commit_version
+from penstock.model import Position
 from tests.binlog_bytes import first_event_end
 from tests.conftest import ROOT
 from tests.nonempty import each

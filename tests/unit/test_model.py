@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.commit_versions import commit_version, epoch_base, next_epoch, shifted_epoch
 from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, SchemaInvalid
 from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import (
@@ -16,20 +17,7 @@ from penstock.limits import (
     OFFSET_MAX,
 )
 from penstock.logstore.epochs import EpochFile, EpochRecord
-from penstock.model import (
-    Column,
-    Position,
-    Secret,
-    ServerAddress,
-    TableName,
-    TablePatterns,
-    TableSchema,
-    Tls,
-    commit_version,
-    epoch_base,
-    next_epoch,
-    shifted_epoch,
-)
+from penstock.model import Column, Position, Secret, ServerAddress, TableName, TablePatterns, TableSchema, Tls
 
 names = st.text(min_size=1, max_size=64).filter(lambda name: "\0" not in name)
 positions = st.builds(

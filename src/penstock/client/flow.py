@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Generic, TypeVar
 
+from penstock.commit_versions import epoch_base, next_epoch
 from penstock.errors import (
     OptionInvalid,
     PenstockError,
@@ -21,7 +22,7 @@ from penstock.errors import (
     ServerChanged,
     TransientError,
 )
-from penstock.model import Position, epoch_base, next_epoch
+from penstock.model import Position
 from penstock.source.kept import EpochKey, epoch_shift
 
 # Every so often a subscriber looks whether another daemon has less to do.

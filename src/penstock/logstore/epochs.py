@@ -10,12 +10,13 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Self
 
+from penstock.commit_versions import epoch_base
 from penstock.errors import LogDamaged, SourceMissing
 from penstock.gtid_sets import LoggedSet, union
 from penstock.limits import EPOCH_COUNTED_MAX, FILE_NUMBER_MAX
 from penstock.logstore.disk import Disk
 from penstock.logstore.layout import Layout, StoredSegment
-from penstock.model import Position, epoch_base
+from penstock.model import Position
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,6 @@ from penstock.settings import LogSettings
 
 _log = structlog.get_logger(__name__)
 
-_MICROSECONDS = 1_000_000
-
 
 class Log(LogReader):
     """The log in a folder, for the one process that writes it; `open` makes it, the context manager closes.
@@ -560,15 +558,13 @@ class Log(LogReader):
             self._sync_due.wait(self.settings.fsync_seconds)
             self._sync_due.clear()
             with self._syncing:
+                # It may have been closed while this waited for its turn.
                 if self._closed.is_set():
-                    # It was closed while this waited for its turn.
                     return
                 try:
                     self.sync()
                 except PenstockError as problem:
-                    _log.error(
-                        "the log can no longer be made durable", folder=str(self.folder), reason=str(problem)
-                    )
+                    _log.error("the log is no longer durable", folder=str(self.folder), reason=str(problem))
 
     def _fail(self, problem: PenstockError) -> None:
         with self._changed:
@@ -599,4 +595,4 @@ class Log(LogReader):
                 self._lock.close()
 
     def _now_us(self) -> int:
-        return int(self._clock() * _MICROSECONDS)
+        return int(self._clock() * 1_000_000)

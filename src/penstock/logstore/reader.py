@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from penstock.commit_versions import next_epoch
 from penstock.errors import (
     LogDamaged,
     OptionInvalid,
@@ -31,7 +32,7 @@ from penstock.logstore.records import OPEN, TIERED, SegmentRecord, block_records
 from penstock.logstore.recovery import heal_segments, sound_blocks
 from penstock.logstore.segment import SegmentHead, SegmentReader
 from penstock.logstore.tier import with_noted
-from penstock.model import Position, next_epoch
+from penstock.model import Position
 
 if TYPE_CHECKING:
     from penstock.logstore.tier import Tier

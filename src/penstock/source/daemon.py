@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import structlog
 
+from penstock.commit_versions import shifted_epoch
 from penstock.errors import PenstockError, PositionPurged, ServerBusy, TransientError
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import (
@@ -22,7 +23,7 @@ from penstock.limits import (
     RECONNECT_TRIES_MAX,
     SILENCE_SECONDS_MAX,
 )
-from penstock.model import Position, TableName, TablePatterns, shifted_epoch
+from penstock.model import Position, TableName, TablePatterns
 from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient

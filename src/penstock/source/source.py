@@ -17,20 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from penstock.commit_versions import epoch_base
 from penstock.errors import OptionInvalid
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN
 from penstock.logstore.layout import is_log_folder
-from penstock.model import (
-    Position,
-    Secret,
-    ServerAddress,
-    TableName,
-    TablePatterns,
-    Tls,
-    epoch_base,
-    is_server_url,
-)
+from penstock.model import Position, Secret, ServerAddress, TableName, TablePatterns, Tls, is_server_url
 from penstock.source.daemon_address import DaemonAddress, is_daemon_url
 
 if TYPE_CHECKING:

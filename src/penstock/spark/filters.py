@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from penstock.model import commit_version
+from penstock.commit_versions import commit_version
 from penstock.source.reading import CHANGE_TYPES
 from penstock.source.source import ByteRange, file_number
 

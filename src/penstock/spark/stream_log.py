@@ -13,9 +13,10 @@ import structlog
 from penstock._native import GtidSet
 from penstock.capture.connection import Connection, connect
 from penstock.capture.refusal import file_replaced
+from penstock.commit_versions import next_epoch
 from penstock.errors import PenstockError, PositionInvalid, PositionPurged, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
-from penstock.model import Position, ServerAddress, next_epoch
+from penstock.model import Position, ServerAddress
 from penstock.source.asking import PAUSES_OF_A_STREAM_SECONDS, ask_again
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.search import gtid_set_after

@@ -66,19 +66,7 @@ impl Decoder {
                 }
                 Ok(flow)
             }
-            Query => {
-                let query = QueryBody::read(body)?;
-                self.query(header, &query, query.text, span)
-            }
-            QueryCompressed => {
-                let query = QueryBody::read(body)?;
-                let text = decompress(query.text)?;
-                self.query(header, &query, &text, span)
-            }
-            ExecuteLoadQuery => {
-                let (query, text) = QueryBody::read_load(body)?;
-                self.query(header, &query, &text, span)
-            }
+            Query | QueryCompressed | ExecuteLoadQuery => self.statement_event(header, kind, body, span),
             Xid => {
                 self.xid = Some(Cursor::new(body).u64()?);
                 self.end(span).map(|()| Flow::Next)
@@ -99,6 +87,25 @@ impl Decoder {
             Rotate | Stop | PreviousGtids | MariadbGtidList => self.mark_file(kind, body, span).map(|()| Flow::Next),
             // These describe the statement behind the rows, or belong to statements, or to group replication.
             _ => Ok(Flow::Next),
+        }
+    }
+
+    /// Takes an event that holds a statement's text.
+    fn statement_event(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
+        match kind {
+            EventKind::QueryCompressed => {
+                let query = QueryBody::read(body)?;
+                let text = decompress(query.text)?;
+                self.query(header, &query, &text, span)
+            }
+            EventKind::ExecuteLoadQuery => {
+                let (query, text) = QueryBody::read_load(body)?;
+                self.query(header, &query, &text, span)
+            }
+            _ => {
+                let query = QueryBody::read(body)?;
+                self.query(header, &query, query.text, span)
+            }
         }
     }
 

@@ -97,7 +97,7 @@ impl Decoder {
     pub(super) fn hold(&mut self, id: XaId) {
         if let Some(open) = self.open.as_mut().filter(|open| open.holding.is_none()) {
             let bytes_max = if open.skipped { 0 } else { self.options.prepared_bytes_max / 2 };
-            open.holding = Some(Holding::new(id, bytes_max));
+            open.holding = Some(Box::new(Holding::new(id, bytes_max)));
         }
     }
 
@@ -191,7 +191,9 @@ impl Decoder {
 
     /// Ends the open transaction, of which nothing is handed out here.
     pub(super) fn end_unheard(&mut self, span: Span) {
-        self.open = None;
+        if let Some(open) = self.open.take().filter(|open| !open.skipped) {
+            self.commit_us = open.view.commit_us;
+        }
         self.orphan = false;
         self.mark_boundary(span.end);
     }

@@ -1,7 +1,5 @@
 //! Where transactions begin and end, and which of them are in range.
 
-use std::collections::HashMap;
-
 use super::{Decoder, Emitter, Flow};
 use crate::emit::transactions::Tally;
 use crate::emit::TransactionView;
@@ -35,16 +33,21 @@ pub(super) struct Open {
     /// Where it ends, if its GTID event says so.
     pub end: Option<u64>,
     /// Changes that had gone into batches at each savepoint, by its name in lower case.
-    savepoints: HashMap<Vec<u8>, u32>,
+    savepoints: Vec<(Vec<u8>, u32)>,
     /// The events of an XA transaction, until it is prepared or ends.
-    pub holding: Option<Holding>,
+    pub holding: Option<Box<Holding>>,
 }
 
 impl Decoder {
     /// Notes what stands before a savepoint. One beyond the limit is not noted, so a ROLLBACK TO it counts for all rows.
     pub(super) fn note_savepoint(&mut self, text: &[u8]) {
-        if let Some(open) = self.open.as_mut().filter(|open| open.savepoints.len() < SAVEPOINTS_MAX) {
-            open.savepoints.insert(savepoint_name(text).to_ascii_lowercase(), open.selected);
+        let Some(open) = &mut self.open else { return };
+        let name = savepoint_name(text).to_ascii_lowercase();
+        let known = open.savepoints.len();
+        match open.savepoints.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, before)) => *before = open.selected,
+            None if known < SAVEPOINTS_MAX => open.savepoints.push((name, open.selected)),
+            None => {}
         }
     }
 
@@ -88,7 +91,7 @@ impl Decoder {
             selected: 0,
             handed_out: resume_rows,
             end: head.length.and_then(|length| span.start.checked_add(length)),
-            savepoints: HashMap::new(),
+            savepoints: Vec::new(),
             holding: None,
         });
         if let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) {
@@ -203,7 +206,8 @@ impl Decoder {
     /// ROLLBACK TO a savepoint: rows behind it may be undone. Fails where some of them were wanted.
     pub(super) fn roll_back_to(&mut self, text: &[u8]) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|open| !open.skipped) else { return Ok(()) };
-        let kept = open.savepoints.get(&savepoint_name(text).to_ascii_lowercase()).copied().unwrap_or(0);
+        let name = savepoint_name(text).to_ascii_lowercase();
+        let kept = open.savepoints.iter().find(|(known, _)| *known == name).map_or(0, |(_, before)| *before);
         let undone = open.selected.saturating_sub(kept);
         if undone == 0 {
             return Ok(());
