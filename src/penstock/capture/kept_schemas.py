@@ -56,7 +56,7 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Foll
     if begins:
         kept.seed(SchemaHistory.awaiting_survey(read_defaults(connection), position), position)
     spelling = kept.with_newest(lambda history: history.spelling)
-    settler = DefinitionSettler(kept, connection.address, connection.identity().key, spelling)
+    settler = DefinitionSettler(kept, connection.address, connection.identity().key, spelling, position)
     log.settler = settler
     followed = FollowedSchemas(kept, settler)
     if begins:
@@ -98,12 +98,19 @@ def settled_schemas(
     """Return the definitions in force at a position of a log that is captured, as JSON.
 
     A table in doubt is waited for, for up to DEFINITION_WAIT_SECONDS; with `again` it is read again though it
-    is not in doubt. Raises SchemaUnknown where nothing is kept.
+    is not in doubt, where the log has the position from the server that is captured now. Raises SchemaUnknown
+    where nothing is kept.
     """
     if name is not None and log.settler is not None:
         doubt = kept.at(position).doubt(name)
         if doubt is not None and doubt.refusal is None and doubt.since is not None:
             log.settler.wait(name, doubt.since, DEFINITION_WAIT_SECONDS)
-        elif doubt is None and again:
+        elif doubt is None and again and _is_readable(log, position):
             log.settler.wait(name, position, DEFINITION_WAIT_SECONDS, again=True)
     return kept.in_force(position, name)
+
+
+def _is_readable(log: Log, position: Position) -> bool:
+    """Tell whether a position lies in the newest epoch of what a log has."""
+    visible = log.visible
+    return visible is not None and position <= visible and position.epoch == visible.epoch

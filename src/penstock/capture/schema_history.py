@@ -313,6 +313,15 @@ class SchemaHistory:
         """Put a table in doubt from a position on."""
         self._doubts[self._key(name)] = Doubt(position, reason)
 
+    def date_doubts(self, position: Position) -> None:
+        """Let what is in doubt since before a position, or since nobody knows where, be so from there on."""
+
+        def dated(doubt: Doubt) -> Doubt:
+            return replace(doubt, since=position) if doubt.since is None or doubt.since < position else doubt
+
+        self._doubts = {key: dated(doubt) for key, doubt in self._doubts.items()}
+        self._unsurveyed = self._unsurveyed and dated(self._unsurveyed)
+
     def survey(self) -> None:
         """Note that every table of the server was taken or refused."""
         self._unsurveyed = None

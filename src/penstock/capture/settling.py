@@ -35,7 +35,7 @@ from penstock.capture.table_definition import TableDefinition
 from penstock.errors import PenstockError, SchemaUnknown, ServerBusy, ServerChanged
 from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
 from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, doubt_line, refusal_line
-from penstock.model import Position, ServerAddress, StatementSession, TableName
+from penstock.model import Position, ServerAddress, StatementSession, TableName, TableSchema
 
 _log = structlog.get_logger(__name__)
 
@@ -63,7 +63,9 @@ class Question:
 class DefinitionSettler:
     """Settles the doubts of one log, for as long as one server is captured.
 
-    `close` ends the thread without waiting for an answer that is under way: it changes nothing any more.
+    `begins` is where the capture goes on: the log was received up to there. The server answers for that epoch
+    alone; a doubt of an earlier one is refused. `close` ends the thread without waiting for an answer that is
+    under way: it changes nothing any more.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class DefinitionSettler:
         address: ServerAddress,
         server_key: str,
         spelling: ServerSpelling,
+        begins: Position,
     ) -> None:
         self._kept = kept
         self._address = address
@@ -83,9 +86,11 @@ class DefinitionSettler:
         self._has_read = threading.Event()
         # Held while something is kept, so that nothing is after the end.
         self._keeping = threading.Lock()
-        self._received: Position | None = None
+        self._epoch = begins.epoch
+        self._received = begins
         self._readings: dict[Question, int] = {}
-        self._answered: set[Question] = set()
+        # The newest answers, in order: what is in doubt still after its answer is not asked about again.
+        self._answered: dict[Question, None] = {}
         # Names that tables have now, found out while their definitions were taken back.
         self._renamed: set[TableName] = set()
         self._refused: dict[Question, Doubt] = {}
@@ -117,9 +122,9 @@ class DefinitionSettler:
                 if doubt.refusal is None and doubt.since is not None:
                     self._add(Question(name, doubt.since))
             self._changed.notify_all()
-        listed: dict[tuple[TableName | None, Position | None], Doubt] = {
-            (question.name, question.since): doubt for question, doubt in self._refused.items()
-        }
+            listed: dict[tuple[TableName | None, Position | None], Doubt] = {
+                (question.name, question.since): doubt for question, doubt in self._refused.items()
+            }
         listed |= {(name, doubt.since): doubt for name, doubt in doubts.items()}
         self._listed = [
             _listed(name, doubt, self._failure) for (name, _), doubt in islice(listed.items(), _LISTED_MAX)
@@ -155,7 +160,7 @@ class DefinitionSettler:
         """
         question = Question(name, since)
         with self._changed:
-            if question not in self._answered and len(self._readings) < _QUESTIONS_MAX:
+            if len(self._readings) < _QUESTIONS_MAX:
                 self._add(question)
                 self._changed.notify_all()
             self._changed.wait_for(
@@ -188,7 +193,14 @@ class DefinitionSettler:
     # --- The thread -----------------------------------------------------------------------------
 
     def _add(self, question: Question) -> None:
-        self._readings.setdefault(question, 0)
+        if question not in self._answered and question.since.epoch <= self._epoch:
+            self._readings.setdefault(question, 0)
+
+    def _note_answered(self, question: Question) -> None:
+        self._readings.pop(question, None)
+        self._answered[question] = None
+        if len(self._answered) > _QUESTIONS_MAX:
+            del self._answered[next(iter(self._answered))]
 
     def _run(self) -> None:
         pause = RECONNECT_PAUSE_SECONDS_FIRST
@@ -232,8 +244,7 @@ class DefinitionSettler:
                 settled = True
             with self._changed:
                 if settled or self._closed:
-                    self._readings.pop(question, None)
-                    self._answered.add(question)
+                    self._note_answered(question)
                 elif question in self._readings:
                     left = True
                     self._readings[question] += 1
@@ -241,15 +252,14 @@ class DefinitionSettler:
         return left
 
     def _has_received(self, position: Position) -> bool:
-        return self._received is not None and self._received >= position
+        return self._received >= position
 
     def _read(self, questions: list[Question]) -> "_Reading":
         """Ask the server for the tables as they are now, and where its log stood before and after."""
         with connect(self._address) as connection:
             if connection.identity().key != self._server_key:
                 raise ServerChanged(f"{self._address} is another server now")
-            epoch = questions[0].since.epoch
-            before = _head(connection, epoch)
+            before = _head(connection, self._epoch)
             names = {question.name for question in questions} | self._renamed
             tables: dict[TableName, TableDefinition] = {}
             whole = None in names or len(names) > _ASKED_ONE_BY_ONE_MAX
@@ -261,20 +271,17 @@ class DefinitionSettler:
                     if name is not None and definition is not None:
                         tables[name] = definition
             asked = None if whole else {name for name in names if name is not None}
-            return _Reading(before, _head(connection, epoch), tables, asked)
+            return _Reading(before, _head(connection, self._epoch), tables, asked)
 
     def _answer(self, question: Question, reading: "_Reading") -> bool:
         """Keep what can be told of a question; return whether that settles it."""
-        logged = self._kept.statements(question.since, reading.after)
-        if logged is None:
-            statements: list[LoggedStatement] | None = None
-        else:
-            statements = [
-                LoggedStatement(position, line["database"], line["text"], StatementSession.from_json(line))
-                for position, line in logged
-            ]
+        if self._is_half_kept(question):
+            self._keep(question.since, [])
+            return True
+        statements = self._statements(question.since, reading)
         if question.name is None:
-            return self._survey(question.since, reading, statements or [])
+            # Without the statements nothing can be told; readers then ask table by table, and are refused.
+            return statements is None or self._survey(question.since, reading, statements)
         known = self._kept.at(question.since)
         doubt = known.doubt(question.name)
         try:
@@ -287,10 +294,36 @@ class DefinitionSettler:
             _log.warning("a table's definition cannot be told", table=str(question.name), why=definition)
             if doubt is not None:
                 self._keep(question.since, [refusal_line(question.name, definition)])
-                self._refused[question] = replace(doubt, refusal=definition)
-        elif doubt is not None or known.schema(*_parts(question.name)) != definition.schema:
+                with self._changed:
+                    self._refused[question] = replace(doubt, refusal=definition)
+        elif doubt is not None or _decodes_otherwise(known.schema(*_parts(question.name)), definition.schema):
             self._keep(question.since, [definition_line(definition.to_json())])
         return True
+
+    def _is_half_kept(self, question: Question) -> bool:
+        """Tell whether a crash left an answer where it holds from, and the doubt in later snapshots."""
+
+        def doubt(history: SchemaHistory) -> Doubt | None:
+            return history.unsurveyed if question.name is None else history.doubt(question.name)
+
+        newest = self._kept.with_newest(doubt)
+        return (
+            newest is not None
+            and newest.since == question.since
+            and doubt(self._kept.at(question.since)) is None
+        )
+
+    def _statements(self, since: Position, reading: "_Reading") -> list[LoggedStatement] | None:
+        """Return what was run from a position up to the reading, None where not all of it is known."""
+        if since.epoch != self._epoch:
+            return None
+        logged = self._kept.statements(since, reading.after)
+        if logged is None:
+            return None
+        return [
+            LoggedStatement(position, line["database"], line["text"], StatementSession.from_json(line))
+            for position, line in logged
+        ]
 
     def _definition(
         self, name: TableName, reading: "_Reading", statements: list[LoggedStatement] | None
@@ -317,7 +350,7 @@ class DefinitionSettler:
     def _keep(self, since: Position, lines: Sequence[dict[str, Any]]) -> None:
         with self._keeping:
             if not self._closed:
-                self._kept.settle(since, lines)
+                self._kept.settle(since, lines, received=self._received)
 
     def _survey(self, since: Position, reading: "_Reading", statements: list[LoggedStatement]) -> bool:
         """Keep every table of the server as it was at a position; what cannot be told is left in doubt."""
@@ -363,6 +396,18 @@ def _head(connection: Connection, epoch: int) -> Position:
 
 def _parts(name: TableName) -> tuple[str, str]:
     return name.database, name.table
+
+
+def _decodes_otherwise(known: TableSchema | None, told: TableSchema) -> bool:
+    """Tell whether rows decode otherwise by a definition that was told.
+
+    Taking statements back loses keys and what may be null, so neither contradicts what is known.
+    """
+    columns = [
+        None if schema is None else [(one.name, one.type_text, one.charset) for one in schema.columns]
+        for schema in (known, told)
+    ]
+    return columns[0] != columns[1]
 
 
 def _is_created(name: TableName, statements: Iterable[LoggedStatement], spelling: ServerSpelling) -> bool:

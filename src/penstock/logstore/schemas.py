@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.errors import PenstockError, SchemaInvalid, SchemaUnknown
+from penstock.errors import PenstockError, PositionInvalid, SchemaInvalid, SchemaUnknown
 from penstock.limits import MIB
 from penstock.logstore.disk import AppendFile, Disk, LocalDisk
 from penstock.model import Position, StatementSession, TableName
@@ -60,6 +60,9 @@ class Definitions(Protocol):
 
     def suspect(self, name: TableName, position: Position, reason: str) -> None:
         """Put a table in doubt from a position on."""
+
+    def date_doubts(self, position: Position) -> None:
+        """Let what is in doubt since before a position, or since nobody knows where, be so from there on."""
 
     def survey(self) -> None:
         """Note that every table of the server was taken or refused."""
@@ -181,6 +184,9 @@ class SchemaLog(Generic[_Kept]):
 
     def _replay(self, generation: _Generation, position: Position | None) -> _Kept:
         history = self._read(generation.snapshot)
+        if not generation.continues or generation.path == self._path(self._names()[0]):
+            # What is settled before this snapshot never reaches it.
+            history.date_doubts(generation.position)
         for place, line in generation.upto(position):
             _follow(history, place, line)
         return history
@@ -218,12 +224,18 @@ class SchemaLog(Generic[_Kept]):
             self._cut(position)
             self._begin(history.in_force(position), position)
 
-    def settle(self, position: Position, lines: Sequence[dict[str, Any]]) -> None:
-        """Put what was read elsewhere at the position it holds from, durably.
+    def settle(
+        self, position: Position, lines: Sequence[dict[str, Any]], *, received: Position | None = None
+    ) -> None:
+        """Put what was read elsewhere at the position it holds from, durably; without lines, make the
+        snapshots after it again.
 
-        Lines are `definition_line`, `refusal_line` and SURVEYED. Raises SchemaUnknown for a position before
-        the first that is kept.
+        Lines are `definition_line`, `refusal_line` and SURVEYED. `received` is how far the log goes: past
+        that, statements that are yet to come would be taken for known. Raises PositionInvalid there, and
+        SchemaUnknown for a position before the first that is kept.
         """
+        if received is not None and position > received:
+            raise PositionInvalid(f"the log was received up to {received} only", position=str(position))
         with self._lock:
             generation = self._generation(position)
             if generation is None or position < generation.position:
@@ -241,12 +253,15 @@ class SchemaLog(Generic[_Kept]):
                 self._append(generation, written)
                 self._loaded = None
                 return
+            # A change that cannot be written must not stay in memory.
+            self._loaded = None
             generation.lines[at:at] = [(position, dict(line)) for line in lines]
             self._rewrite(generation)
             for version in names[names.index(generation.position.commit_version) + 1 :]:
                 later = self._load(version)
                 if not later.continues:
                     break
+                self._loaded = None
                 later.snapshot = self._replay(generation, None).in_force(later.position)
                 self._rewrite(later)
                 generation = later
@@ -332,6 +347,7 @@ class SchemaLog(Generic[_Kept]):
         """Add a line to the newest generation, and begin one where the lines outgrow it."""
         written = _line({"position": str(position), **line})
         if len(written) > STATEMENT_BYTES_MAX:
+            history.date_doubts(position)
             self._begin(history.in_force(position), position)
             return
         self._append(newest, written)
@@ -362,6 +378,7 @@ class SchemaLog(Generic[_Kept]):
             if generation.position <= position:
                 kept = generation.upto(position)
                 if len(kept) < len(generation.lines):
+                    self._loaded = None
                     generation.lines = kept
                     self._rewrite(generation)
                 break

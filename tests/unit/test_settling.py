@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Definitions in doubt are told for the server and the place they are of, once, whatever comes between."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.capture import settling
+from penstock.capture.connection import LogHead, ServerIdentity
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture.kept_schemas import settled_schemas
+from penstock.capture.schema_history import SchemaHistory
+from penstock.capture.schema_reader import ServerDefaults
+from penstock.capture.settling import DefinitionSettler, Question
+from penstock.capture.table_definition import TableDefinition
+from penstock.errors import LogFull, PositionInvalid
+from penstock.logstore import schemas
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.schemas import SchemaLog, definition_line
+from penstock.model import Column, Position, ServerAddress, TableName, TableSchema
+
+ORDERS = TableName("shop", "orders")
+DOUBTED = "ALTER TABLE orders FROBNICATE"
+SECONDS = 10.0
+DEFAULTS = ServerDefaults(ServerSpelling(), "utf8mb4", {"shop": "utf8mb4"}, False)
+IDENTITY = ServerIdentity("mysql", (9, 7, 0), "9.7.0", 1, "uuid", None, "ON")
+
+
+def at(offset: int, epoch: int = 0) -> Position:
+    return Position(epoch, "mysql-bin.000001", offset)
+
+
+def orders(*columns: str, key: tuple[str, ...] = ()) -> TableDefinition:
+    return TableDefinition(
+        TableSchema(
+            "shop", "orders", tuple(Column(name, "int", None, name not in key) for name in columns), key
+        ),
+        "utf8mb4",
+    )
+
+
+class ToldServer:
+    """A server that tells one table and where its log ends, and counts how often it was read."""
+
+    def __init__(self) -> None:
+        self.now = orders("id", "a")
+        self.head_offset = 900
+        self.readings = 0
+        self.address = ServerAddress("localhost")
+
+    def __enter__(self) -> "ToldServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def identity(self) -> ServerIdentity:
+        return IDENTITY
+
+    def head(self) -> LogHead:
+        return LogHead("mysql-bin.000001", self.head_offset)
+
+    def read_table(self, name: TableName) -> TableDefinition:
+        self.readings += 1
+        return self.now
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> ToldServer:
+    server = ToldServer()
+    monkeypatch.setattr(settling, "connect", lambda address: server)
+    monkeypatch.setattr(settling, "read_table", lambda connection, name: server.read_table(name))
+    monkeypatch.setattr(settling, "read_tables", lambda connection: [server.read_table(ORDERS)])
+    return server
+
+
+def kept_from(folder: Path, position: Position, *definitions: TableDefinition) -> SchemaLog[SchemaHistory]:
+    kept = SchemaLog(folder, SchemaHistory.from_json)
+    seed_at(kept, position, *definitions)
+    return kept
+
+
+def seed_at(kept: SchemaLog[SchemaHistory], position: Position, *definitions: TableDefinition) -> None:
+    history = SchemaHistory(DEFAULTS)
+    history.seed(definitions, position)
+    kept.seed(history, position)
+
+
+@pytest.fixture
+def settler_of(server: ToldServer) -> Iterator[Callable[..., DefinitionSettler]]:
+    """Give settlers of a log that was received up to 950, and end them."""
+    settlers = []
+
+    def make(kept: SchemaLog[SchemaHistory], epoch: int = 0) -> DefinitionSettler:
+        settlers.append(
+            DefinitionSettler(kept, server.address, IDENTITY.key, ServerSpelling(), at(950, epoch))
+        )
+        return settlers[-1]
+
+    yield make
+    for settler in settlers:
+        settler.close()
+
+
+def columns_at(kept: SchemaLog[SchemaHistory], position: Position | None) -> list[str]:
+    schema = kept.at(position).schema("shop", "orders")
+    return [] if schema is None else [column.name for column in schema.columns]
+
+
+def asked(settler: DefinitionSettler, *questions: Question) -> None:
+    """Ask, begin, and wait for every answer."""
+    for question in questions:
+        settler._add(question)
+    settler.start()
+    for question in questions:
+        assert question.name is not None
+        settler.wait(question.name, question.since, SECONDS)
+
+
+# --- Epochs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failed_over(tmp_path: Path, server: ToldServer) -> SchemaLog[SchemaHistory]:
+    """A table in doubt when the log failed over, whose columns changed on the next server."""
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    kept.apply(DOUBTED, "shop", at(100))
+    seed_at(kept, at(200, epoch=1), orders("id", "a"))
+    kept.apply(DOUBTED, "shop", at(300, epoch=1))
+    kept.apply("ALTER TABLE orders RENAME COLUMN a TO x", "shop", at(400, epoch=1))
+    server.now = orders("id", "x")
+    return kept
+
+
+def test_doubt_of_an_earlier_server_is_refused_and_never_told_by_the_next(
+    failed_over: SchemaLog[SchemaHistory], settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    asked(settler_of(failed_over, epoch=1), Question(ORDERS, at(100)), Question(ORDERS, at(300, epoch=1)))
+    doubt = failed_over.at(at(150)).doubt(ORDERS)
+    assert doubt is not None
+    assert doubt.refusal is not None
+    assert columns_at(failed_over, at(150)) == ["id", "a"]
+    assert columns_at(failed_over, at(350, epoch=1)) == ["id", "a"]
+    assert columns_at(failed_over, at(400, epoch=1)) == ["id", "x"]
+    assert not failed_over.at().doubts()
+
+
+def test_question_of_an_epoch_to_come_holds_up_no_other(
+    failed_over: SchemaLog[SchemaHistory], settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    settler = settler_of(failed_over, epoch=1)
+    asked(settler, Question(ORDERS, at(100, epoch=5)), Question(ORDERS, at(300, epoch=1)))
+    assert not failed_over.at().doubts()
+
+
+# --- What readers may ask ---------------------------------------------------------------------
+
+
+class ReceivedLog:
+    """A log that ends at a position, with a settler that counts what it is asked."""
+
+    def __init__(self, visible: Position) -> None:
+        self.visible = visible
+        self.settler = self
+        self.asked: list[Position] = []
+
+    def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
+        self.asked.append(since)
+
+
+@pytest.mark.parametrize(
+    "position", [at(951, epoch=1), Position(1, "mysql-bin.999999", 4), at(4, epoch=5), at(100)], ids=str
+)
+def test_definition_is_read_again_only_where_the_log_is_of_the_server(
+    tmp_path: Path, position: Position
+) -> None:
+    kept, log = kept_from(tmp_path, at(4), orders("id")), ReceivedLog(at(950, epoch=1))
+    received: Any = log
+    settled_schemas(received, kept, position, ORDERS, again=True)
+    assert log.asked == []
+    settled_schemas(received, kept, at(950, epoch=1), ORDERS, again=True)
+    assert log.asked == [at(950, epoch=1)]
+
+
+def test_definition_is_never_kept_past_what_was_received(tmp_path: Path) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id"))
+    with pytest.raises(PositionInvalid, match="received up to"):
+        kept.settle(at(600), [definition_line(orders("id", "z").to_json())], received=at(599))
+    assert kept.apply("ALTER TABLE orders ADD a INT", "shop", at(500)) == {ORDERS}
+    assert columns_at(kept, None) == ["id", "a"]
+
+
+def test_definition_that_decodes_alike_is_kept_as_it_is(
+    tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a", key=("id",)))
+    kept.apply("ALTER TABLE orders DROP PRIMARY KEY, ADD PRIMARY KEY (id, a)", "shop", at(300))
+    server.now = orders("id", "a", key=("id", "a"))
+    settler = settler_of(kept)
+    settler.start()
+    for offset in (100, 400, 401):
+        settler.wait(ORDERS, at(offset), SECONDS, again=True)
+    schema = kept.at(at(200)).schema("shop", "orders")
+    assert schema is not None
+    assert schema.primary_key == ("id",)
+    assert sum(file.read_bytes().count(b'{"definition"') for file in kept.folder.iterdir()) == 0
+
+
+def test_definition_that_decodes_otherwise_is_kept(
+    tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    server.now = orders("a", "id")
+    settler = settler_of(kept)
+    settler.start()
+    settler.wait(ORDERS, at(300), SECONDS, again=True)
+    assert (columns_at(kept, at(299)), columns_at(kept, at(300))) == (["id", "a"], ["a", "id"])
+
+
+def test_answers_that_are_remembered_are_bounded(
+    tmp_path: Path, settler_of: Callable[..., DefinitionSettler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "_QUESTIONS_MAX", 3)
+    settler = settler_of(kept_from(tmp_path, at(4), orders("id", "a")))
+    settler.start()
+    for offset in range(10, 20):
+        settler.wait(ORDERS, at(offset), SECONDS, again=True)
+    assert list(settler._answered) == [Question(ORDERS, at(offset)) for offset in (17, 18, 19)]
+
+
+# --- Crashes, gaps and full disks ---------------------------------------------------------------
+
+
+def two_generations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SchemaLog[SchemaHistory]:
+    """Keep a table in doubt from 100 on, also in the snapshot of 200."""
+    kept = kept_from(folder, at(4), orders("id", "a"))
+    with monkeypatch.context() as shorter:
+        kept.apply(DOUBTED, "shop", at(100))
+        shorter.setattr(schemas, "LINES_BYTES_MAX", 1)
+        kept.apply(f"CREATE TABLE other (b INT COMMENT '{'y' * 2000}')", "shop", at(200))
+    assert len(list(kept.folder.iterdir())) == 2
+    return kept
+
+
+class FullDisk(LocalDisk):
+    """A disk that has no room for some of the files that are written whole, by their number."""
+
+    def __init__(self, *full: int) -> None:
+        super().__init__()
+        self.full = full
+        self.written = 0
+
+    def write_atomic(self, path: Path, content: bytes) -> None:
+        self.written += 1
+        if self.written in self.full:
+            raise LogFull("no room")
+        super().write_atomic(path, content)
+
+
+@pytest.mark.parametrize("full", [1, 2])
+def test_definition_that_cannot_be_written_is_not_in_memory_either(
+    full: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_generations(tmp_path, monkeypatch).close()
+    kept = SchemaLog(tmp_path, SchemaHistory.from_json, FullDisk(full))
+    with pytest.raises(LogFull):
+        kept.settle(at(100), [definition_line(orders("id", "z").to_json())])
+    reader = SchemaLog(tmp_path, SchemaHistory.from_json)
+    for position in (None, at(200), at(100)):
+        assert kept.in_force(position) == reader.in_force(position)
+    assert kept.at().needs_reread(ORDERS)
+
+
+def test_definition_that_a_crash_left_half_kept_is_kept_whole(
+    tmp_path: Path, settler_of: Callable[..., DefinitionSettler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_generations(tmp_path, monkeypatch).close()
+    with pytest.raises(LogFull):
+        SchemaLog(tmp_path, SchemaHistory.from_json, FullDisk(2)).settle(
+            at(100), [definition_line(orders("id", "z").to_json())]
+        )
+    kept = SchemaLog(tmp_path, SchemaHistory.from_json)
+    assert [kept.at(position).needs_reread(ORDERS) for position in (at(100), None)] == [False, True]
+    asked(settler_of(kept), Question(ORDERS, at(100)))
+    assert columns_at(SchemaLog(tmp_path, SchemaHistory.from_json), None) == ["id", "z"]
+    assert not kept.at().doubts()
+
+
+def test_doubt_before_a_statement_too_long_to_keep_is_settled_behind_it(
+    tmp_path: Path,
+    server: ToldServer,
+    settler_of: Callable[..., DefinitionSettler],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    kept.apply(DOUBTED, "shop", at(100))
+    settler = settler_of(kept)
+    settler.note_doubts()
+    monkeypatch.setattr(schemas, "STATEMENT_BYTES_MAX", 10)
+    kept.apply("CREATE TABLE other (b INT)", "shop", at(200))
+    asked(settler, Question(ORDERS, at(100)), Question(ORDERS, at(200)))
+    before = kept.at(at(150)).doubt(ORDERS)
+    assert before is not None
+    assert before.refusal is not None
+    assert not kept.at().doubts()
+    assert server.readings == 1
+
+
+def test_survey_whose_statements_are_unknown_tells_nothing_before_them(
+    tmp_path: Path,
+    server: ToldServer,
+    settler_of: Callable[..., DefinitionSettler],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = SchemaLog(tmp_path, SchemaHistory.from_json)
+    kept.seed(SchemaHistory.awaiting_survey(DEFAULTS, at(4)), at(4))
+    settler = settler_of(kept)
+    settler.note_doubts()
+    kept.apply("ALTER TABLE orders RENAME COLUMN a TO x", "shop", at(100))
+    monkeypatch.setattr(schemas, "STATEMENT_BYTES_MAX", 10)
+    kept.apply("CREATE TABLE other (b INT)", "shop", at(200))
+    server.now = orders("id", "x")
+    asked(settler, Question(ORDERS, at(4)))
+    assert columns_at(kept, at(50)) == []
+    doubt = kept.at(at(50)).doubt(ORDERS)
+    assert doubt is not None
+    assert doubt.refusal is not None
+    assert columns_at(kept, at(200)) == ["id", "x"]
+    assert kept.at().unsurveyed is None
+    assert server.readings == 1
+
+
+def test_doubt_older_than_what_is_kept_counts_from_there_on(
+    tmp_path: Path, settler_of: Callable[..., DefinitionSettler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = two_generations(tmp_path, monkeypatch)
+    kept.trim(at(300))
+    settler = settler_of(kept)
+    settler.start()
+    settler.wait(ORDERS, since_of_doubt(kept), SECONDS)
+    assert columns_at(kept, at(200)) == ["id", "a"]
+    assert not kept.at().doubts()
+
+
+def test_doubt_that_an_earlier_version_kept_without_its_place_is_settled(
+    tmp_path: Path, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    value = SchemaHistory(DEFAULTS).to_json()
+    value["tables"] = [{"name": str(ORDERS), "in_doubt": True, "definitions": []}]
+    kept = SchemaLog(tmp_path, SchemaHistory.from_json)
+    kept.seed(SchemaHistory.from_json(value), at(200))
+    settler = settler_of(kept)
+    settler.start()
+    settler.wait(ORDERS, since_of_doubt(kept), SECONDS)
+    assert columns_at(kept, at(200)) == ["id", "a"]
+    assert not kept.at().doubts()
+
+
+def since_of_doubt(kept: SchemaLog[SchemaHistory]) -> Position:
+    doubt = kept.at().doubt(ORDERS)
+    assert doubt is not None
+    assert doubt.since is not None
+    return doubt.since
