@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from penstock._native import GtidSet
+from penstock.admin.accepted_server import plan_acceptance
+from penstock.admin.log_folder import LogFolder
 from penstock.capture import start
 from penstock.capture.connection import LogFile, LogHead, ServerIdentity
 from penstock.capture.resume import Resumption
 from penstock.capture.start import Beginning, StartAt, begin_after, begin_empty
-from penstock.errors import PositionInvalid, ServerBehind
+from penstock.errors import PositionInvalid, ServerBehind, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, union
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.epochs import EpochFile
@@ -230,6 +232,15 @@ def test_server_with_another_file_of_the_name_that_lacks_transactions_is_behind(
     with pytest.raises(ServerBehind) as refused:
         resumption(log, Server(), FileSource(places.options)).find()
     assert refused.value.missing == boundaries()[BOUNDARIES[3]]
+
+
+def test_server_that_lacks_transactions_of_its_own_is_not_accepted() -> None:
+    log = captured(BOUNDARIES[0], BOUNDARIES[3])
+    uuid = boundaries()[BOUNDARIES[3]].partition(":")[0]
+    server: Any = Server(f"mysql:{uuid.upper()}", executed_text=boundaries()[BOUNDARIES[1]])
+    with pytest.raises(ServerChanged, match="it was restored") as refused:
+        plan_acceptance(LogFolder(log.folder), log, server)
+    assert "Begin a new log" in str(refused.value.hint)
 
 
 # --- What version 0.1 wrote -------------------------------------------------------------------

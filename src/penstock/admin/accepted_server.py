@@ -57,8 +57,8 @@ def chosen_server(chosen: LogFolder, server: str | None) -> Iterator[Connection]
 def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection) -> Acceptance:
     """Return what going on with a server would mean; nothing is changed.
 
-    Raises OptionInvalid where the server lacks nothing, ServerChanged where its GTIDs cannot tell, and what
-    `begin_after` raises.
+    Raises OptionInvalid where the server lacks nothing, ServerChanged where its GTIDs cannot tell (MariaDB,
+    and a server that lacks transactions of its own), and what `begin_after` raises.
     """
     last, old = reader.epochs.latest, reader.head()
     assert last is not None, "a log with a byte has an epoch"
@@ -67,13 +67,19 @@ def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection
         raise ServerChanged(
             "MariaDB numbers the transactions of all servers in one sequence, so that those of the new server"
             " could not be told from the lost ones",
-            hint=f"Begin a new log: move {reader.folder} away, and read the tables again",
+            hint=_begin_anew(reader),
         )
     known = GtidSet.parse(end_of_log(reader, last))
     lost = connection.executed().missing(str(known))
     if not lost:
         raise OptionInvalid(
             f"{connection.address} lacks no transaction of the log", hint="Start the capture: penstock serve"
+        )
+    if identity.server_uuid and identity.server_uuid.lower() in lost.lower():
+        raise ServerChanged(
+            f"{connection.address} lacks transactions of its own: it was restored, and gives the same GTIDs"
+            f" to other transactions: {lost}",
+            hint=_begin_anew(reader),
         )
     shared = str(known.subtract(GtidSet.parse(lost)))
     epoch = reader.next_epoch
@@ -100,6 +106,10 @@ def accept_server(log: Log, plan: Acceptance, audit: AuditLine) -> None:
         offset=position.offset,
         gtid_set=plan.beginning.gtid_set,
     )
+
+
+def _begin_anew(reader: LogReader) -> str:
+    return f"Begin a new log: move {reader.folder} away, and read the tables again"
 
 
 def _changed_by(
