@@ -474,5 +474,6 @@ def test_a_server_that_lacks_what_the_log_has_is_waited_for(
         primary.start()
         follower.sql("START SLAVE")
         status = wait_for_state(capture, State.RUNNING)
+        assert status.missing_gtids is None
         write(primary, "d", 2)
         wait_for(capture, lambda one: one.state is State.RUNNING and one.gtid_set == gtids_executed(primary))

@@ -273,6 +273,7 @@ class Capture:
             _log.info(
                 "capturing", instance=self._name, server=str(address), at=str(position), note=beginning.note
             )
+            self._missing_gtids = None
             self._say(State.RUNNING)
             cutter = self._cutter(log, beginning, identity, stream, statements=schemas is not None)
             receiver = Receiver(
