@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
+import asyncio
 import base64
 import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from penstock.errors import AccessDenied, QuotaReached
 from penstock.model import TableName, TablePatterns
 from penstock.serve.access import WHOLE, Access, Account, scramble411
+from penstock.serve.arrivals import Arrivals
+from penstock.serve.protocols.http import routes
+from penstock.serve.served import Served
 from penstock.settings import AccountSettings, ListenSettings
 
 SEED = bytes(range(1, 9))
@@ -232,3 +238,34 @@ def test_who_used_far_too_much_is_told_when_to_come_again() -> None:
 def test_an_account_without_a_quota_never_waits() -> None:
     assert account().spend(1 << 40, now=0.0) == 0.0
     account().prove_may_be_sent(now=0.0)
+
+
+# --- The status -----------------------------------------------------------------------------
+
+
+class DoubtfulInstance:
+    """An instance with a table in doubt in each of two databases."""
+
+    name = "shop"
+
+    def status(self) -> dict[str, Any]:
+        return {"state": "running", "tables_in_doubt": [{"table": "shop.orders"}, {"table": "hr.wages"}]}
+
+    def log(self) -> Any:
+        """Nobody asks for it."""
+
+
+@pytest.mark.parametrize(
+    ("token", "tables"), [("cache-token", ["shop.orders"]), ("whole-token", ["shop.orders", "hr.wages"])]
+)
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/instances/{instance}/status"])
+def test_status_names_the_tables_in_doubt_that_an_account_may_read(
+    path: str, token: str, tables: list[str]
+) -> None:
+    served = Served({"shop": DoubtfulInstance()}, Arrivals())
+    (route,) = [route for route in routes(served) if route.path == path]
+    account = access_of({"token": "whole-token"}, CACHE).of_token(token)
+    scope = {"type": "http", "path_params": {"instance": "shop"}, "state": {"account": account}}
+    shown = json.loads(asyncio.run(route.endpoint(Request(scope))).body)
+    (instance,) = shown.get("instances", [shown])
+    assert [doubt["table"] for doubt in instance["tables_in_doubt"]] == tables

@@ -73,15 +73,24 @@ async def _instances(served: Served, request: Request) -> Response:
 
 
 async def _all_status(served: Served, request: Request) -> Response:
-    return JSONResponse({"instances": [_shown(served, one) for one in _seen(served, request)]})
+    return JSONResponse({"instances": [_shown(served, request, one) for one in _seen(served, request)]})
 
 
 async def _status(served: Served, request: Request) -> Response:
-    return JSONResponse(_shown(served, _instance_of(served, request)))
+    return JSONResponse(_shown(served, request, _instance_of(served, request)))
 
 
-def _shown(served: Served, instance: ServedInstance) -> dict[str, Any]:
-    return {**instance.status(), "subscribers": served.subscribers.count(instance.name)}
+def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[str, Any]:
+    """Return an instance's status, of its tables those that the account may read."""
+    account, status = account_of(request), instance.status()
+    doubts = [(TableName.parse(doubt["table"]), doubt) for doubt in status.get("tables_in_doubt", ())]
+    return {
+        **status,
+        "tables_in_doubt": [
+            doubt for name, doubt in doubts if account.may_read_table(name.database, name.table)
+        ],
+        "subscribers": served.subscribers.count(instance.name),
+    }
 
 
 async def _epochs(served: Served, request: Request) -> Response:
