@@ -16,11 +16,11 @@ import pymysql
 import pytest
 
 import penstock
+from penstock.capture import committed
 from penstock.capture.connection import connect
 from penstock.errors import PrivilegeMissing, ServerBusy
 from penstock.model import Position, ServerAddress, TablePatterns
 from penstock.pipeline.load import exact as exact_module
-from penstock.pipeline.load import watermark as watermark_module
 from penstock.pipeline.load.chunks import Chunk, plan_chunks
 from penstock.pipeline.load.exact import open_exact
 from penstock.pipeline.load.reader import read_chunk, read_rows
@@ -272,7 +272,7 @@ def test_a_change_that_is_logged_and_not_to_be_seen_yet_lies_behind_the_watermar
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (v INT); INSERT INTO d.t VALUES (0)")
     address = ServerAddress.parse(server.url())
     asked: list[object] = []
-    owned = watermark_module._owned
+    owned = committed._owned
     with (
         connect(address) as connection,
         server.connect() as reader,
@@ -291,11 +291,11 @@ def test_a_change_that_is_logged_and_not_to_be_seen_yet_lies_behind_the_watermar
         writer = pool.submit(server.sql, "UPDATE d.t SET v = 1")
         wait_until(lambda: connection.head().offset != before.offset)
         if flavor == "mysql":
-            monkeypatch.setattr(watermark_module, "_COMMIT_SECONDS_MAX", 0.05)
+            monkeypatch.setattr(committed, "_COMMIT_SECONDS_MAX", 0.05)
             with pytest.raises(ServerBusy, match="not committed"):
                 take_watermark(address)
-        monkeypatch.setattr(watermark_module, "_COMMIT_SECONDS_MAX", WAIT_SECONDS_MAX)
-        monkeypatch.setattr(watermark_module, "_owned", lambda session: asked.append(0) or owned(session))
+        monkeypatch.setattr(committed, "_COMMIT_SECONDS_MAX", WAIT_SECONDS_MAX)
+        monkeypatch.setattr(committed, "_owned", lambda connection: asked.append(0) or owned(connection))
         taken = pool.submit(take_watermark, address)
         wait_until(lambda: taken.done() or len(asked) > 3)
         # MariaDB tells the place of what readers see; on MySQL they are waited for.
@@ -312,7 +312,7 @@ def test_a_change_that_is_logged_and_not_to_be_seen_yet_lies_behind_the_watermar
 def test_a_server_without_gtids_is_given_time(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watermark_module, "_SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr(committed, "_SETTLE_SECONDS", 0.2)
     server = start_server("mysql", gtid_mode="OFF", enforce_gtid_consistency="OFF")
     started = time.monotonic()
     mark = take_watermark(ServerAddress.parse(server.url()), epoch=3)

@@ -3,23 +3,29 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import socketpair
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.capture import settling
-from penstock.capture.connection import LogHead, ServerIdentity
+from penstock.capture import rewind, settling
+from penstock.capture.connection import Connection, LogHead, ServerIdentity
+from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.kept_schemas import settled_schemas
+from penstock.capture.rewind import LoggedStatement
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.capture.settling import DefinitionSettler, Question
 from penstock.capture.table_definition import TableDefinition
-from penstock.errors import LogFull, PositionInvalid
+from penstock.errors import ConnectionLost, LogFull, PositionInvalid
 from penstock.logstore import schemas
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.schemas import SchemaLog, definition_line
 from penstock.model import Column, Position, ServerAddress, TableName, TableSchema
+from tests.patience import wait_until
 
 ORDERS = TableName("shop", "orders")
 DOUBTED = "ALTER TABLE orders FROBNICATE"
@@ -49,6 +55,9 @@ class ToldServer:
         self.head_offset = 900
         self.readings = 0
         self.address = ServerAddress("localhost")
+        # Called with each name that is read, and each time it is asked what it is committing.
+        self.on_read: Callable[[TableName], object] = lambda name: None
+        self.owned: Callable[[], str] = lambda: ""
 
     def __enter__(self) -> "ToldServer":
         return self
@@ -62,8 +71,16 @@ class ToldServer:
     def head(self) -> LogHead:
         return LogHead("mysql-bin.000001", self.head_offset)
 
+    def query(self, sql: str) -> list[dict[str, Any]]:
+        assert "gtid_owned" in sql
+        return [{"owned": self.owned()}]
+
+    def interrupt(self) -> None:
+        """Nobody waits for an answer."""
+
     def read_table(self, name: TableName) -> TableDefinition:
         self.readings += 1
+        self.on_read(name)
         return self.now
 
 
@@ -230,6 +247,134 @@ def test_answers_that_are_remembered_are_bounded(
     assert list(settler._answered) == [Question(ORDERS, at(offset)) for offset in (17, 18, 19)]
 
 
+# --- When the server is read ------------------------------------------------------------------
+
+
+def test_table_is_read_once_its_statement_is_committed(
+    tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    kept.apply(DOUBTED, "shop", at(500))
+    answers = ["3E11FA47-71CA-11E1-9E33-C80AA9429562:5#7"] * 3
+
+    def commit_after_the_last() -> str:
+        if answers:
+            return answers.pop()
+        server.now = orders("a", "id")
+        return ""
+
+    server.owned = commit_after_the_last
+    asked(settler_of(kept), Question(ORDERS, at(500)))
+    assert columns_at(kept, at(500)) == ["a", "id"]
+    assert not kept.at().doubts()
+
+
+def test_table_is_read_once_the_log_has_its_statement(
+    tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    kept.apply(DOUBTED, "shop", at(960))
+    server.head_offset = 960
+    names: list[TableName] = []
+    server.on_read = names.append
+    settler, other = settler_of(kept), TableName("shop", "other")
+    settler.start()
+    settler.wait(other, at(900), 0.0, again=True)
+    wait_until(lambda: other in names)
+    assert names == [other]
+    settler.received(at(960))
+    settler.wait(ORDERS, at(960), SECONDS)
+    assert names == [other, ORDERS]
+    assert not kept.at().doubts()
+
+
+def test_defect_while_definitions_are_read_is_shown_and_tried_again(
+    tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    kept.apply(DOUBTED, "shop", at(500))
+
+    def fail(name: TableName) -> None:
+        raise UnicodeDecodeError("utf8", b"secret", 0, 1, "no text")
+
+    server.on_read = fail
+    settler = settler_of(kept)
+    settler.start()
+    wait_until(lambda: "UnicodeDecodeError" in str(settler.listed()[0]["why"]))
+    assert "secret" not in str(settler.listed())
+    server.on_read = lambda name: None
+    settler.wait(ORDERS, at(500), SECONDS)
+    assert not kept.at().doubts()
+
+
+def test_closed_settler_ends_its_session_and_the_next_waits_for_it(
+    tmp_path: Path, server: ToldServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    kept.apply(DOUBTED, "shop", at(500))
+    asked_server, ended, hangs = Event(), Event(), Event()
+
+    def hang(name: TableName) -> None:
+        asked_server.set()
+        assert ended.wait(SECONDS)
+        assert hangs.wait(SECONDS)
+        raise ConnectionLost("the session was ended")
+
+    server.on_read = hang
+    monkeypatch.setattr(server, "interrupt", ended.set)
+    first = DefinitionSettler(kept, server.address, IDENTITY.key, ServerSpelling(), at(950))
+    first.start()
+    assert asked_server.wait(SECONDS)
+    first.close()
+    assert ended.is_set()
+    second = DefinitionSettler(
+        kept, server.address, IDENTITY.key, ServerSpelling(), at(950), before=first.retire()
+    )
+    second.start()
+    server.on_read = lambda name: None
+    assert server.readings == 1
+    hangs.set()
+    second.wait(ORDERS, at(500), SECONDS)
+    second.close()
+    assert not kept.at().doubts()
+    assert not first.retire().is_alive()
+
+
+# --- What is said -----------------------------------------------------------------------------
+
+
+def test_status_says_no_more_of_a_statement_than_its_first_words(
+    tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    kept = kept_from(tmp_path, at(4), orders("id", "a"))
+    kept.apply(f"{DOUBTED} CONNECTION='mysql://u:secret@host/d'", "shop", at(100))
+    kept.apply("ALTER TABLE orders COMMENT 'secret', DROP COLUMN a", "shop", at(200))
+    settler = settler_of(kept)
+    settler.note_doubts()
+    assert settler.listed()[0]["reason"] == "ALTER TABLE orders"
+    asked(settler, Question(ORDERS, at(100)))
+    wait_until(lambda: settler.listed()[0]["state"] == "stopped")
+    assert str(at(200)) in settler.listed()[0]["why"]
+    assert "ALTER TABLE" in settler.listed()[0]["why"]
+    assert "secret" not in str(settler.listed())
+
+
+def test_statements_are_read_once_however_many_tables_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+
+    def counted(text: str, *rest: Any) -> list[Any]:
+        texts.append(text)
+        return effects_of(text, *rest)
+
+    monkeypatch.setattr(rewind, "effects_of", counted)
+    statements = [LoggedStatement(at(100), "shop", "ALTER TABLE orders RENAME TO older")]
+    for number in range(10):
+        name = TableName("shop", f"t{number}")
+        assert rewind.names_after(name, statements, ServerSpelling()) == {name}
+        assert not rewind.touches(statements[0], {name}, ServerSpelling())
+    assert len(texts) == 1
+
+
 # --- Crashes, gaps and full disks ---------------------------------------------------------------
 
 
@@ -327,8 +472,8 @@ def test_survey_whose_statements_are_unknown_tells_nothing_before_them(
     doubt = kept.at(at(50)).doubt(ORDERS)
     assert doubt is not None
     assert doubt.refusal is not None
+    wait_until(lambda: kept.at().unsurveyed is None)
     assert columns_at(kept, at(200)) == ["id", "x"]
-    assert kept.at().unsurveyed is None
     assert server.readings == 1
 
 
@@ -337,9 +482,9 @@ def test_doubt_older_than_what_is_kept_counts_from_there_on(
 ) -> None:
     kept = two_generations(tmp_path, monkeypatch)
     kept.trim(at(300))
-    settler = settler_of(kept)
+    settler, since = settler_of(kept), since_of_doubt(kept)
     settler.start()
-    settler.wait(ORDERS, since_of_doubt(kept), SECONDS)
+    settler.wait(ORDERS, since, SECONDS)
     assert columns_at(kept, at(200)) == ["id", "a"]
     assert not kept.at().doubts()
 
@@ -351,9 +496,9 @@ def test_doubt_that_an_earlier_version_kept_without_its_place_is_settled(
     value["tables"] = [{"name": str(ORDERS), "in_doubt": True, "definitions": []}]
     kept = SchemaLog(tmp_path, SchemaHistory.from_json)
     kept.seed(SchemaHistory.from_json(value), at(200))
-    settler = settler_of(kept)
+    settler, since = settler_of(kept), since_of_doubt(kept)
     settler.start()
-    settler.wait(ORDERS, since_of_doubt(kept), SECONDS)
+    settler.wait(ORDERS, since, SECONDS)
     assert columns_at(kept, at(200)) == ["id", "a"]
     assert not kept.at().doubts()
 
@@ -363,3 +508,12 @@ def since_of_doubt(kept: SchemaLog[SchemaHistory]) -> Position:
     assert doubt is not None
     assert doubt.since is not None
     return doubt.since
+
+
+def test_session_that_is_interrupted_ends_for_the_server() -> None:
+    own, far = socketpair()
+    session: Any = SimpleNamespace(_sock=own)
+    with own, far:
+        Connection(ServerAddress(), session).interrupt()
+        far.settimeout(SECONDS)
+        assert far.recv(1) == b""

@@ -5,6 +5,7 @@ Old and new spellings of a statement are tried in the order the family and versi
 error number decides whether the other spelling is tried, so an unheard-of version number works too.
 """
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
@@ -96,6 +97,14 @@ class Connection:
         session, self._session = self._session, None
         if session is not None and session.open:
             session.close()
+
+    def interrupt(self) -> None:
+        """Wake whoever waits for an answer, from another thread: it is told that the connection is lost."""
+        session = self._session
+        stream = session._sock if session is not None else None
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
 
     def query(self, sql: str, args: Sequence[Any] | None = None) -> list[dict[str, Any]]:
         """Run one statement and return its rows as dicts, all in memory; [] where it has none."""

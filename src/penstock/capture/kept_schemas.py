@@ -45,8 +45,7 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Foll
     of there, in another thread. Raises SchemaInvalid for kept files that cannot be read, and what the
     connection raises.
     """
-    if log.settler is not None:
-        log.settler.retire()
+    before = log.settler.retire() if log.settler is not None else None
     kept = SchemaLog(log.folder, SchemaHistory.from_json, log.disk, earliest=log.earliest)
     newest = kept.position
     if newest is not None and position == log.visible and newest.epoch != position.epoch:
@@ -56,9 +55,11 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Foll
     if begins:
         kept.seed(SchemaHistory.awaiting_survey(read_defaults(connection), position), position)
     spelling = kept.with_newest(lambda history: history.spelling)
-    settler = DefinitionSettler(kept, connection.address, connection.identity().key, spelling, position)
-    log.settler = settler
+    settler = DefinitionSettler(
+        kept, connection.address, connection.identity().key, spelling, position, before
+    )
     followed = FollowedSchemas(kept, settler)
+    log.settler = settler
     if begins:
         settler.wait_until_read(SURVEY_WAIT_SECONDS)
     return followed

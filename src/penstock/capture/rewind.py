@@ -39,6 +39,13 @@ class LoggedStatement:
     database: str
     text: str
     session: StatementSession = field(default_factory=StatementSession)
+    _effects: dict[ServerSpelling, list[Effect]] = field(default_factory=dict, repr=False, compare=False)
+
+    def effects(self, spelling: ServerSpelling) -> list[Effect]:
+        """Return what the statement does to definitions; it is read once, however many tables ask."""
+        if spelling not in self._effects:
+            self._effects[spelling] = effects_of(self.text, self.database, spelling)
+        return self._effects[spelling]
 
 
 class CannotRewind(Exception):
@@ -62,7 +69,7 @@ def definition_before(
     current = name
     altered: list[tuple[tuple[Step, ...], LoggedStatement]] = []
     for statement in statements:
-        for effect in effects_of(statement.text, statement.database, spelling):
+        for effect in statement.effects(spelling):
             if isinstance(effect, RenameTable) and effect.name == current:
                 current = effect.to
             elif isinstance(effect, AlterTable) and effect.name == current:
@@ -147,7 +154,7 @@ def _undone(definition: TableDefinition, step: Step, statement: LoggedStatement)
 
 def renames(statement: LoggedStatement, spelling: ServerSpelling) -> Iterator[tuple[TableName, TableName]]:
     """Yield the old and the new name of each table that a statement renames."""
-    for effect in effects_of(statement.text, statement.database, spelling):
+    for effect in statement.effects(spelling):
         if isinstance(effect, RenameTable):
             yield effect.name, effect.to
 
@@ -164,7 +171,7 @@ def names_after(
 
 def touches(statement: LoggedStatement, names: set[TableName], spelling: ServerSpelling) -> bool:
     """Tell whether a statement may have changed one of these tables."""
-    for effect in effects_of(statement.text, statement.database, spelling):
+    for effect in statement.effects(spelling):
         match effect:
             case (
                 CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name) | DropTable(name=name)

@@ -27,7 +27,7 @@ from penstock.capture.ddl.effects import (
     SetDatabaseCharset,
     Unread,
 )
-from penstock.capture.ddl.statement import effects_of, effects_of_tokens
+from penstock.capture.ddl.statement import effects_of, effects_of_tokens, opening_words
 from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, Token, tokens_of
 from penstock.capture.schema_reader import ServerDefaults, read_defaults, read_tables
 from penstock.capture.table_definition import Contradiction, TableDefinition, altered, created
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from penstock.capture.server_tables import ServerTables
 
 FORMAT = 1
-
-# How much of a statement is kept as the reason of a doubt.
-_REASON_CHARACTERS_MAX = 200
 
 
 @dataclass(frozen=True)
@@ -341,7 +338,7 @@ class SchemaHistory:
     def _take(
         self, effect: Effect, position: Position | None, session: StatementSession, text: str
     ) -> set[TableName]:
-        doubt = Doubt(position, text[:_REASON_CHARACTERS_MAX])
+        doubt = Doubt(position, opening_words(text))
         match effect:
             case CreateTable(name=name, keep=keep):
                 charset = self._charset(name.database, session)

@@ -5,21 +5,25 @@
 
 The server tells its tables as they are. What it tells is taken back, statement by statement, to the position
 of the doubt; the statements in between are those of the log itself, once it was received up to where the
-server stood after the reading. A table that one of them touched while it was read is read again. Where a
-statement cannot be taken back, the table is refused by name, and its readers stop.
+server stood after the reading. A table is read only when the log has the place of its doubt and the server
+shows what stands there. One that a statement touched while it was read is read again. Where a statement
+cannot be taken back, the table is refused by name, and its readers stop.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from traceback import format_exc
 from typing import Any
 
 import structlog
 
+from penstock.capture.committed import wait_until_defined
 from penstock.capture.connection import Connection, connect
 from penstock.capture.ddl.effects import CreateLike, CreateTable
-from penstock.capture.ddl.statement import effects_of
+from penstock.capture.ddl.statement import opening_words
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.rewind import (
     CannotRewind,
@@ -32,7 +36,7 @@ from penstock.capture.rewind import (
 from penstock.capture.schema_history import Doubt, SchemaHistory
 from penstock.capture.schema_reader import read_table, read_tables
 from penstock.capture.table_definition import TableDefinition
-from penstock.errors import PenstockError, SchemaUnknown, ServerBusy, ServerChanged
+from penstock.errors import ConnectionLost, PenstockError, SchemaUnknown, ServerBusy, ServerChanged
 from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
 from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, doubt_line, refusal_line
 from penstock.model import Position, ServerAddress, StatementSession, TableName, TableSchema
@@ -47,6 +51,9 @@ _READINGS_MAX = 5
 
 # Readers may ask for this many definitions at a time, of which each costs the server a question.
 _QUESTIONS_MAX = 10_000
+
+# How the status calls a table whose definition is still sought.
+_BEING_READ = "being read"
 
 # The status lists no more tables than this.
 _LISTED_MAX = 100
@@ -64,8 +71,9 @@ class DefinitionSettler:
     """Settles the doubts of one log, for as long as one server is captured.
 
     `begins` is where the capture goes on: the log was received up to there. The server answers for that epoch
-    alone; a doubt of an earlier one is refused. `close` ends the thread without waiting for an answer that is
-    under way: it changes nothing any more.
+    alone; a doubt of an earlier one is refused. `before` is the thread of the settler before this one: it
+    ends first, so that a server which does not answer has one session. `close` ends the thread and its
+    session without waiting: an answer that is under way changes nothing any more.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class DefinitionSettler:
         server_key: str,
         spelling: ServerSpelling,
         begins: Position,
+        before: threading.Thread | None = None,
     ) -> None:
         self._kept = kept
         self._address = address
@@ -96,6 +105,8 @@ class DefinitionSettler:
         self._refused: dict[Question, Doubt] = {}
         self._failure: str | None = None
         self._listed: list[dict[str, Any]] = []
+        self._connection: Connection | None = None
+        self._before = before
         self._thread = threading.Thread(target=self._run, name=f"definitions-{address.host}", daemon=True)
 
     # --- For the capture, which never waits -----------------------------------------------------
@@ -125,10 +136,11 @@ class DefinitionSettler:
             listed: dict[tuple[TableName | None, Position | None], Doubt] = {
                 (question.name, question.since): doubt for question, doubt in self._refused.items()
             }
-        listed |= {(name, doubt.since): doubt for name, doubt in doubts.items()}
-        self._listed = [
-            _listed(name, doubt, self._failure) for (name, _), doubt in islice(listed.items(), _LISTED_MAX)
-        ]
+            listed |= {(name, doubt.since): doubt for name, doubt in doubts.items()}
+            self._listed = [
+                _listed(name, doubt, self._failure)
+                for (name, _), doubt in islice(listed.items(), _LISTED_MAX)
+            ]
 
     def received(self, position: Position) -> None:
         """Note up to where the log was received, and its statements applied."""
@@ -141,11 +153,14 @@ class DefinitionSettler:
         with self._keeping, self._changed:
             self._closed = True
             self._changed.notify_all()
+            if self._connection is not None:
+                self._connection.interrupt()
 
-    def retire(self) -> None:
-        """Let another settler take over: what is given by hand goes to that one."""
+    def retire(self) -> threading.Thread:
+        """Let another settler take over, to which goes what is given by hand; return this one's thread."""
         with self._keeping:
             self._retired = True
+        return self._thread
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the tables in doubt as the status shows them, the first of them where they are many."""
@@ -203,20 +218,23 @@ class DefinitionSettler:
             del self._answered[next(iter(self._answered))]
 
     def _run(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.join()
         pause = RECONNECT_PAUSE_SECONDS_FIRST
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or bool(self._readings))
+                self._changed.wait_for(lambda: self._closed or bool(self._ready()))
                 if self._closed:
                     return
-                questions = list(self._readings)
+                questions = self._ready()
             try:
-                left = self._settle(questions)
-                self._failure = None
+                left = self._attempt(questions)
             except PenstockError as problem:
-                left, self._failure = True, problem.message
-                _log.warning("definitions in doubt cannot be read yet", why=str(problem), after_seconds=pause)
-            self.note_doubts()
+                left = True
+                if not self._closed:
+                    self._note_failure(problem.message)
+                    _log.warning("definitions cannot be read yet", why=str(problem), after_seconds=pause)
             if not left:
                 pause = RECONNECT_PAUSE_SECONDS_FIRST
                 continue
@@ -224,6 +242,35 @@ class DefinitionSettler:
                 if self._changed.wait_for(lambda: self._closed, pause):
                     return
             pause = min(2 * pause, RECONNECT_PAUSE_SECONDS_MAX)
+
+    def _attempt(self, questions: list[Question]) -> bool:
+        """Settle what can be; return whether some must be read again. Raises nothing but PenstockError."""
+        try:
+            left = self._settle(questions)
+            self._failure = None
+            self.note_doubts()
+        except PenstockError:
+            raise
+        except Exception as defect:
+            # Readers wait for this thread, so it goes on; its locals, which hold statements, are not shown.
+            _log.error("a defect in reading definitions", traceback=format_exc())
+            raise PenstockError(
+                f"a defect: {type(defect).__name__}", hint="The daemon's log has the traceback"
+            ) from defect
+        return left
+
+    def _ready(self) -> list[Question]:
+        """Return the questions whose place was received: what the server shows is at or behind it."""
+        return [question for question in self._readings if self._has_received(question.since)]
+
+    def _note_failure(self, failure: str) -> None:
+        """Let the status say why nothing is read."""
+        with self._changed:
+            self._failure = failure
+            self._listed = [
+                {**listed, "why": failure} if listed["state"] == _BEING_READ else listed
+                for listed in self._listed
+            ]
 
     def _settle(self, questions: list[Question]) -> bool:
         """Read the tables asked about, and keep what can be told; return whether some must be read again."""
@@ -256,10 +303,11 @@ class DefinitionSettler:
 
     def _read(self, questions: list[Question]) -> "_Reading":
         """Ask the server for the tables as they are now, and where its log stood before and after."""
-        with connect(self._address) as connection:
+        with connect(self._address) as connection, self._interruptible(connection):
             if connection.identity().key != self._server_key:
                 raise ServerChanged(f"{self._address} is another server now")
             before = _head(connection, self._epoch)
+            wait_until_defined(connection)
             names = {question.name for question in questions} | self._renamed
             tables: dict[TableName, TableDefinition] = {}
             whole = None in names or len(names) > _ASKED_ONE_BY_ONE_MAX
@@ -272,6 +320,19 @@ class DefinitionSettler:
                         tables[name] = definition
             asked = None if whole else {name for name in names if name is not None}
             return _Reading(before, _head(connection, self._epoch), tables, asked)
+
+    @contextmanager
+    def _interruptible(self, connection: Connection) -> Iterator[None]:
+        """Let `close` end a session for the block. Raises ConnectionLost where it was called before."""
+        with self._changed:
+            if self._closed:
+                raise ConnectionLost(f"{self._address}: the capture that asks has ended")
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._connection = None
 
     def _answer(self, question: Question, reading: "_Reading") -> bool:
         """Keep what can be told of a question; return whether that settles it."""
@@ -342,9 +403,8 @@ class DefinitionSettler:
             definition = definition_before(name, statements, reading.tables.get, self._spelling)
         except CannotRewind as problem:
             hiding = problem.statement
-            return (
-                f"it was changed at {hiding.position} in a way that cannot be taken back: {hiding.text[:200]}"
-            )
+            words = opening_words(hiding.text)
+            return f"it was changed at {hiding.position} in a way that cannot be taken back: {words}"
         return definition or "the server no longer has the table"
 
     def _keep(self, since: Position, lines: Sequence[dict[str, Any]]) -> None:
@@ -359,6 +419,8 @@ class DefinitionSettler:
             names |= {name for renamed in renames(statement, self._spelling) for name in renamed}
         lines = []
         for name in sorted(names):
+            if self._closed:
+                return False
             try:
                 definition = self._definition(name, reading, statements)
             except _NotYet:
@@ -415,7 +477,7 @@ def _is_created(name: TableName, statements: Iterable[LoggedStatement], spelling
     return any(
         isinstance(effect, CreateTable | CreateLike) and effect.name == name
         for statement in statements
-        for effect in effects_of(statement.text, statement.database, spelling)
+        for effect in statement.effects(spelling)
     )
 
 
@@ -426,7 +488,7 @@ def _listed(name: TableName | None, doubt: Doubt, failure: str | None) -> dict[s
         "table": str(name),
         "since": since,
         "reason": doubt.reason,
-        "state": "stopped" if doubt.refusal is not None else "being read",
+        "state": "stopped" if doubt.refusal is not None else _BEING_READ,
         "why": doubt.refusal or failure,
         "command": f"penstock schema set {name} --at {since or 'POSITION'} --ddl FILE",
     }

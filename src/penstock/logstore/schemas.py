@@ -83,8 +83,8 @@ class Settler(Protocol):
         Raises SchemaUnknown, SchemaInvalid, ServerBusy.
         """
 
-    def retire(self) -> None:
-        """Let another settler take over."""
+    def retire(self) -> threading.Thread:
+        """Let another settler take over; return the thread that may still be reading."""
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the tables in doubt as the status shows them."""

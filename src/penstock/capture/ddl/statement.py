@@ -9,6 +9,7 @@ nothing raises.
 Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
 """
 
+import re
 from collections.abc import Callable, Iterable
 
 from penstock.capture.ddl.column_types import TypeUnknown
@@ -54,6 +55,8 @@ _BEFORE_KIND = words_of(
     RELATIONAL DUALITY MATERIALIZED"""
 )
 
+_OPENING_WORDS = re.compile(r"(?:\s|/\*.*?\*/)*((?:[a-z_]\w*(?:\s+|$)){1,3})", re.IGNORECASE | re.DOTALL)
+
 _NAME_ANOTHER_TABLE = (("RENAME",), ("CONVERT", "TABLE"), ("TO", "TABLE"))
 
 
@@ -63,6 +66,12 @@ def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effec
     `database` is the session's current one, for names without.
     """
     return effects_of_tokens(read_tokens(text, spelling), database, spelling)
+
+
+def opening_words(text: str) -> str:
+    """Return up to three words that a statement begins with: no literal, for it may be a password."""
+    match = _OPENING_WORDS.match(text)
+    return " ".join(match.group(1).split()) if match else "a statement"
 
 
 def effects_of_tokens(tokens: Iterable[Token], database: str, spelling: ServerSpelling) -> list[Effect]:

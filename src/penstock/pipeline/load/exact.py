@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from penstock.capture.committed import tells_commits, wait_until_committed
 from penstock.errors import PrivilegeMissing, ServerBusy
 from penstock.model import Position, ServerAddress, TableName
 from penstock.pipeline.load.session import LoadSession, open_session
-from penstock.pipeline.load.watermark import Watermark, now_us, open_snapshot, settle, settles_by_proof
+from penstock.pipeline.load.watermark import Watermark, now_us, open_snapshot
 
 # So often a moment without a commit is looked for before a table is locked.
 _QUIET_TRIES = 3
@@ -86,9 +87,9 @@ def _quiet(session: LoadSession, epoch: int) -> Watermark | None:
     if session.mariadb:
         watermark = open_snapshot(session, epoch)
         return watermark if watermark.exact else None
-    for _ in range(_QUIET_TRIES if settles_by_proof(session) else 0):
+    for _ in range(_QUIET_TRIES if tells_commits(session.connection) else 0):
         before = session.connection.head()
-        settle(session)
+        wait_until_committed(session.connection)
         session.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         if session.connection.head() == before:
             return _watermark(session, Position(epoch, before.file, before.offset))

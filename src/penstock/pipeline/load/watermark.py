@@ -4,23 +4,16 @@
 A server writes a transaction to its log before it shows it to readers. So the end of the log alone is no
 place of which it could be said that whatever is read from now on holds everything before it: a row could be
 read as it was, and later be taken for newer than its change. So `take_watermark` asks MariaDB for the place
-of a snapshot; of MySQL it takes the log's end, and waits until all that stands before it is to be seen: with
-GTIDs a server tells which transactions are on their way.
+of a snapshot; of MySQL it takes the log's end, and waits until all that stands before it is to be seen.
 """
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from penstock.errors import PositionInvalid, ServerBusy
+from penstock.capture.committed import wait_until_committed
+from penstock.errors import PositionInvalid
 from penstock.model import Position, ServerAddress
 from penstock.pipeline.load.session import LoadSession, open_session
-
-# So long a transaction that is in the log may take to be committed: its sync, and semi-synchronous replicas.
-_COMMIT_SECONDS_MAX = 60.0
-_ASK_AGAIN_SECONDS = 0.01
-# Without GTIDs nobody tells what is on its way to be committed; a sync of the log takes far less.
-_SETTLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,49 +78,9 @@ def watermark_of(session: LoadSession, epoch: int = 0) -> Watermark:
         if watermark.exact:
             return replace(watermark, exact=False)
     head = session.connection.head()
-    settle(session)
+    wait_until_committed(session.connection)
     position = Position(epoch, head.file, head.offset)
     return Watermark(position, session.identity.server_id, now_us(session))
-
-
-def settle(session: LoadSession) -> None:
-    """Wait until readers see every transaction that stands in the log now. Raises ServerBusy."""
-    if settles_by_proof(session):
-        _settle_by_gtids(session)
-    else:
-        time.sleep(_SETTLE_SECONDS)
-
-
-def settles_by_proof(session: LoadSession) -> bool:
-    """Tell whether the server shows which transactions are on their way: MySQL with GTIDs does."""
-    return not session.mariadb and session.identity.gtid_mode.upper() == "ON"
-
-
-def _settle_by_gtids(session: LoadSession) -> None:
-    """Wait until every transaction that is being committed now is."""
-    waiting = _owned(session)
-    deadline = time.monotonic() + _COMMIT_SECONDS_MAX
-    while waiting:
-        if time.monotonic() > deadline:
-            raise ServerBusy(
-                f"{session.connection.address}: transactions stand in the log that are not committed: "
-                f"{', '.join(sorted(waiting))[:200]}",
-                hint="SHOW PROCESSLIST tells whether the server waits for a semi-synchronous replica",
-            )
-        time.sleep(_ASK_AGAIN_SECONDS)
-        waiting &= _owned(session)
-
-
-def _owned(session: LoadSession) -> set[str]:
-    """Return the transactions that are on their way through the commit, each with its thread."""
-    text = str(session.query("SELECT @@GLOBAL.gtid_owned AS owned")[0]["owned"] or "")
-    found, server = set(), ""
-    for part in text.replace("\n", "").replace(",", ":").split(":"):
-        if "-" in part:
-            server = part
-        elif part:
-            found.add(f"{server}:{part}")
-    return found
 
 
 def now_us(session: LoadSession) -> int:
