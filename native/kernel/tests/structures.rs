@@ -211,6 +211,8 @@ fn decode(log: &[u8], emit: Emit) -> bool {
                 primary_key: Vec::new(),
                 shard_columns: None,
             }),
+            // What commits here was prepared by events that a mutation took away.
+            State::Prepared => return false,
             State::Done => return true,
             State::Input => match decoder.feed(rest) {
                 Ok(taken) => {
