@@ -13,14 +13,22 @@ import pytest
 
 from penstock import read_binlog
 from penstock._native import follow_events
-from penstock.errors import EventMalformed, RangesDisagree, SourceMissing
+from penstock.errors import EventMalformed, LogEncrypted, RangesDisagree, SourceMissing
 from penstock.limits import MIB, RANGE_BYTES_MIN
 from penstock.source import event_starts
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
-from tests.binlog_bytes import FLAG_IN_USE, HEADER, assemble, events, first_event_end
+from tests.binlog_bytes import (
+    FLAG_IN_USE,
+    HEADER,
+    START_ENCRYPTION,
+    Event,
+    assemble,
+    events,
+    first_event_end,
+)
 from tests.decoding import decode
 from tests.forged_log import (
     ACCOUNTS,
@@ -189,6 +197,38 @@ def test_a_damaged_size_stops_by_name(tmp_path: Path) -> None:
         event_starts.last_event_start(path, 4, len(content))
 
 
+def test_a_cut_range_of_a_damaged_file_gives_what_is_whole_before_the_damage(tmp_path: Path) -> None:
+    path = write_forged_log(tmp_path, 400)
+    content = bytearray(path.read_bytes())
+    damaged = list(events(bytes(content)))[-4].offset
+    content[damaged + 9 : damaged + 13] = bytes(4)
+    path.write_bytes(content)
+    found: list[list[int]] = []
+    for is_cut in (False, True):
+        found.append([])
+        byte_range = ByteRange(0, NAME, 4, len(content) - 1, aligned=True, is_cut=is_cut)
+        with pytest.raises(EventMalformed):
+            found[-1].extend(
+                number
+                for batch in read_range(source_of(path), byte_range)
+                for number in pyarrow.record_batch(batch).column("id").to_pylist()
+            )
+    assert found[0] == found[1]
+    assert found[1]
+
+
+def test_every_range_of_an_encrypted_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    head = next(events(forged_log(400)))
+    begin = Event(0, START_ENCRYPTION, 1, 0, 0, b"\1" + bytes(16))
+    path.write_bytes(assemble([head, begin]) + b"\x5a" * 4000)
+    for start, stop in each(((4, 2000), (2000, 3000), (3000, None)), least=3):
+        byte_range = ByteRange(0, NAME, start, stop, aligned=start == 4, is_cut=stop is not None)
+        with pytest.raises(LogEncrypted) as caught:
+            list(read_range(source_of(path), byte_range))
+        assert caught.value.position == f"{NAME}:{first_event_end(path.read_bytes())}"
+
+
 @pytest.fixture
 def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of what is remembered of files, empty."""
@@ -237,6 +277,20 @@ def test_a_file_is_followed_once_on_a_host(
     assert reads_of(path, 2 * end, monkeypatch)[0] == last
     another_process()
     assert reads_of(path, 2 * end, monkeypatch)[1] <= NEARBY_READS
+
+
+def test_a_file_that_grew_is_followed_once_more(
+    tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = forged_log(400)[4:] * 200
+    path = tmp_path / NAME
+    path.write_bytes(b"\xfebin" + content)
+    reads_of(path, len(content), monkeypatch)
+    with path.open("ab") as file:
+        file.write(content)
+    last, _ = reads_of(path, 2 * len(content), monkeypatch)
+    assert reads_of(path, 2 * len(content), monkeypatch)[0] == last
+    assert reads_of(path, 2 * len(content), monkeypatch)[1] <= NEARBY_READS
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite"])

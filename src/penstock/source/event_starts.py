@@ -70,9 +70,12 @@ class _Followed:
         """Tell whether this is still so: the file is as it was, or the same one that grew."""
         return self.file == file or (self.file.name == file.name and self.file.size < file.size)
 
-    def covers(self, target: int) -> bool:
-        """Tell whether the last event at or before an offset is known to begin near a known one."""
-        return target < self.end or self.end >= self.file.size
+    def covers(self, target: int, size: int) -> bool:
+        """Tell whether the last event at or before an offset is known to begin near a known one.
+
+        `size` is the size that the file has now.
+        """
+        return target < self.end or self.end >= size
 
     def encode(self) -> bytes:
         body = struct.pack(f"<{len(self.starts)}q", *self.starts)
@@ -111,7 +114,7 @@ def last_event_start(path: Path, first: int, target: int) -> int:
         with _lock:
             file = _File.of(path, descriptor)
             known = _followed.get(file.name)
-            if known is None or not known.holds_for(file) or not known.covers(target):
+            if known is None or not known.holds_for(file) or not known.covers(target, file.size):
                 known = _follow_shared(descriptor, file, first)
                 _followed[file.name] = known
             _followed.move_to_end(file.name)
@@ -143,7 +146,7 @@ def _follow_shared(descriptor: int, file: _File, first: int) -> _Followed:
             known = _Followed.decode(file.name, os.pread(entry, os.fstat(entry).st_size, 0))
         if known is None or not known.holds_for(file):
             known = _Followed(file, first, (first,))
-        if known.file != file or not known.covers(file.size):
+        if known.file != file or not known.covers(file.size, file.size):
             known = _follow(descriptor, replace(known, file=file))
             if entry is not None:
                 _remember(entry, known)

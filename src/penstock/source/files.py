@@ -22,6 +22,7 @@ from penstock.errors import (
     PositionInvalid,
     PositionPurged,
     SourceMissing,
+    StreamError,
 )
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
@@ -51,8 +52,8 @@ _HEADER_BYTES = 19
 _TYPE_AT = 4
 _LENGTH_AT = slice(9, 13)
 _FLAGS_AT = 17
-_IN_USE, _ARTIFICIAL, _RELAY = 0x01, 0x20, 0x40
-_ROTATE_EVENT = b"\x04"
+_IN_USE, _ARTIFICIAL, _RELAY, _IGNORABLE = 0x01, 0x20, 0x40, 0x80
+_ROTATE_EVENT, _START_ENCRYPTION = b"\x04", b"\xa4"
 # A format description lists one length per event type; the server's are about 120 bytes.
 _FORMAT_DESCRIPTION_BYTES_MAX = 4096
 
@@ -174,7 +175,11 @@ class FileSource:
         """Return where the next range of the same file is opened, None where there is none."""
         if not byte_range.is_cut or byte_range.stop is None:
             return None
-        return self._event_start(byte_range.file, byte_range.stop)
+        try:
+            return self._event_start(byte_range.file, byte_range.stop)
+        except StreamError:
+            # The range meets the damage itself, after the rows before it.
+            return None
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
         """Return the file's magic and format description."""
@@ -292,11 +297,7 @@ def _read_head(located: LocatedFile) -> _FileHead:
     with _PlainStream(located) as stream:
         start = stream.read(FIRST_EVENT_OFFSET + _HEADER_BYTES)
         if start[: len(MAGIC)] == MAGIC_ENCRYPTED:
-            raise LogEncrypted(
-                f"{located.path} is encrypted at rest",
-                position=place,
-                hint="Read it from the live server, which decrypts: penstock inspect mysql://user@host",
-            )
+            raise _encrypted(located, 0)
         if not MAGIC.startswith(start[: len(MAGIC)]):
             raise MagicInvalid(
                 f"{located.path} is not a binlog file: it begins with 0x{start[: len(MAGIC)].hex()}",
@@ -315,15 +316,27 @@ def _read_head(located: LocatedFile) -> _FileHead:
             )
         raw = start + stream.read(length - len(header))
         following = stream.read(_HEADER_BYTES)
+    following_type = following[_TYPE_AT : _TYPE_AT + 1] if len(following) == _HEADER_BYTES else b""
+    # A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
+    if following_type == _START_ENCRYPTION and not following[_FLAGS_AT] & _IGNORABLE:
+        raise _encrypted(located, len(raw))
     if len(raw) < FIRST_EVENT_OFFSET + length:
         raise FileTruncated(
             f"{located.path} ends inside its format description",
             position=f"{located.file}:{len(raw)}",
             hint="Copy the file again from the server",
         )
-    made_up = following[_TYPE_AT : _TYPE_AT + 1] == _ROTATE_EVENT and following[_FLAGS_AT] & _ARTIFICIAL
+    made_up = following_type == _ROTATE_EVENT and following[_FLAGS_AT] & _ARTIFICIAL
     copied = bool(header[_FLAGS_AT] & _RELAY or made_up)
     return _FileHead(raw, in_use=bool(header[_FLAGS_AT] & _IN_USE), copied=copied)
+
+
+def _encrypted(located: LocatedFile, offset: int) -> LogEncrypted:
+    return LogEncrypted(
+        f"{located.path} is encrypted at rest",
+        position=f"{located.file}:{offset}",
+        hint="Read it from the live server, which decrypts: penstock inspect mysql://user@host",
+    )
 
 
 class _PlainStream:
