@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow
+
 MAGIC = b"\xfebin"
 HEADER = struct.Struct("<IBIIIH")
 CHECKSUM = struct.Struct("<I")
@@ -129,6 +131,16 @@ def query_body(
 def first_event_end(data: bytes) -> int:
     """Return where the format description ends."""
     return len(MAGIC) + HEADER.unpack_from(data, len(MAGIC))[3]
+
+
+def compressed(parts: Sequence[Event]) -> Event:
+    """Return one event that holds others, as `binlog_transaction_compression` writes them."""
+    plain = b"".join(replace(event, checksum=False, end_position=0).encode() for event in parts)
+    packed = pyarrow.Codec("zstd").compress(plain, asbytes=True)
+    # Each field: its type, the length of its value, and the value, a length-encoded integer of 8 bytes.
+    sizes = ((2, 0), (3, len(plain)), (1, len(packed)))
+    fields = b"".join(bytes((field, 9, 254)) + size.to_bytes(8, "little") for field, size in sizes)
+    return replace(parts[0], code=TRANSACTION_PAYLOAD, body=fields + b"\0" + packed, flags=0)
 
 
 def codes(data: bytes, checksum: bool = True) -> list[int]:

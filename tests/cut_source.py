@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that loses its connection as a live server does, at offsets that a test chooses."""
+"""Files that are read as a live server's log: whole, or with connections lost where a test chooses."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.model import Position
 from penstock.source.files import FileSource
 from penstock.source.source import ByteRange, SourceOptions
+from tests.binlog_bytes import FLAG_ARTIFICIAL, MAGIC, ROTATE, Event, events
 
 
 class CutSource(FileSource):
@@ -33,3 +35,29 @@ class CutSource(FileSource):
     def _buffers(self, start: int, stop: int) -> Iterator[memoryview]:
         for first in range(start, stop, self._buffer_bytes):
             yield memoryview(self._data)[first : min(first + self._buffer_bytes, stop)]
+
+
+class LiveSource(FileSource):
+    """A file as a live server sends it, up to its end, which is the end of the server's log."""
+
+    live = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(SourceOptions.parse(str(path)))
+        self._name = path.name
+        self._data = path.read_bytes()
+
+    def head(self) -> Position:
+        return Position(0, self._name, len(self._data))
+
+    def joint(self, byte_range: ByteRange) -> None:
+        return None
+
+    def open(
+        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
+    ) -> Iterator[memoryview]:
+        rotate = byte_range.start.to_bytes(8, "little") + self._name.encode()
+        yield memoryview(Event(0, ROTATE, 1, 0, FLAG_ARTIFICIAL, rotate).encode())
+        if byte_range.start > len(MAGIC):
+            yield memoryview(replace(next(events(self._data)), end_position=0).encode())
+        yield memoryview(self._data)[byte_range.start :]

@@ -165,6 +165,7 @@ class Decoder:
         start: tuple[int, int] | None = None,
         stop: tuple[int, int] | None = None,
         joint: int | None = None,
+        passing: bool = False,
         gtid_after: str | None = None,
         gtid_until: str | None = None,
         time_from_us: int | None = None,

@@ -2,6 +2,7 @@
 """A kept log holds what is prepared in it until its outcome comes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -14,10 +15,13 @@ from penstock.limits import PREPARED_HOLD_SECONDS_MAX, PREPARED_OLD_SECONDS
 from penstock.logstore.log import Log
 from penstock.logstore.prepared import HOLD_NAME, PreparedFile, PreparedSurvey
 from penstock.logstore.retention import Hold, Retention, RetentionPolicy
-from tests.binlog_bytes import first_event_end
+from penstock.source.log import LogSource
+from penstock.source.source import SourceOptions
+from tests.binlog_bytes import INCIDENT, Event, first_event_end
 from tests.log_folders import BLOCK_BYTES, open_log
 from tests.xa_log import Group, XaLog
 
+XID = "X'78',X'',1"
 SAMPLES = {"mysql-9.7-2": "mysql", "mariadb-10.11-2": "mariadb"}
 
 
@@ -92,7 +96,7 @@ def test_what_is_prepared_stays_until_it_commits(kept: KeptXaLog) -> None:
         kept.upkeep()
         assert kept.files == [f"mysql-bin.{number:06}" for number in (1, 2, 3)]
     (transaction,) = kept.prepared.transactions
-    assert transaction.xid == "X'78',X'',1"
+    assert transaction.xid == XID
     assert [one.position for one in kept.held()] == [transaction.position]
     kept.add(4, kept.xa.commit)
     committed = kept.log.extents()[-1].first
@@ -165,3 +169,37 @@ def test_a_segment_that_cannot_be_read_is_passed_over(kept: KeptXaLog) -> None:
     kept.survey.run(kept.log)
     assert kept.prepared.upto == kept.log.visible
     assert [one.file for one in kept.prepared.transactions] == ["mysql-bin.000001"]
+
+
+@pytest.fixture
+def noted(kept: KeptXaLog, monkeypatch: pytest.MonkeyPatch) -> KeptXaLog:
+    """The log, in which only the notes of the survey tell what is prepared in an earlier file."""
+    monkeypatch.setattr("penstock.source.prepared.PREPARED_SEARCH_BYTES_MAX", 1)
+    kept.survey.run(kept.log)
+    return kept
+
+
+def test_what_is_noted_is_found_under_the_epoch_of_its_reader(noted: KeptXaLog) -> None:
+    (transaction,) = noted.prepared.transactions
+    options = SourceOptions.parse(str(noted.log.folder))
+    for epochs in ((), ((3, "a"),)):
+        source = LogSource(replace(options, epochs=epochs))
+        found = source.find_prepared(XID, source.head())
+        assert found is not None
+        assert found.position == replace(transaction.position, epoch=3 if epochs else 0)
+        assert source.extents(found.position)
+
+
+def test_what_is_noted_is_not_committed_by_an_earlier_statement(noted: KeptXaLog) -> None:
+    """A transaction that was prepared later may have the same id."""
+    (transaction,) = noted.prepared.transactions
+    source = LogSource(SourceOptions.parse(str(noted.log.folder)))
+    assert source.find_prepared(XID, transaction.position) is None
+    assert source.find_prepared(XID, source.earliest()) is None
+
+
+def test_a_survey_goes_on_past_an_incident(kept: KeptXaLog) -> None:
+    incident = Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost")
+    kept.add(4, kept.xa.rollback(), [incident], kept.xa.prepare)
+    kept.survey.run(kept.log)
+    assert [one.file for one in kept.prepared.transactions] == ["mysql-bin.000004"]

@@ -13,13 +13,14 @@ from penstock.errors import ConnectionLost, TransactionRolledBack
 from penstock.model import Position
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
-from penstock.source.source import ByteRange
+from penstock.source.source import ByteRange, SourceOptions
 from tests.binlog_bytes import (
     FORMAT_DESCRIPTION,
     GTID,
     MARIADB_GTID,
     QUERY,
     TAGGED_GTID,
+    TRANSACTION_PAYLOAD,
     XA_PREPARE,
     XID,
     Event,
@@ -27,7 +28,7 @@ from tests.binlog_bytes import (
     events,
     first_event_end,
 )
-from tests.cut_source import CutSource
+from tests.cut_source import CutSource, LiveSource
 from tests.nonempty import each
 
 LOGS = Path(__file__).parents[2] / "native/kernel/tests/logs"
@@ -108,6 +109,23 @@ def test_loss_before_the_first_transaction_of_a_cut_range_finds_it_again(large: 
             for row in pyarrow.record_batch(batch).to_pylist()
         ]
         assert found == [row for row in expected if row["_commit_version"] in later], cut
+
+
+@pytest.mark.parametrize("large", ["mysql-9.7-4"], indirect=True)
+def test_a_live_range_ends_behind_a_payload(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.source.decoding._SYNC_SECONDS_MAX", 0)
+    parts = list(events(large.read_bytes()))
+    last = next(at for at, event in enumerate(parts) if event.code == TRANSACTION_PAYLOAD)
+    path = tmp_path / "mysql-bin.000002"
+    path.write_bytes(assemble(parts[: last + 1]))
+    byte_range = ByteRange(0, path.name, 4, path.stat().st_size, True)
+    found, expected = (
+        [pyarrow.record_batch(batch).to_pylist() for batch in read_range(source, byte_range, emit="envelope")]
+        for source in (LiveSource(path), FileSource(SourceOptions.parse(str(path))))
+    )
+    assert [len(rows) for rows in found] == [len(rows) for rows in expected] != []
 
 
 class DeadSource(CutSource):

@@ -2,6 +2,7 @@
 """Rows of XA transactions come when they commit, wherever ranges are cut, and not on a rollback."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,23 @@ import pytest
 
 from penstock._native import Decoder
 from penstock.binlog import read_binlog
-from penstock.errors import EventMalformed, PreparedMissing
+from penstock.errors import EventMalformed, IncidentLogged, PreparedMissing, StatementLogged
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, SourceOptions
 from tests.binlog_bytes import (
     ANNOTATE,
     GTID,
+    INCIDENT,
     MARIADB_GTID,
     QUERY,
+    STOP,
     XA_PREPARE,
+    Event,
     events,
     first_event_end,
 )
-from tests.cut_source import CutSource
+from tests.cut_source import CutSource, LiveSource
 from tests.nonempty import each
 from tests.xa_log import COMMIT, Group, XaLog
 
@@ -225,3 +229,73 @@ def test_files_and_ranges_give_the_same_rows(log: XaLog, tmp_path: Path) -> None
     read: Callable[..., Any] = read_binlog
     counts = [sum(batch.rows for batch in read(paths, emit="envelope")) for paths in (split, [str(one)])]
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("options", [{}, FORGETFUL], ids=["kept", "forgetful"])
+def test_a_live_range_ends_behind_a_commit(
+    log: XaLog, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.source.decoding._SYNC_SECONDS_MAX", 0)
+    path = log.write(tmp_path / "mysql-bin.000001", [log.prepare, log.commit])
+    start, stop = first_event_end(path.read_bytes()), path.stat().st_size
+    rows = rows_of(LiveSource(path), path.name, start, stop, emit="envelope", **options)
+    assert rows == all_rows(path, emit="envelope")
+    assert rows
+
+
+def test_a_cut_is_proved_against_events_of_its_own_file_alone(log: XaLog, tmp_path: Path) -> None:
+    first = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.many_rows(20)])
+    last = log.write(tmp_path / "mysql-bin.000002", [log.commit, *log.after * 4])
+    source, start = source_of(first, last), first_event_end(last.read_bytes())
+    expected = rows_of(source, last.name, start, emit="envelope")
+    cuts = [event.offset for event in events(last.read_bytes()) if event.offset > start]
+    for cut in each(cuts, least=15):
+        ranges = (
+            ByteRange(0, last.name, start, cut, True, is_cut=True),
+            ByteRange(0, last.name, cut, None, False),
+        )
+        found = [
+            row
+            for byte_range in ranges
+            for batch in read_range(source, byte_range, emit="envelope")
+            for row in pyarrow.record_batch(batch).to_pylist()
+        ]
+        assert found == expected, cut
+
+
+def test_a_transaction_that_begins_inside_an_xa_transaction_is_refused(log: XaLog, tmp_path: Path) -> None:
+    unended = log.prepare[:-1]
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, unended, log.after[0]])
+    with pytest.raises(EventMalformed, match="a transaction begins inside") as caught:
+        all_rows(path, emit="envelope")
+    assert caught.value.position == f"{path.name}:{group_start(path, log.after[0])}"
+
+
+def test_an_incident_inside_an_xa_transaction_that_is_rolled_back_is_reported(
+    log: XaLog, tmp_path: Path
+) -> None:
+    incident = Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost")
+    prepare = [*log.prepare[:-1], incident, log.prepare[-1]]
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, prepare, log.rollback()])
+    with pytest.raises(IncidentLogged):
+        all_rows(path, emit="envelope")
+
+
+def test_a_file_that_a_server_closes_inside_an_xa_transaction_is_closed(log: XaLog, tmp_path: Path) -> None:
+    stop = Event(0, STOP, 1, 0, 0, b"")
+    path = log.write(tmp_path / "mysql-bin.000001", [[*log.prepare[:-1], stop]])
+    decoder = Decoder(instance="test", file=path.name, emit="envelope")
+    decoder.feed(path.read_bytes())
+    assert decoder.closed
+
+
+def test_a_statement_of_an_xa_transaction_is_reported_where_it_commits(log: XaLog, tmp_path: Path) -> None:
+    commit = log.commit[-1]
+    statement = replace(commit, body=commit.body[: commit.body.rindex(COMMIT)] + b"INSERT INTO t VALUES (1)")
+    prepare = [*log.prepare[:-1], statement, log.prepare[-1]]
+    first = log.write(tmp_path / "mysql-bin.000001", [*log.before, *log.before, prepare])
+    last = log.write(tmp_path / "mysql-bin.000002", [log.commit])
+    with pytest.raises(StatementLogged) as caught:
+        rows_of(source_of(first, last), last.name, first_event_end(last.read_bytes()), emit="envelope")
+    place = next(event.offset for event in events(last.read_bytes()) if COMMIT in event.body)
+    assert caught.value.position == f"{last.name}:{place}"

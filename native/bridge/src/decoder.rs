@@ -59,15 +59,25 @@ fn set_of(py: Python<'_>, text: Option<&str>) -> PyResult<Option<GtidSet>> {
     text.map(GtidSet::parse).transpose().map_err(|error| raise(py, &error))
 }
 
+fn dialect_of(
+    name: &str,
+    message_per_row: bool,
+    server_zone_seconds: i32,
+    gtid_set: Option<GtidSet>,
+) -> DialectOptions {
+    DialectOptions { message_per_row, server_zone_seconds, gtid_set, ..DialectOptions::of_name(name) }
+}
+
 #[pymethods]
 impl Decoder {
-    /// `offset` is that of an event; `joint`, where another range goes on, must be as well. `statements` tells whether
-    /// statements are handed out; None means where rows are decoded. `dialect` is that of `emit="messages"`; `executed`,
+    /// `offset` is that of an event; `joint`, where another range goes on, must be as well. With `passing` no transaction is
+    /// decoded: what is prepared is noted, and incidents and unknown events pass. `statements` tells whether statements are
+    /// handed out; None means where rows are decoded. `dialect` is that of `emit="messages"`; `executed`,
     /// a GTID set, is what was executed before the range, and asks for the executed set in messages that can carry one.
     #[new]
     #[pyo3(signature = (
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
-        stop=None, joint=None, gtid_after=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
+        stop=None, joint=None, passing=false, gtid_after=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
         statements=None, changes=None, batch_rows_max=65_536, batch_bytes_max=8_388_608, held_bytes_max=67_108_864,
         prepared_bytes_max=16_777_216, verify_checksum=true, resume_rows=0, resume_start=None, dialect=None, message_per_row=false, server_zone_seconds=0, executed=None,
     ))]
@@ -85,6 +95,7 @@ impl Decoder {
         start: Option<(u32, u64)>,
         stop: Option<(u32, u64)>,
         joint: Option<u64>,
+        passing: bool,
         gtid_after: Option<&str>,
         gtid_until: Option<&str>,
         time_from_us: Option<i64>,
@@ -107,12 +118,7 @@ impl Decoder {
         let number = file_number.map_or_else(|| stream::file_number(file), Ok).map_err(|error| raise(py, &error))?;
         let emit = emit_of(py, emit)?;
         let executed = set_of(py, executed)?;
-        let dialect = dialect.map(|name| DialectOptions {
-            name: name.to_owned(),
-            message_per_row,
-            server_zone_seconds,
-            gtid_set: executed,
-        });
+        let dialect = dialect.map(|name| dialect_of(name, message_per_row, server_zone_seconds, executed));
         let options = Options {
             epoch,
             offset,
@@ -121,6 +127,7 @@ impl Decoder {
             start,
             stop,
             joint,
+            passing,
             gtid_after: set_of(py, gtid_after)?,
             gtid_until: set_of(py, gtid_until)?,
             time_from_us,

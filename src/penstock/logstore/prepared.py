@@ -32,8 +32,6 @@ from penstock.model import Position
 HOLD_NAME = "penstock.prepared"
 
 _SECOND_US = 1_000_000
-# Later than any commit: every transaction is passed over, and what is prepared is noted.
-_NEVER_US = (1 << 63) - 1
 
 _log = structlog.get_logger(__name__)
 
@@ -184,9 +182,9 @@ class PreparedSurvey:
             file=file,
             offset=start,
             head=log.head_bytes(epoch, file),
+            passing=True,
             statements=False,
             verify_checksum=False,
-            time_from_us=_NEVER_US,
         )
         by_place = {(one.xid, one.file, one.start): one for one in known}
         for one in known:

@@ -55,6 +55,8 @@ class RangeDecoding:
         byte_range, deadline = self._opened, None
         while True:
             yield from self._states_of(byte_range)
+            # Of a server's log as much came as was asked for only once the last event has no more to give.
+            yield from self.rest_of_payload()
             if self.decoder.state == "done":
                 return
             if not self._ends_early():
@@ -94,7 +96,10 @@ class RangeDecoding:
             yield from self._due()
 
     def rest_of_payload(self) -> Iterator[str]:
-        """Decode what the last event holds, where it is a payload of several; yields as `states` does."""
+        """Decode what the last event holds, where it is a payload of several, or commits an XA transaction.
+
+        Yields as `states` does.
+        """
         while self.decoder.state != "done":
             self.decoder.feed(b"")
             if self.decoder.state == "input":
@@ -190,13 +195,6 @@ class RangeDecoding:
         assert request is not None, "the state says that there is one"
         xid, (file, offset), place = request
         commit = Position(self.byte_range.epoch, file, offset)
-        try:
-            prepared = self._prepared_range(xid, commit, place)
-        except PenstockError:
-            decoder.abandon()
-            while decoder.state == "batch":
-                yield decoder.state
-            raise
         carried = bytearray()
 
         def begin() -> Position:
@@ -206,20 +204,47 @@ class RangeDecoding:
             decoder.answer_prepared(prepared.file, prepared.start, prepared.stop, head)
             return prepared.position
 
-        begin()
-        for buffer in self._source.open(prepared, begin):
-            rest = memoryview(buffer)
-            while rest and decoder.reads_prepared:
-                carried += rest[: (more := _bytes_missing(carried))]
-                rest = rest[more:]
-                while carried:
-                    del carried[: decoder.feed_prepared(carried)]
-                    if not decoder.reads_prepared or decoder.state == "prepared":
-                        break
-                    yield decoder.state
+        try:
+            prepared = self._prepared_range(xid, commit, place)
+            begin()
+            buffers = iter(self._source.open(prepared, begin))
+        except PenstockError:
+            yield from self._abandon()
+            raise
+        while decoder.reads_prepared:
+            try:
+                buffer = next(buffers, None)
+                if buffer is None:
+                    raise self._missing(xid, commit)
+            except PenstockError:
+                yield from self._abandon()
+                raise
+            yield from self._feed_prepared(memoryview(buffer), carried)
+
+    def _feed_prepared(self, rest: memoryview, carried: bytearray) -> Iterator[str]:
+        """Decode one buffer of a prepared transaction, and keep the part of an event it may end with."""
+        decoder = self.decoder
+        while decoder.reads_prepared:
+            if carried:
+                del carried[: decoder.feed_prepared(carried)]
+            else:
+                rest = rest[decoder.feed_prepared(rest) :]
             if not decoder.reads_prepared:
                 return
-        raise self._missing(xid, commit)
+            if decoder.state != "prepared":
+                yield decoder.state
+                continue
+            if not rest:
+                return
+            more = _bytes_missing(carried) if carried else len(rest)
+            carried += rest[:more]
+            rest = rest[more:]
+
+    def _abandon(self) -> Iterator[str]:
+        """Give the open transaction up; yield as `states` does what whole transactions have left."""
+        self.decoder.abandon()
+        while self.decoder.state == "batch":
+            yield "batch"
 
     def _prepared_range(self, xid: str, commit: Position, place: tuple[str, int, int] | None) -> ByteRange:
         """Return where a prepared transaction lies. Raises PreparedMissing."""

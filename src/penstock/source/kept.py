@@ -281,9 +281,11 @@ class KeptSource:
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
         """Return where an XA transaction was prepared that commits at a position."""
         found = self._prepared.find(xid, before)
-        if found is None and (noted := self._log.prepared(xid)) is not None:
-            return replace(noted, epoch=noted.epoch + self.shift)
-        return found
+        if found is not None or (noted := self._log.prepared(xid)) is None:
+            return found
+        here = replace(noted, epoch=shifted_epoch(noted.epoch, self.shift))
+        # A transaction that was prepared later may have the same id.
+        return here if place_of(here.position) < place_of(before) else None
 
     def walk(
         self,

@@ -4,6 +4,7 @@
 The search goes from the commit back, file by file. Each file is read forward once, without decoding a row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock._native import Decoder
@@ -11,10 +12,7 @@ from penstock.errors import PositionInvalid, PositionPurged, SequenceGap
 from penstock.limits import PREPARED_SEARCH_BYTES_MAX
 from penstock.model import Position
 from penstock.source.decoding import RangeDecoding
-from penstock.source.source import ByteRange, Extent, Source
-
-# Later than any commit: every transaction is passed over, and what is prepared is noted.
-_NEVER_US = (1 << 63) - 1
+from penstock.source.source import ByteRange, Extent, Source, place_of
 
 
 @dataclass
@@ -38,7 +36,9 @@ class PreparedSearch:
         None where no file within PREPARED_SEARCH_BYTES_MAX of log has it.
         """
         bytes_left = PREPARED_SEARCH_BYTES_MAX
-        for extent in reversed(self._files(before)):
+        files = self._files(before)
+        self._forget_purged(files)
+        for extent in reversed(files):
             upto = before.offset if extent.holds(before) else None
             place = self._pass(extent, upto).prepared_place(xid)
             if place is not None:
@@ -56,20 +56,28 @@ class PreparedSearch:
         except (SequenceGap, PositionPurged, PositionInvalid):
             return [one for one in self._source.extents(before, before) if one.holds(before)]
 
+    def _forget_purged(self, files: Sequence[Extent]) -> None:
+        """Drop what was passed of files before the first there is."""
+        for epoch, file in [*self._passed] if files else []:
+            if place_of(Position(epoch, file, files[0].start)) < place_of(files[0].position):
+                del self._passed[epoch, file]
+
     def _pass(self, extent: Extent, upto: int | None) -> Decoder:
         """Pass over a file's transactions, on from the last time; `upto` None means all of it."""
         key = extent.epoch, extent.file
-        passed = self._passed.get(key)
+        # After an error the file is passed again from its start: the decoder has moved on by then.
+        passed = self._passed.pop(key, None)
         if passed is not None and upto is not None and passed.upto > upto:
             # A transaction that was prepared later may have the same id.
             passed = None
         start = extent.start if passed is None else passed.upto
         stop = extent.bytes if upto is None and extent.splittable else upto
         if passed is not None and stop is not None and start >= stop:
+            self._passed[key] = passed
             return passed.decoder
         byte_range = ByteRange(extent.epoch, extent.file, start, stop, aligned=True)
         decoding = RangeDecoding(
-            self._source, byte_range, statements=False, verify_checksum=False, time_from_us=_NEVER_US
+            self._source, byte_range, passing=True, statements=False, verify_checksum=False
         )
         if passed is not None:
             decoding.decoder.adopt_prepared(passed.decoder)

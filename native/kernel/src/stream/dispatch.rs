@@ -77,13 +77,8 @@ impl Decoder {
             }
             XaPrepare => self.end_prepared(span),
             TransactionPayload => self.open_payload(body, span),
-            Incident => Err(Error::new(ErrorKind::IncidentLogged, incident::message(body)?)
-                .hint("changes may be missing from the log here: take a new full copy of the tables")),
-            // A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
-            StartEncryption if !self.options.live && header.flags & FLAG_IGNORABLE == 0 => {
-                Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
-                    .hint("read it from the server (mysql://...), which decrypts it"))
-            }
+            Incident => self.incident(body),
+            StartEncryption => self.start_encryption(header),
             Rotate | Stop | PreviousGtids | MariadbGtidList => self.mark_file(kind, body, span).map(|()| Flow::Next),
             // These describe the statement behind the rows, or belong to statements, or to group replication.
             _ => Ok(Flow::Next),
@@ -107,6 +102,23 @@ impl Decoder {
                 self.query(header, &query, query.text, span)
             }
         }
+    }
+
+    fn incident(&self, body: &[u8]) -> Result<Flow> {
+        if self.options.passing {
+            return Ok(Flow::Next);
+        }
+        Err(Error::new(ErrorKind::IncidentLogged, incident::message(body)?)
+            .hint("changes may be missing from the log here: take a new full copy of the tables"))
+    }
+
+    /// A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
+    fn start_encryption(&self, header: &Header) -> Result<Flow> {
+        if self.options.live || header.flags & FLAG_IGNORABLE != 0 {
+            return Ok(Flow::Next);
+        }
+        Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
+            .hint("read it from the server (mysql://...), which decrypts it"))
     }
 
     /// Takes in what the log says of its own files: the next one, the end, and the transactions of those before.
@@ -292,13 +304,14 @@ impl Decoder {
         is_change: bool,
         span: Span,
     ) -> Statement {
+        let (file, span) = self.effective_span(span);
         Statement {
             database: String::from_utf8_lossy(query.database).into_owned(),
             text: query.text_utf8(text),
             is_change,
             session: Session::read(query.variables),
             is_skipped: self.orphan || self.open.as_ref().is_some_and(|open| open.skipped),
-            file: self.file.clone(),
+            file: file.clone(),
             offset: span.start,
             end_offset: span.end,
             transaction_end: self.open.as_ref().and_then(|open| open.end),

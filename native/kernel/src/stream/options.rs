@@ -46,6 +46,8 @@ pub struct Options {
     pub stop: Option<(u32, u64)>,
     /// Where the next range of the file begins: an event must begin there.
     pub joint: Option<u64>,
+    /// Every transaction is passed over, and so are incidents and unknown events: only what is prepared is noted.
+    pub passing: bool,
     /// Transactions in this set are passed over.
     pub gtid_after: Option<GtidSet>,
     /// Transactions outside this set are passed over, and the range ends when all of it was seen.
@@ -99,6 +101,7 @@ impl Options {
             start: None,
             stop: None,
             joint: None,
+            passing: false,
             gtid_after: None,
             gtid_until: None,
             time_from_us: None,

@@ -92,6 +92,14 @@ impl Replay {
     }
 }
 
+/// Whether an event belongs to the log itself, or begins a transaction. It has its usual effect, or is refused, at once and
+/// not with the XA transaction in which it is found.
+fn is_of_log(kind: EventKind) -> bool {
+    use EventKind::*;
+    let of_file = matches!(kind, Rotate | Stop | PreviousGtids | MariadbGtidList | StartEncryption | Incident);
+    of_file || kind.is_gtid()
+}
+
 impl Decoder {
     /// Keeps the events of the open transaction, which is an XA transaction, until its outcome is known.
     pub(super) fn hold(&mut self, id: XaId) {
@@ -134,7 +142,7 @@ impl Decoder {
             return Some(self.replay_event(header, kind, body, span));
         }
         let held = self.open.as_ref().is_some_and(|open| open.holding.is_some());
-        held.then(|| self.hold_event(header, kind, body, span))
+        (held && !is_of_log(kind)).then(|| self.hold_event(header, kind, body, span))
     }
 
     /// Takes an event of a transaction that is held.
@@ -272,6 +280,16 @@ impl Decoder {
         match &replay.origin {
             Origin::Memory { place, .. } | Origin::Asked(place) | Origin::Read { place, .. } => Some(place.start),
             Origin::Unknown => None,
+        }
+    }
+
+    /// The file and the span where an event takes effect: of a prepared transaction, those of its commit.
+    pub(super) fn effective_span(&self, span: Span) -> (&Arc<str>, Span) {
+        match self.replay.as_deref() {
+            Some(Replay { ending: Ending::CommitPrepared(_), frame: Some(frame), end_event, .. }) => {
+                (&frame.file, Span { start: end_event.offset, end: end_event.end_offset })
+            }
+            _ => (&self.file, span),
         }
     }
 

@@ -141,7 +141,7 @@ impl Decoder {
     /// Whether a transaction is passed over; None where the range ends before it.
     fn range_verdict(&self, head: &TransactionHead, commit_us: i64, span: Span) -> Option<bool> {
         let options = &self.options;
-        let mut skipped = options.start.is_some_and(|start| (self.file_number, span.start) < start);
+        let mut skipped = options.passing || options.start.is_some_and(|start| (self.file_number, span.start) < start);
         skipped |= options.gtid_after.as_ref().is_some_and(|set| set.contains(&head.gtid));
         skipped |= options.time_from_us.is_some_and(|from| commit_us < from);
         if let Some(until) = &options.gtid_until {

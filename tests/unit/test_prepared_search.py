@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was prepared before a range is found in damaged logs and after errors, and its bytes are read."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock.errors import ConnectionLost, PenstockError, PositionPurged
+from penstock.model import Position
+from penstock.source import decoding
+from penstock.source.files import FileSource
+from penstock.source.reading import read_range
+from penstock.source.source import ByteRange, SourceOptions
+from tests.binlog_bytes import INCIDENT, Event, compressed, events, first_event_end
+from tests.xa_log import Group, XaLog
+
+XID = "X'78',X'',1"
+UNKNOWN = 120
+ROWS_QUERY, IGNORABLE = 29, 0x80
+
+
+@pytest.fixture(params=["mysql-9.7-2", "mariadb-10.11-2"])
+def log(request: pytest.FixtureRequest) -> XaLog:
+    """Each flavor's log."""
+    return XaLog(request.param)
+
+
+class FailingSource(FileSource):
+    """Files of which opening fails with `error`, where that is set, after some that succeeded."""
+
+    error: PenstockError | None = None
+    opens_before_error = 0
+    opened = 0
+
+    def open(
+        self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
+    ) -> Iterator[memoryview]:
+        self.opened += 1
+        if self.error is not None and self.opened > self.opens_before_error:
+            raise self.error
+        yield from super().open(byte_range, resume_at)
+
+
+def source_of(*paths: Path) -> FailingSource:
+    return FailingSource(SourceOptions.parse([str(path) for path in paths]))
+
+
+def group_start(path: Path, group: Group) -> int:
+    """Return where a group of events lies in a file, by the body of its first event."""
+    return next(event.offset for event in events(path.read_bytes()) if event.body == group[0].body)
+
+
+def rows_from(source: FileSource, path: Path, start: int | None = None, **options: Any) -> list[Any]:
+    """Return the rows of a file from an event on, by default its first."""
+    first = first_event_end(path.read_bytes()) if start is None else start
+    byte_range = ByteRange(0, path.name, first, None, aligned=True)
+    return [
+        row
+        for batch in read_range(source, byte_range, emit="envelope", **options)
+        for row in pyarrow.record_batch(batch).to_pylist()
+    ]
+
+
+def test_a_search_after_an_error_finds_what_it_found_before(log: XaLog, tmp_path: Path) -> None:
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after[:2]])
+    source, end = source_of(path), Position(0, path.name, path.stat().st_size)
+    found = source.find_prepared(XID, Position(0, path.name, group_start(path, log.after[1])))
+    assert found is not None
+    source.error = ConnectionLost("the connection was lost")
+    with pytest.raises(ConnectionLost):
+        source.find_prepared(XID, end)
+    source.error = None
+    assert source.find_prepared(XID, end) == found
+
+
+def test_a_search_repeated_at_one_position_reads_nothing(log: XaLog, tmp_path: Path) -> None:
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
+    source, end = source_of(path), Position(0, path.name, path.stat().st_size)
+    found = source.find_prepared(XID, end)
+    assert found is not None
+    for _ in range(2):
+        assert source.find_prepared(XID, end) == found
+    assert source.opened == 1
+
+
+def test_a_search_does_not_remember_purged_files(log: XaLog, tmp_path: Path) -> None:
+    first = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
+    last = log.write(tmp_path / "mysql-bin.000002", log.after[:1])
+    source, end = source_of(tmp_path), Position(0, last.name, last.stat().st_size)
+    assert source.find_prepared(XID, end) is not None
+    first.unlink()
+    assert source.find_prepared(XID, end) is None
+    assert {file for _, file in source._prepared._passed} == {last.name}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost"), Event(0, UNKNOWN, 1, 0, 0, b"of a later server")],
+    ids=["incident", "unknown event"],
+)
+def test_old_damage_stops_no_reader_that_begins_behind_it(log: XaLog, tmp_path: Path, damage: Event) -> None:
+    groups = [*log.before, [damage], log.prepare, log.commit, *log.after[:1]]
+    path = log.write(tmp_path / "mysql-bin.000001", groups)
+    whole = log.write(tmp_path / "whole.000001", [group for group in groups if group != [damage]])
+    found = rows_from(source_of(path), path, group_start(path, log.commit))
+    expected = rows_from(source_of(whole), whole, group_start(whole, log.commit))
+    assert [row["after"] for row in found] == [row["after"] for row in expected]
+    assert found
+
+
+def test_what_is_whole_comes_before_an_error_of_prepared_bytes(log: XaLog, tmp_path: Path) -> None:
+    groups = [*log.before, log.prepare, *log.after[:1]]
+    whole = log.write(tmp_path / "whole.000001", groups)
+    path = log.write(tmp_path / "mysql-bin.000001", [*groups, log.commit])
+    source, start = source_of(path), first_event_end(path.read_bytes())
+    source.error, source.opens_before_error = PositionPurged("the file was purged"), 1
+    byte_range = ByteRange(0, path.name, start, None, True)
+    batches = read_range(source, byte_range, emit="envelope", prepared_bytes_max=0)
+    found: list[Any] = []
+    with pytest.raises(PositionPurged):
+        found.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
+    expected = rows_from(source_of(whole), whole)
+    assert [row["_commit_version"] for row in found] == [row["_commit_version"] for row in expected]
+    assert found
+
+
+@pytest.mark.parametrize("log", ["mysql-9.7-2"], indirect=True)
+@pytest.mark.parametrize("padding_bytes", [0, 1 << 20])
+def test_a_compressed_transaction_that_ends_its_file_is_read_in_large_pieces(
+    log: XaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding_bytes: int
+) -> None:
+    pieces = [0]
+    bytes_missing = decoding._bytes_missing
+
+    def counted(part: bytearray) -> int:
+        pieces[0] += 1
+        return bytes_missing(part)
+
+    monkeypatch.setattr(decoding, "_bytes_missing", counted)
+    gtid, begin, *rows = log.prepare
+    padding = replace(begin, code=ROWS_QUERY, body=b"\0" + os.urandom(padding_bytes), flags=IGNORABLE)
+    first = log.write(
+        tmp_path / "mysql-bin.000001", [*log.before, [gtid, compressed([begin, padding, *rows])]]
+    )
+    last = log.write(tmp_path / "mysql-bin.000002", [log.commit])
+    found = rows_from(source_of(first, last), last)
+    plain = log.write(tmp_path / "plain.000001", [*log.before, log.prepare])
+    expected = rows_from(
+        source_of(plain, renamed := log.write(tmp_path / "plain.000002", [log.commit])), renamed
+    )
+    assert [row["after"] for row in found] == [row["after"] for row in expected]
+    assert found
+    assert pieces[0] < 10
