@@ -146,6 +146,8 @@ impl Decoder {
     }
 
     /// Takes an event of a transaction that is held.
+    #[cold]
+    #[inline(never)]
     fn hold_event(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         self.event = event_view(header, span);
         let ending = match kind {
@@ -270,6 +272,7 @@ impl Decoder {
     }
 
     /// Whether the event that comes next is one of an XA transaction that has ended further on.
+    #[inline]
     pub(super) fn is_replaying(&self) -> bool {
         self.replay.as_ref().is_some_and(|replay| replay.frame.is_some())
     }
@@ -453,6 +456,8 @@ impl Decoder {
     }
 
     /// What an event of a prepared transaction does.
+    #[cold]
+    #[inline(never)]
     fn replay_event(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         let Some(replay) = self.replay.as_mut() else { return Ok(Flow::Next) };
         let mut event = event_view(header, span);
