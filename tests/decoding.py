@@ -133,7 +133,7 @@ def read_prepared(
     assert request is not None
     xid, (file, before), place = request
     if place is None:
-        passing = Decoder(instance="test", file=file, statements=False, time_from_us=1 << 62)
+        passing = Decoder(instance="test", file=file, statements=False, passing=True)
         passing.feed(memoryview(whole)[:before])
         place = passing.prepared_place(xid)
     assert place is not None, f"{xid} was not prepared before {before}"

@@ -7,12 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.binlog_bytes import FORMAT_DESCRIPTION, MAGIC, Event, assemble, events
+from penstock.errors import EventUnsupported
+from tests.binlog_bytes import (
+    FORMAT_DESCRIPTION,
+    GTID,
+    MAGIC,
+    QUERY,
+    TRANSACTION_PAYLOAD,
+    XID,
+    Event,
+    assemble,
+    events,
+    query_body,
+)
 from tests.block_cutting import SMALL_LOGS
 from tests.decoding import Row, decode, decode_range
 from tests.nonempty import each
 
 FILE = "binlog.000001"
+LOGS = {log.stem: log for log in SMALL_LOGS}
 # A prime, so that cuts fall on every part of an event.
 CUT_STEP_BYTES = 97
 # Less than an event's header has: searching needs more bytes again and again.
@@ -53,3 +66,51 @@ def test_cut_of_a_log_without_checksums_gives_every_row_once(log: Path) -> None:
     whole = decode(content, file=FILE).rows()
     for cut in each(cuts(content), least=10):
         assert rows_of_ranges(content, cut, 1 << 20) == whole
+
+
+def transactions(log: Path, code: int) -> tuple[list[Event], list[list[Event]]]:
+    """Return the events before a log's first transaction, and the transactions with such an end."""
+    head: list[Event] = []
+    groups = [head]
+    for event in events(log.read_bytes()):
+        if event.code == GTID:
+            groups.append([])
+        groups[-1].append(event)
+    return head, [group for group in groups[1:] if group[-1].code == code]
+
+
+def test_number_of_a_commit_that_is_passed_over_is_no_other_commits() -> None:
+    head, (first, second, *_) = transactions(LOGS["mysql-9.7-2"], XID)
+    commit = replace(second[-1], code=QUERY, body=query_body("COMMIT"))
+    content = assemble([*head, *first, *second[:-1], commit])
+    start = next(event.offset for event in events(content) if event.body == second[0].body)
+    options = {"emit": "messages", "dialect": "maxwell"}
+    for passed in (0, start):
+        found = decode(content, FILE, start=(1, passed), **options)
+        messages = [
+            row for batches in found.batches.values() for batch in batches for row in batch.to_pylist()
+        ]
+        assert messages
+        assert ('"xid"' in str(messages)) == (passed == 0)
+
+
+def test_damaged_payload_that_is_passed_over_stops_nothing() -> None:
+    head, (first, second, *_) = transactions(LOGS["mysql-9.7-4"], TRANSACTION_PAYLOAD)
+    damaged = [*first[:-1], replace(first[-1], body=first[-1].body[:-40] + bytes(40))]
+    for broken in (damaged, [*first[:-1], replace(first[-1], body=b"\1\xfe")]):
+        content = assemble([*head, *broken, *second])
+        start = next(event.offset for event in events(content) if event.body == second[0].body)
+        expected = decode(assemble([*head, *second]), FILE)
+        assert len(decode(content, FILE, start=(1, start)).rows()) == len(expected.rows())
+
+
+def test_cut_between_a_gtid_and_its_begin_is_refused_where_gtids_are_not_certain() -> None:
+    """The range before has the transaction too, even if no other one follows inside this range."""
+    (version, *head), (first, second, *_) = transactions(LOGS["mysql-9.7-2"], XID)
+    old = replace(version, body=version.body[:2] + b"5.6.51".ljust(50, b"\0") + version.body[52:])
+    content = assemble([old, *head, *first, *second])
+    begin = next(event.offset for event in events(content) if event.body == first[1].body)
+    stop = next(event.offset for event in events(content) if event.body == second[0].body)
+    assert decode_range(content, 0, begin, file=FILE).rows()
+    with pytest.raises(EventUnsupported, match="between a GTID event and its BEGIN"):
+        decode_range(content, begin, stop, file=FILE)

@@ -45,8 +45,15 @@ def decode_transaction(parts: list[Event], tables: str) -> Decoded:
         [*ROWS_OF_T, query("SAVEPOINT `s 1`"), *ROWS_OF_U, query("ROLLBACK TO `s 1`")],
         [query("SAVEPOINT `s`"), *ROWS_OF_T, query("SAVEPOINT `s`"), *ROWS_OF_U, query("ROLLBACK TO `S`")],
         [query("SAVEPOINT a"), *ROWS_OF_T, query("SAVEPOINT b"), *ROWS_OF_U, query("ROLLBACK TO b")],
+        [
+            *(query(f"SAVEPOINT `{number}`") for number in range(SAVEPOINTS_MAX)),
+            *ROWS_OF_T,
+            query("SAVEPOINT `7`"),
+            *ROWS_OF_U,
+            query("ROLLBACK TO `7`"),
+        ],
     ],
-    ids=["one", "set twice", "nested"],
+    ids=["one", "set twice", "nested", "set twice among many"],
 )
 def test_rollback_to_savepoint_keeps_the_rows_before_it(parts: list[Event]) -> None:
     assert decode_transaction(parts, "fuzzed.t").rows() != []

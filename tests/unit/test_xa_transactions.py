@@ -299,3 +299,37 @@ def test_a_statement_of_an_xa_transaction_is_reported_where_it_commits(log: XaLo
         rows_of(source_of(first, last), last.name, first_event_end(last.read_bytes()), emit="envelope")
     place = next(event.offset for event in events(last.read_bytes()) if COMMIT in event.body)
     assert caught.value.position == f"{last.name}:{place}"
+
+
+def test_rows_handed_out_are_counted_where_prepared_bytes_begin_again(log: XaLog, tmp_path: Path) -> None:
+    prepared = log.many_rows(6)
+    path = log.write(tmp_path / "mysql-bin.000001", [*log.before, prepared, log.commit])
+    data = path.read_bytes()
+    head = data[: first_event_end(data)]
+    start, commit = group_start(path, prepared), group_start(path, log.commit)
+    rows_bytes = [event.size for event in events(data) if start < event.offset < commit]
+    for held_bytes_max in each(range(1, sum(rows_bytes), 7), least=20):
+        decoder = Decoder(
+            instance="test",
+            file=path.name,
+            offset=commit,
+            head=head,
+            emit="envelope",
+            statements=False,
+            held_bytes_max=held_bytes_max,
+        )
+        decoder.feed(data[commit:])
+        found = 0
+        # What is read is lost after two thirds of the bytes, and begins again.
+        for end in (start + (commit - start) * 2 // 3, commit):
+            decoder.answer_prepared(path.name, start, commit, head)
+            at = start
+            while decoder.reads_prepared:
+                at += decoder.feed_prepared(data[at:end])
+                if decoder.state == "table":
+                    decoder.answer_table(from_log=True)
+                elif decoder.state == "batch":
+                    found += decoder.take_batch().rows
+                    assert decoder.handed_out()[0] == found, held_bytes_max
+                elif decoder.state == "prepared":
+                    break

@@ -189,7 +189,7 @@ impl Decoder {
         if self.open.as_ref().is_none_or(|open| open.skipped) {
             // Nothing inside is wanted, and the payload holds the transaction's own commit.
             if self.open.is_some() {
-                self.note_passed_payload(body, span)?;
+                self.note_passed_payload(body, span);
                 self.end(span)?;
             }
             return Ok(Flow::Next);

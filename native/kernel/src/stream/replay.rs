@@ -220,16 +220,16 @@ impl Decoder {
 
     /// Remembers where a transaction lies that is passed over without a look at its rows: what prepares it may be before a
     /// range, and what commits it inside.
-    pub(super) fn note_passed_payload(&mut self, body: &[u8], span: Span) -> Result<()> {
+    pub(super) fn note_passed_payload(&mut self, body: &[u8], span: Span) {
         if !self.decodes_rows() {
-            return Ok(());
+            return;
         }
-        let Some(id) = xa_id_in(body)? else { return Ok(()) };
+        // A damaged payload that nobody wants stops no reader; a commit of what it prepared is refused as missing.
+        let Ok(Some(id)) = xa_id_in(body) else { return };
         self.hold(id);
         if let Some((id, transaction)) = self.take_held(span) {
             self.prepared.insert(id, transaction);
         }
-        Ok(())
     }
 
     /// XA COMMIT: the rows of the prepared transaction are decoded now, as rows of the open one.

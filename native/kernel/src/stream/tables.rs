@@ -383,7 +383,7 @@ impl Decoder {
             _ => 0,
         };
         if let Some(open) = &mut self.open {
-            open.handed_out = open.handed_out.max(open.rows.saturating_sub(held_back));
+            open.handed_out = open.handed_out.max(open.rows.max(open.resume_rows).saturating_sub(held_back));
         }
         Ok(())
     }

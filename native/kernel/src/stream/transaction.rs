@@ -70,6 +70,7 @@ impl Decoder {
             None => return Ok(Flow::Done),
         };
         self.orphan = false;
+        self.xid = None;
         self.seen.add(&head.gtid);
         let resume_rows = if skipped { 0 } else { self.take_resume_rows(span) };
         self.tally = Tally { server_id: header.server_id, ..Tally::default() };
