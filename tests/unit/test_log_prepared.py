@@ -198,6 +198,17 @@ def test_what_is_noted_is_not_committed_by_an_earlier_statement(noted: KeptXaLog
     assert source.find_prepared(XID, source.earliest()) is None
 
 
+def test_what_is_noted_is_not_committed_twice(kept: KeptXaLog) -> None:
+    """The survey lags: what it notes has an outcome since."""
+    kept.survey.run(kept.log)
+    kept.add(4, kept.xa.commit)
+    kept.add(5, kept.xa.commit)
+    source = LogSource(SourceOptions.parse(str(kept.log.folder)))
+    fourth, fifth = source.extents()[-2:]
+    assert source.find_prepared(XID, fourth.position) is not None
+    assert source.find_prepared(XID, fifth.position) is None
+
+
 def test_a_survey_goes_on_past_an_incident(kept: KeptXaLog) -> None:
     incident = Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost")
     kept.add(4, kept.xa.rollback(), [incident], kept.xa.prepare)

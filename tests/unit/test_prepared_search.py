@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from penstock.errors import ConnectionLost, PenstockError, PositionPurged
+from penstock.errors import ConnectionLost, PenstockError, PositionPurged, PreparedMissing
 from penstock.model import Position
 from penstock.source import decoding
 from penstock.source.files import FileSource
@@ -76,6 +76,17 @@ def test_a_search_after_an_error_finds_what_it_found_before(log: XaLog, tmp_path
         source.find_prepared(XID, end)
     source.error = None
     assert source.find_prepared(XID, end) == found
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_rows_that_have_an_outcome_are_not_committed_again(log: XaLog, tmp_path: Path, outcome: str) -> None:
+    """The id is used again, and the log does not have what was prepared under it the second time."""
+    ended = log.commit if outcome == "commit" else log.rollback()
+    for number, groups in enumerate(([*log.before, log.prepare], [ended], log.after[:1]), 1):
+        log.write(tmp_path / f"mysql-bin.{number:06}", groups)
+    last = log.write(tmp_path / "mysql-bin.000004", [log.commit])
+    with pytest.raises(PreparedMissing):
+        rows_from(source_of(tmp_path), last)
 
 
 def test_a_search_repeated_at_one_position_reads_nothing(log: XaLog, tmp_path: Path) -> None:

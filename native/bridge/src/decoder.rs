@@ -297,6 +297,11 @@ impl Decoder {
         Ok(place.map(|place| (place.file.to_string(), place.start, place.end)))
     }
 
+    /// Whether the outcome was passed of an XA transaction of this id that was prepared before all that was passed.
+    fn has_outcome(&self, py: Python<'_>, id: &str) -> PyResult<bool> {
+        self.inner.has_outcome(id).map_err(|error| raise(py, &error))
+    }
+
     /// All prepared XA transactions that were passed and have no outcome yet: id, file, start and end; in no order.
     fn prepared_places(&self) -> Vec<(String, String, u64, u64)> {
         self.inner.prepared_places().map(|(id, place)| (id, place.file.to_string(), place.start, place.end)).collect()

@@ -125,7 +125,7 @@ class KeptSource:
         self._file_starts = {FIRST_EVENT_OFFSET}
         self._joined: set[tuple[Position, Position]] = set()
         self._repeats: dict[int, str] = {}
-        self._prepared = PreparedSearch(self)
+        self._prepared = PreparedSearch(self, self._noted)
 
     @property
     def instance(self) -> str:
@@ -280,12 +280,7 @@ class KeptSource:
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
         """Return where an XA transaction was prepared that commits at a position."""
-        found = self._prepared.find(xid, before)
-        if found is not None or (noted := self._log.prepared(xid)) is None:
-            return found
-        here = replace(noted, epoch=shifted_epoch(noted.epoch, self.shift))
-        # A transaction that was prepared later may have the same id.
-        return here if place_of(here.position) < place_of(before) else None
+        return self._prepared.find(xid, before)
 
     def walk(
         self,
@@ -298,6 +293,15 @@ class KeptSource:
         return walk(self, start, end, rows_max, bytes_max)
 
     # --- Inside -------------------------------------------------------------------------------
+
+    def _noted(self, xid: str, before: Position) -> ByteRange | None:
+        """Return where the log notes an XA transaction as prepared before a position."""
+        noted = self._log.prepared(xid)
+        if noted is None:
+            return None
+        here = replace(noted, epoch=shifted_epoch(noted.epoch, self.shift))
+        # A transaction that was prepared later may have the same id.
+        return here if place_of(here.position) < place_of(before) else None
 
     def _runs(self) -> list[KeptRun]:
         runs = [run.shifted(self.shift) for run in _unbroken(self._log.runs())]

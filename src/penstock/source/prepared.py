@@ -4,7 +4,7 @@
 The search goes from the commit back, file by file. Each file is read forward once, without decoding a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock._native import Decoder
@@ -26,28 +26,37 @@ class _Passed:
 class PreparedSearch:
     """Looks for prepared XA transactions in a source's files, and remembers what it has passed."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(
+        self, source: Source, noted: Callable[[str, Position], ByteRange | None] | None = None
+    ) -> None:
+        """`noted` answers for what was prepared before the files that are searched."""
         self._source = source
+        self._noted = noted
         self._passed: dict[tuple[int, str], _Passed] = {}
 
     def find(self, xid: str, before: Position) -> ByteRange | None:
         """Return where the transaction of this id was prepared last before a position.
 
-        None where no file within PREPARED_SEARCH_BYTES_MAX of log has it.
+        None where neither a file within PREPARED_SEARCH_BYTES_MAX of log nor `noted` has it, and where what
+        was prepared last under this id has ended before the position.
         """
         bytes_left = PREPARED_SEARCH_BYTES_MAX
         files = self._files(before)
         self._forget_purged(files)
         for extent in reversed(files):
             upto = before.offset if extent.holds(before) else None
-            place = self._pass(extent, upto).prepared_place(xid)
+            passed = self._pass(extent, upto)
+            place = passed.prepared_place(xid)
             if place is not None:
                 file, start, end = place
                 return ByteRange(extent.epoch, file, start, end, aligned=True)
+            if passed.has_outcome(xid):
+                # What is prepared in earlier files has ended here; what is looked for is not in the log.
+                return None
             bytes_left -= (upto or extent.bytes) - extent.start
             if bytes_left <= 0:
-                return None
-        return None
+                break
+        return None if self._noted is None else self._noted(xid, before)
 
     def _files(self, before: Position) -> list[Extent]:
         """Return the files up to a position; where some are missing before its file, that file alone."""

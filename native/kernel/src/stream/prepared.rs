@@ -3,7 +3,7 @@
 //! Their rows are decoded when they commit. Until then there is kept where their events lie, and, of small ones, the events
 //! themselves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::frame::Span;
@@ -44,11 +44,13 @@ pub(super) struct Prepared {
     transactions: HashMap<XaId, Transaction>,
     bytes: usize,
     bytes_max: usize,
+    /// Ids of which the outcome came first: what was prepared under them earlier can commit no more.
+    ended: HashSet<XaId>,
 }
 
 impl Prepared {
     pub fn new(bytes_max: usize) -> Prepared {
-        Prepared { transactions: HashMap::new(), bytes: 0, bytes_max }
+        Prepared { transactions: HashMap::new(), bytes: 0, bytes_max, ended: HashSet::new() }
     }
 
     pub fn get(&self, id: &XaId) -> Option<&Transaction> {
@@ -63,7 +65,7 @@ impl Prepared {
     pub fn insert(&mut self, id: XaId, transaction: Transaction) {
         self.remove(&id);
         if self.transactions.len() >= PREPARED_TRANSACTIONS_MAX {
-            *self = Prepared::new(self.bytes_max);
+            (self.transactions, self.bytes) = (HashMap::new(), 0);
         }
         self.bytes += transaction.events.as_ref().map_or(0, |events| events.len());
         self.transactions.insert(id, transaction);
@@ -72,10 +74,24 @@ impl Prepared {
         }
     }
 
-    pub fn remove(&mut self, id: &XaId) {
-        if let Some(transaction) = self.transactions.remove(id) {
-            self.bytes -= transaction.events.map_or(0, |events| events.len());
+    /// Forgets the transaction of this id; whether there was one.
+    pub fn remove(&mut self, id: &XaId) -> bool {
+        let Some(transaction) = self.transactions.remove(id) else { return false };
+        self.bytes -= transaction.events.map_or(0, |events| events.len());
+        true
+    }
+
+    /// Notes the outcome of a transaction that is passed over.
+    pub fn pass_outcome(&mut self, id: XaId) {
+        if !self.remove(&id) && self.ended.len() < PREPARED_TRANSACTIONS_MAX {
+            self.ended.insert(id);
         }
+    }
+
+    /// Whether an outcome came of a transaction that was prepared before all that was passed. Where there were too many, it
+    /// is so of any.
+    pub fn has_outcome(&self, id: &XaId) -> bool {
+        self.ended.len() >= PREPARED_TRANSACTIONS_MAX || self.ended.contains(id)
     }
 
     /// Halves the bytes, so that the search for the oldest is rare.
@@ -160,6 +176,20 @@ mod tests {
         assert_eq!(prepared.get(&id(1)).unwrap().place.start, 900);
         prepared.remove(&id(1));
         assert_eq!((prepared.get(&id(1)).is_none(), prepared.bytes), (true, 0));
+    }
+
+    #[test]
+    fn an_outcome_that_comes_first_is_of_an_earlier_transaction() {
+        let mut prepared = Prepared::new(100);
+        prepared.insert(id(1), transaction(4, 10));
+        prepared.pass_outcome(id(1));
+        assert!(!prepared.has_outcome(&id(1)));
+        prepared.pass_outcome(id(1));
+        assert!(prepared.has_outcome(&id(1)) && !prepared.has_outcome(&id(2)));
+        for number in 2..=PREPARED_TRANSACTIONS_MAX as u32 {
+            prepared.pass_outcome(id(number));
+        }
+        assert!(prepared.has_outcome(&id(0)));
     }
 
     #[test]

@@ -237,7 +237,7 @@ impl Decoder {
         let id = XaId::of_statement(text)?;
         let skipped = self.open.as_ref().is_some_and(|open| open.skipped);
         if skipped || !self.decodes_rows() {
-            self.prepared.remove(&id);
+            self.prepared.pass_outcome(id);
             return self.end(span).map(|()| Flow::Next);
         }
         if self.payload.is_some() {
@@ -255,7 +255,7 @@ impl Decoder {
 
     /// XA ROLLBACK: nothing of the prepared transaction became true.
     pub(super) fn forget_prepared(&mut self, text: &[u8], span: Span) -> Result<Flow> {
-        self.prepared.remove(&XaId::of_statement(text)?);
+        self.prepared.pass_outcome(XaId::of_statement(text)?);
         self.end(span).map(|()| Flow::Next)
     }
 
@@ -378,6 +378,11 @@ impl Decoder {
     pub fn prepared_place(&self, id: &str) -> Result<Option<&PreparedPlace>> {
         let id = XaId::of_text(id)?;
         Ok(self.prepared.get(&id).map(|transaction| &transaction.place))
+    }
+
+    /// Whether an outcome was passed of a transaction of this id that was prepared earlier.
+    pub fn has_outcome(&self, id: &str) -> Result<bool> {
+        Ok(self.prepared.has_outcome(&XaId::of_text(id)?))
     }
 
     /// All prepared transactions that were passed and of which the outcome has not come, in no order.
