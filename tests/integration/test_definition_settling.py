@@ -2,22 +2,29 @@
 """Definitions in doubt are read from the server behind the capture, and readers wait for them."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.binlog import read_binlog
+from penstock.capture import committed
+from penstock.capture.committed import wait_until_defined
+from penstock.capture.connection import connect
 from penstock.capture.ddl import tokens
 from penstock.capture.kept_schemas import give_definition
+from penstock.capture.schema_reader import read_tables
 from penstock.capture.status import CaptureStatus, State
 from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaMismatch, SchemaUnknown
-from penstock.model import Column, Position, TableName, TableSchema
+from penstock.model import Column, Position, ServerAddress, TableName, TableSchema
 from penstock.settings import Settings
 from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position, wait_for_state
-from tests.fixture_types import FreshDatabase
+from tests.fixture_types import FreshDatabase, StartServer
 from tests.kept_log import penstock
+from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.waiting_commits import SEMI_SYNC, waiting_commits
 from tools.servers import Server
 
 
@@ -116,3 +123,44 @@ def test_table_that_nobody_can_tell_stops_its_readers_by_name(
 def _stopped(status: CaptureStatus, name: str) -> dict[str, Any] | None:
     listed = [doubt for doubt in status.tables_in_doubt if doubt["table"] == name]
     return next((doubt for doubt in listed if doubt["state"] == "stopped"), None)
+
+
+@pytest.mark.deep(guard="tests/unit/test_settling.py::test_table_is_read_once_its_statement_is_committed")
+@pytest.mark.parametrize("flavor", SEMI_SYNC)
+def test_definitions_are_those_that_every_logged_statement_left(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, flavor: str
+) -> None:
+    server = start_server(flavor)
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (v INT)")
+    address = ServerAddress.parse(server.url())
+    asked: list[object] = []
+    owned = committed._owned
+    monkeypatch.setattr(committed, "_owned", lambda connection: asked.append(0) or owned(connection))
+
+    def columns() -> list[str]:
+        with connect(address) as connection:
+            wait_until_defined(connection)
+            (definition,) = read_tables(connection)
+        return [column.name for column in definition.schema.columns]
+
+    def reader_waits() -> bool:
+        """Tell whether the reader asked more than once, or waits for the table."""
+        waiting = (
+            "SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table metadata%'"
+        )
+        return len(asked) > 3 or bool(server.sql(waiting))
+
+    with (
+        connect(address) as connection,
+        ThreadPoolExecutor(2) as pool,
+        waiting_commits(server, flavor) as show,
+    ):
+        before = connection.head()
+        writer = pool.submit(server.sql, "ALTER TABLE d.t ADD w INT FIRST")
+        wait_until(lambda: connection.head().offset != before.offset)
+        reader = pool.submit(columns)
+        wait_until(lambda: reader.done() or reader_waits())
+        assert not reader.done()
+        show()
+        writer.result(WAIT_SECONDS_MAX)
+        assert reader.result(WAIT_SECONDS_MAX) == ["w", "v"]

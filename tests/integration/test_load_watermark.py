@@ -29,6 +29,7 @@ from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, open_snapshot, take_watermark
 from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.waiting_commits import SEMI_SYNC, waiting_commits
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.
@@ -236,32 +237,6 @@ def test_a_statement_that_holds_the_table_is_told(
         with pytest.raises(ServerBusy):
             open_exact(address, [target.name])
         writer.rollback()
-
-
-SEMI_SYNC = {
-    "mysql": ["INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'"]
-    + [f"SET GLOBAL rpl_semi_sync_source_{one}" for one in ("timeout = 600000", "enabled = 1")],
-    "mariadb": [
-        f"SET GLOBAL rpl_semi_sync_master_{one}"
-        for one in ("timeout = 600000", "wait_point = AFTER_SYNC", "enabled = 1")
-    ],
-}
-
-
-@contextmanager
-def waiting_commits(server: Server, flavor: str) -> Iterator[Callable[[], object]]:
-    """Let commits wait for a replica that there is not, until the block ends or what is yielded is called."""
-    for statement in SEMI_SYNC[flavor]:
-        server.sql(statement)
-    name = "rpl_semi_sync_source" if flavor == "mysql" else "rpl_semi_sync_master"
-
-    def show() -> None:
-        server.sql(f"SET GLOBAL {name}_enabled = 0")
-
-    try:
-        yield show
-    finally:
-        show()
 
 
 @pytest.mark.parametrize("flavor", SEMI_SYNC)

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.rewind import CannotRewind, LoggedStatement, definition_before
+from penstock.capture.rewind import (
+    CannotRewind,
+    LoggedStatement,
+    concerning,
+    definition_before,
+    names_after,
+    touches,
+)
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import ServerDefaults
 from penstock.capture.table_definition import TableDefinition
-from penstock.model import Position, StatementSession, TableName
+from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 
 SPELLING = ServerSpelling(version=(9, 7, 4))
 CREATE = "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20), c ENUM('x', 'y'))"
@@ -114,3 +123,48 @@ def test_other_tables_statements_hide_nothing() -> None:
         before(["CREATE TABLE o (a INT)", "ALTER TABLE o DROP COLUMN a, ADD b INT", "DROP TABLE o"])
         == ORIGINAL
     )
+
+
+def told(name: TableName, logged: Sequence[LoggedStatement]) -> object:
+    """Return all that a settler asks of statements about a table."""
+    names = names_after(name, logged, SPELLING)
+    touched = [statement for statement in logged if touches(statement, names, SPELLING)]
+    schema = TableSchema("shop", "now", tuple(Column(column, "int") for column in "abcd"))
+    try:
+        definition = definition_before(name, logged, lambda _: TableDefinition(schema, None), SPELLING)
+    except CannotRewind as hidden:
+        return names, touched, hidden.statement
+    return names, touched, definition
+
+
+STATEMENTS = [
+    "ALTER TABLE t ADD b INT",
+    "ALTER TABLE u DROP COLUMN x",
+    "ALTER TABLE v RENAME COLUMN a TO c",
+    "RENAME TABLE t TO w",
+    "RENAME TABLE u TO v, w TO t",
+    "CREATE TABLE v LIKE t",
+    "CREATE TABLE IF NOT EXISTS u (a INT)",
+    "DROP TABLE t, v",
+    "DROP DATABASE shop",
+    "DROP DATABASE other",
+    "ALTER TABLE v FROBNICATE",
+    "FROBNICATE",
+    "INSERT INTO t VALUES (1)",
+]
+
+
+@given(st.lists(st.sampled_from(STATEMENTS), max_size=5))
+def test_statements_that_concern_a_table_tell_of_it_what_all_do(texts: list[str]) -> None:
+    logged = [LoggedStatement(at(number), "shop", text) for number, text in enumerate(texts)]
+    of_table = concerning(logged, SPELLING)
+    for table in ("t", "u", "v", "w", "x"):
+        name = TableName("shop", table)
+        assert told(name, of_table(name)) == told(name, logged)
+
+
+def test_statements_about_other_tables_concern_none() -> None:
+    logged = [LoggedStatement(at(number), "shop", f"ALTER TABLE t{number} ADD b INT") for number in range(9)]
+    of_table = concerning(logged, SPELLING)
+    assert of_table(TableName("shop", "t3")) == [logged[3]]
+    assert of_table(TableName("shop", "u")) == []

@@ -5,7 +5,7 @@ A server knows its tables as they are, a log is read as they were. Where a state
 be taken back (a dropped column, a changed type), nothing is returned: a schema is never assumed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.capture.ddl.effects import (
@@ -157,6 +157,40 @@ def renames(statement: LoggedStatement, spelling: ServerSpelling) -> Iterator[tu
     for effect in statement.effects(spelling):
         if isinstance(effect, RenameTable):
             yield effect.name, effect.to
+
+
+def concerning(
+    statements: Sequence[LoggedStatement], spelling: ServerSpelling
+) -> Callable[[TableName], Sequence[LoggedStatement]]:
+    """Return what tells the statements that may concern a table: of all tables none has to look at all."""
+    naming: dict[TableName, set[int]] = {}
+    renamed: set[TableName] = set()
+    naming_none: set[int] = set()
+    for number, statement in enumerate(statements):
+        for effect in statement.effects(spelling):
+            match effect:
+                case RenameTable(name=name, to=to):
+                    renamed |= {name, to}
+                case DropDatabase() | Unread(tables=None):
+                    naming_none.add(number)
+                case Unread(tables=frozenset() as names):
+                    for name in names:
+                        naming.setdefault(name, set()).add(number)
+                case (
+                    CreateTable(name=name)
+                    | CreateLike(name=name)
+                    | AlterTable(name=name)
+                    | DropTable(name=name)
+                ):
+                    naming.setdefault(name, set()).add(number)
+
+    def of_table(name: TableName) -> Sequence[LoggedStatement]:
+        if name in renamed:
+            # Those about its other names count as well.
+            return statements
+        return [statements[number] for number in sorted(naming_none | naming.get(name, set()))]
+
+    return of_table
 
 
 def names_after(

@@ -28,6 +28,7 @@ from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.rewind import (
     CannotRewind,
     LoggedStatement,
+    concerning,
     definition_before,
     names_after,
     renames,
@@ -387,7 +388,7 @@ class DefinitionSettler:
         ]
 
     def _definition(
-        self, name: TableName, reading: "_Reading", statements: list[LoggedStatement] | None
+        self, name: TableName, reading: "_Reading", statements: Sequence[LoggedStatement] | None
     ) -> TableDefinition | str:
         """Return what a table was before the statements, or why that cannot be told. Raises _NotYet."""
         if statements is None:
@@ -417,18 +418,18 @@ class DefinitionSettler:
         names = set(reading.tables)
         for statement in statements:
             names |= {name for renamed in renames(statement, self._spelling) for name in renamed}
-        lines = []
+        lines, of_table = [], concerning(statements, self._spelling)
         for name in sorted(names):
             if self._closed:
                 return False
             try:
-                definition = self._definition(name, reading, statements)
+                definition = self._definition(name, reading, of_table(name))
             except _NotYet:
                 lines.append(doubt_line(name, "it was changed while the tables of the server were read"))
                 continue
             if isinstance(definition, TableDefinition):
                 lines.append(definition_line(definition.to_json()))
-            elif name in reading.tables and not _is_created(name, statements, self._spelling):
+            elif name in reading.tables and not _is_created(name, of_table(name), self._spelling):
                 lines += [
                     doubt_line(name, "the server's tables were read later"),
                     refusal_line(name, definition),
