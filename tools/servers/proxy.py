@@ -241,7 +241,8 @@ class Proxy:
         wanted = {self._wake_in.fileno(): select.POLLIN, self._listener.fileno(): select.POLLIN}
         for connection in self._connections:
             for flow in () if connection.silent else (connection.up, connection.down):
-                if not flow.ended and len(flow.pending) < PENDING_BYTES_MAX and connection.cut_how is None:
+                reads = connection.cut_how is None or flow is connection.up
+                if not flow.ended and len(flow.pending) < PENDING_BYTES_MAX and reads:
                     wanted[flow.source.fileno()] = wanted.get(flow.source.fileno(), 0) | select.POLLIN
                 if flow.pending:
                     wanted[flow.sink.fileno()] = wanted.get(flow.sink.fileno(), 0) | select.POLLOUT
@@ -281,7 +282,8 @@ class Proxy:
             return
         try:
             for flow in (connection.up, connection.down):
-                if flow.source.fileno() in ready and not flow.ended and connection.cut_how is None:
+                reads = connection.cut_how is None or flow is connection.up
+                if flow.source.fileno() in ready and not flow.ended and reads:
                     self._read(connection, flow)
                 if flow.pending:
                     self._write(connection, flow)
@@ -294,7 +296,7 @@ class Proxy:
             return
         if connection.cut_how is not None and _has_arrived(connection.down):
             self._cut(connection, connection.cut_how)
-        elif connection.up.closed and connection.down.closed:
+        elif connection.up.ended and (connection.cut_how is not None or connection.down.closed):
             self._drop(connection, "close")
 
     def _read(self, connection: _Connection, flow: _Flow) -> None:
@@ -312,6 +314,9 @@ class Proxy:
 
     def _before_cut(self, connection: _Connection, chunk: bytes) -> bytes:
         """Return the part of a chunk that comes before a planned cut, which is then due."""
+        if connection.up.ended:
+            # Its client has gone already, so a cut would cost nobody anything.
+            return chunk
         plan = self._plans[0] if self._plans else None
         if plan is not connection.plan:
             # Another connection was cut in place of this one, or the plans were forgotten.
@@ -348,6 +353,9 @@ class Proxy:
 
     def _drop(self, connection: _Connection, how: Literal["reset", "close"]) -> None:
         self._connections.remove(connection)
+        if connection.cut_how is not None and connection.plan is not None:
+            # It ended by itself before its cut was due: the next connection is cut in its place.
+            self._plans.insert(0, connection.plan)
         client, server = connection.up.source, connection.up.sink
         if how == "reset":
             _reset(client)
