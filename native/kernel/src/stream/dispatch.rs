@@ -55,17 +55,7 @@ impl Decoder {
                 }
                 self.table_map(header, body, span)
             }
-            Gtid | AnonymousGtid => self.begin_noted(header, gtid::read(body, kind == AnonymousGtid)?, kind, span),
-            TaggedGtid => self.begin_noted(header, tagged_gtid::read(body)?, kind, span),
-            MariadbGtid => {
-                let head = mariadb_gtid::read(body, header.server_id)?;
-                let begun = !head.standalone;
-                let flow = self.begin_noted(header, head, kind, span)?;
-                if let Some(open) = &mut self.open {
-                    open.begun = begun;
-                }
-                Ok(flow)
-            }
+            Gtid | AnonymousGtid | TaggedGtid | MariadbGtid => self.gtid_event(header, kind, body, span),
             Query | QueryCompressed | ExecuteLoadQuery => self.statement_event(header, kind, body, span),
             Xid => {
                 self.xid = Some(Cursor::new(body).u64()?);
@@ -136,15 +126,26 @@ impl Decoder {
         Ok(())
     }
 
-    fn begin_noted(&mut self, header: &Header, head: TransactionHead, kind: EventKind, span: Span) -> Result<Flow> {
+    /// Opens the transaction of a GTID event.
+    fn gtid_event(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
+        let head = match kind {
+            EventKind::TaggedGtid => tagged_gtid::read(body)?,
+            EventKind::MariadbGtid => mariadb_gtid::read(body, header.server_id)?,
+            _ => gtid::read(body, kind == EventKind::AnonymousGtid)?,
+        };
         if self.in_doubt {
             let message = "the range was cut between a GTID event and its BEGIN, in a log of which not every server writes GTID events";
             return Err(Error::new(ErrorKind::EventUnsupported, message)
                 .hint("read logs of servers before MySQL 5.7 in one range for each file"));
         }
+        // MariaDB logs no BEGIN behind its GTID event, which says itself whether a commit is due.
+        let begun = kind == EventKind::MariadbGtid && !head.standalone;
         let flow = self.begin(header, head, span)?;
         if flow == Flow::Next {
             self.note_event(header, kind, span, None);
+        }
+        if let Some(open) = &mut self.open {
+            open.begun = begun;
         }
         Ok(flow)
     }

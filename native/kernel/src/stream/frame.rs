@@ -32,17 +32,24 @@ pub(crate) fn check_magic(magic: [u8; 4]) -> Result<()> {
     }
 }
 
-/// The size of the event at the front, once its header is there and plausible.
-pub(crate) fn declared_size(rest: &[u8]) -> Result<Option<usize>> {
+/// The header of the event at the front, once it is there and its size plausible.
+#[inline(always)]
+fn front_header(rest: &[u8]) -> Result<Option<Header>> {
     let Some(mut head) = rest.get(..EVENT_HEADER_BYTES).map(Cursor::new) else { return Ok(None) };
-    let size = Header::read(&mut head)?.size as usize;
+    let header = Header::read(&mut head)?;
+    let size = header.size as usize;
     if size < EVENT_HEADER_BYTES {
         return Err(malformed(format!("an event of {size} bytes, less than its header")));
     }
     if size > EVENT_BYTES_MAX {
         return Err(Error::new(ErrorKind::LimitExceeded, format!("an event of {size} bytes")));
     }
-    Ok(Some(size))
+    Ok(Some(header))
+}
+
+/// The size of the event at the front, once its header is there and plausible.
+pub(crate) fn declared_size(rest: &[u8]) -> Result<Option<usize>> {
+    Ok(front_header(rest)?.map(|header| header.size as usize))
 }
 
 /// The size of the event at the front, once all of it is there.
@@ -174,10 +181,9 @@ impl Decoder {
 
     /// Takes the event at the front; None where it is not whole or not to be taken.
     pub(super) fn next_event(&mut self, rest: &[u8]) -> Result<Option<usize>> {
-        let Some(size) = event_size(rest)? else { return self.open_passing_payload(rest) };
-        let event = rest.get(..size).unwrap_or_default();
-        let mut cursor = Cursor::new(event);
-        let header = Header::read(&mut cursor)?;
+        let whole = front_header(rest)?.and_then(|header| Some((header, rest.get(..header.size as usize)?)));
+        let Some((header, event)) = whole else { return self.open_passing_payload(rest) };
+        let size = event.len();
         let kind = EventKind::from_code(header.code);
         let (live, verify) = (self.options.live, self.options.verify_checksum);
         let body = checked_body(self.format.as_ref(), live, verify, kind, event)?;

@@ -198,6 +198,7 @@ impl Decoder {
     }
 
     /// What the decoder waits for.
+    #[inline]
     pub fn state(&self) -> State {
         if !self.ready.is_empty() {
             State::Batch

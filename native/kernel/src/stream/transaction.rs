@@ -73,7 +73,9 @@ impl Decoder {
         self.xid = None;
         self.seen.add(&head.gtid);
         let resume_rows = if skipped { 0 } else { self.take_resume_rows(span) };
-        self.tally = Tally { server_id: header.server_id, ..Tally::default() };
+        if matches!(self.emitter, Emitter::Transactions(_)) {
+            self.tally = Tally { server_id: header.server_id, ..Tally::default() };
+        }
         self.open = Some(Open {
             view: TransactionView {
                 file: self.file.clone(),
