@@ -10,7 +10,6 @@ Names are imported when they are first used: a Spark executor that decodes files
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,6 +69,9 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
+    # It takes a tenth of a second to import.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("penstock")
     except PackageNotFoundError:

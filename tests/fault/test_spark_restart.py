@@ -156,7 +156,7 @@ def test_a_driver_killed_around_its_batches_loses_and_repeats_nothing(
 
 
 @pytest.mark.deep(
-    guard="tests/fault/test_spark_restart.py::test_a_connection_cut_within_a_transaction_is_taken_up_again"
+    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.timing
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_python_worker_killed_within_a_transaction_is_replaced(
 
 
 @pytest.mark.deep(
-    guard="tests/fault/test_spark_restart.py::test_a_connection_cut_within_a_transaction_is_taken_up_again"
+    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.timing
 @pytest.mark.slow
@@ -211,7 +211,9 @@ def test_an_executor_killed_within_a_transaction_is_replaced(
 CHANGE = ("_commit_version", "_metadata.row", "_change_type", "id", "n")
 
 
-@pytest.mark.deep(keep=("mysql-reset",))
+@pytest.mark.deep(
+    guard="tests/integration/test_read_binlog.py::test_a_connection_lost_anywhere_costs_no_row_and_doubles_none"
+)
 @pytest.mark.parametrize("how", ["reset", "close"])
 def test_a_connection_cut_within_a_transaction_is_taken_up_again(
     spark: SparkSession,  # noqa: F811
@@ -234,7 +236,7 @@ def test_a_connection_cut_within_a_transaction_is_taken_up_again(
 
 
 @pytest.mark.deep(
-    guard="tests/fault/test_spark_restart.py::test_a_connection_cut_within_a_transaction_is_taken_up_again"
+    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.timing
 def test_a_server_restarted_under_a_running_stream_is_waited_for(

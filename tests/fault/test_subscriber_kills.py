@@ -253,6 +253,10 @@ def assert_only_the_tail_repeats(found: list[Delivered], trouble: Trouble) -> in
 # --- The test -------------------------------------------------------------------------------
 
 
+@pytest.mark.deep(
+    guard="tests/integration/test_membership.py::"
+    "test_members_that_come_leave_and_die_never_consume_a_shard_at_once"
+)
 @pytest.mark.timing
 @pytest.mark.timeout(900)
 def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(

@@ -272,3 +272,12 @@ def test_every_verb_is_found_and_explains_itself() -> None:
         assert penstock(verb, "--help").code == 0
     assert process("--version").out.strip()
     assert process("nonsense").code == 2
+
+
+def test_a_verb_imports_no_other_verb() -> None:
+    program = (
+        "import sys\nfrom penstock.admin.cli.app import make_app\nmake_app('status')\n"
+        "print(sorted(name for name in sys.modules if name.startswith('penstock.admin.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['penstock.admin.cli.app', 'penstock.admin.cli.status']"

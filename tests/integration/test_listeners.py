@@ -316,6 +316,10 @@ def test_an_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mar
     assert daemon.get(f"{shop}/head", reader)["position"]
 
 
+@pytest.mark.deep(
+    guard="tests/conformance/test_coordination.py::"
+    "test_a_store_that_does_not_answer_is_said_to_be_lost_and_comes_back"
+)
 def test_capture_and_readers_do_not_wait_for_an_ensemble_that_is_away(
     mariadb_server: Server, daemon: DaemonProcess, tmp_path: Path
 ) -> None:

@@ -10,13 +10,16 @@ from tests.tidy.tree import ROOT
 
 
 def test_the_stub_equals_the_compiled_module(tmp_path: Path) -> None:
+    config = tmp_path / "mypy.ini"
+    # What the stub's types come from is checked with the rest of the tree.
+    config.write_text("[mypy]\nfollow_imports = skip\n")
     words = [
         sys.executable,
         "-m",
         "mypy.stubtest",
         "penstock._native",
         "--mypy-config-file",
-        str(ROOT / "pyproject.toml"),
+        str(config),
     ]
     done = subprocess.run(
         words,

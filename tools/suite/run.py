@@ -3,7 +3,7 @@
 
     python -m tools.suite.run [--tier everyday|deep|all] [--area WORD[,WORD]]
 
-The steps are the kernel's own tests, the database servers that the machine lacks, and pytest with two
+The steps are the kernel's own tests, the database servers that the machine lacks, and pytest with three
 workers. A failed step ends the run with its exit status. pytest prints the times before its last line, those
 of the earlier steps as it gets them in `PENSTOCK_STEPS`: JSON from step to seconds.
 """
@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKERS = 2
+# One more than two cores: tests wait for servers and processes a third of their time.
+WORKERS = 3
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15
 

@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+import penstock
 import penstock.admin.cli as verbs
-from penstock import __version__
 from penstock.errors import OperatorError, PenstockError, StreamError, TransientError
 
 EXIT_OPERATOR = 2
@@ -35,11 +35,14 @@ _EXIT_CODES: dict[type[PenstockError], int] = {
 def main() -> None:
     """Run the command line and exit: 0 done, 1 findings, 2 operator, 3 stream, 4 transient."""
     _log_to_stderr()
-    make_app()()
+    make_app(sys.argv[1] if len(sys.argv) > 1 else None)()
 
 
-def make_app() -> typer.Typer:
-    """Return the application with every verb there is."""
+def make_app(word: str | None = None) -> typer.Typer:
+    """Return the application with every verb there is, or with one alone where `word` names it.
+
+    Importing all verbs takes longer than most of them run.
+    """
     app = typer.Typer(
         name="penstock",
         help="Row changes from MySQL's binary log to Spark, and to everyone else who needs them.",
@@ -50,11 +53,10 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_global_options)
-    for found in pkgutil.iter_modules(verbs.__path__):
-        if found.name == "app":
-            continue
-        module = importlib.import_module(f"{verbs.__name__}.{found.name}")
-        name = found.name.replace("_", "-")
+    modules = {file.name.replace("_", "-"): file.name for file in pkgutil.iter_modules(verbs.__path__)}
+    del modules["app"]
+    for name in [word] if word in modules else modules:
+        module = importlib.import_module(f"{verbs.__name__}.{modules[name]}")
         if hasattr(module, "VERBS"):
             app.add_typer(_group(module), name=name)
         else:
@@ -105,7 +107,7 @@ def _reporting(run: Callable[..., None]) -> Callable[..., None]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        typer.echo(penstock.__version__)
         raise typer.Exit
 
 
