@@ -7,6 +7,8 @@ miss transactions before the end of the log, and on an unlogged server it may ho
 The types keep them apart: an `ExecutedSet` is no text, so it fits nowhere that a `LoggedSet` does.
 """
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NewType
 
@@ -19,9 +21,15 @@ NO_GTIDS = LoggedSet("")
 
 @dataclass(frozen=True)
 class ExecutedSet:
-    """The GTIDs that a server reports as executed, whatever its log holds up to now."""
+    """The GTIDs that a server reports as executed, whatever its log holds up to now.
+
+    MariaDB's text names the last transaction of each domain, and says nothing of those before it: another
+    server may have written other transactions under the same sequence numbers. `ends` has the highest
+    sequence number that the server has of each domain and server id (`gtid_binlog_state`), which tells.
+    """
 
     text: str
+    ends: Mapping[tuple[int, int], int] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.text)
@@ -32,7 +40,17 @@ class ExecutedSet:
 
     def missing(self, gtid_set: str) -> str:
         """Return the transactions of a set that the server has not executed, "" where it has them all."""
-        return str(GtidSet.parse(gtid_set).subtract(GtidSet.parse(self.text)))
+        if self.ends is None:
+            return str(GtidSet.parse(gtid_set).subtract(GtidSet.parse(self.text)))
+        ends = self.ends
+        lacking = (gtid for gtid in mariadb_gtids(gtid_set) if ends.get(gtid[:2], 0) < gtid[2])
+        return ",".join(f"{domain}-{server}-{number}" for domain, server, number in lacking)
+
+
+def mariadb_gtids(text: str) -> Iterator[tuple[int, int, int]]:
+    """Yield domain, server id and sequence number of each MariaDB GTID in a text."""
+    for domain, server, number in re.findall(r"(\d+)-(\d+)-(\d+)", text):
+        yield int(domain), int(server), int(number)
 
 
 def union(first: LoggedSet, second: LoggedSet) -> LoggedSet:

@@ -3,7 +3,7 @@ import pytest
 
 from penstock.capture.connection import connect
 from penstock.capture.refusal import check_gtid_set
-from penstock.errors import PositionPurged
+from penstock.errors import PositionInvalid, PositionPurged
 from penstock.model import ServerAddress
 from tests.fixture_types import StartServer
 
@@ -21,3 +21,31 @@ def test_dump_may_start_exactly_where_the_oldest_file_begins(flavor: str, start_
         assert isinstance(check_gtid_set(connection, before), PositionPurged)
         server.sql("CREATE DATABASE e")
         assert check_gtid_set(connection, connection.executed().text) is None
+
+
+def test_mariadb_server_that_wrote_other_transactions_under_the_same_numbers_is_told_apart(
+    start_server: StartServer,
+) -> None:
+    server = start_server("mariadb")
+    with connect(ServerAddress.parse(server.url("root"))) as connection:
+        server_id = connection.identity().server_id
+        other_id = server_id + 1
+        # As after a fail-over to a replica that had not received the last transaction of the other server.
+        server.sql(f"RESET MASTER; SET GLOBAL gtid_binlog_state = '0-{other_id}-99'")
+        server.sql("CREATE DATABASE d; CREATE DATABASE e")
+        assert connection.executed().text == f"0-{server_id}-101"
+        lost = f"0-{other_id}-100"
+        assert connection.executed().missing(lost) == lost
+        assert isinstance(check_gtid_set(connection, lost), PositionInvalid)
+        assert check_gtid_set(connection, f"0-{other_id}-99") is None
+        assert check_gtid_set(connection, f"0-{server_id}-100") is None
+
+
+def test_mariadb_server_that_was_restored_knows_what_its_backup_held(start_server: StartServer) -> None:
+    server = start_server("mariadb")
+    with connect(ServerAddress.parse(server.url("root"))) as connection:
+        other_id = connection.identity().server_id + 1
+        server.sql(f"RESET MASTER; SET GLOBAL gtid_slave_pos = '0-{other_id}-99'")
+        server.sql("CREATE DATABASE d")
+        assert check_gtid_set(connection, f"0-{other_id}-99") is None
+        assert isinstance(check_gtid_set(connection, f"0-{other_id}-100"), PositionInvalid)

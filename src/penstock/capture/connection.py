@@ -18,7 +18,7 @@ import pymysql.cursors
 
 from penstock.capture.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_of, translate
 from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerUnsupported
-from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet
+from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, mariadb_gtids
 from penstock.model import ServerAddress
 from penstock.mysql_dial import CONNECT_SECONDS_MAX, dial
 
@@ -160,8 +160,14 @@ class Connection:
 
     def executed(self) -> ExecutedSet:
         """Return the GTIDs that the server reports as executed; empty where it has no GTIDs."""
-        variable = "gtid_binlog_pos" if self.identity().flavor == MARIADB else "gtid_executed"
-        return ExecutedSet(self._gtid_variable(variable))
+        if self.identity().flavor != MARIADB:
+            return ExecutedSet(self._gtid_variable("gtid_executed"))
+        # The first is what its own log holds, the second where a backup or another server left it.
+        held = self._gtid_variable("gtid_binlog_state") + "," + self._gtid_variable("gtid_slave_pos")
+        ends: dict[tuple[int, int], int] = {}
+        for domain, server, number in mariadb_gtids(held):
+            ends[domain, server] = max(number, ends.get((domain, server), 0))
+        return ExecutedSet(self._gtid_variable("gtid_binlog_pos"), ends)
 
     def purged(self) -> LoggedSet:
         """Return the GTIDs that came before the server's oldest file and may be listed in none.

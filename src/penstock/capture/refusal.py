@@ -5,7 +5,6 @@ One error number, 1236, stands for a purged file, a position past the end, a sec
 same name and much else, told apart by text alone. So the server is asked what is true instead.
 """
 
-import re
 from typing import TYPE_CHECKING
 
 from penstock.capture.connection import MARIADB, MYSQL, Connection, connect
@@ -18,6 +17,7 @@ from penstock.errors import (
     PrivilegeMissing,
     StreamError,
 )
+from penstock.gtid_sets import mariadb_gtids
 from penstock.model import Position
 
 if TYPE_CHECKING:
@@ -144,14 +144,13 @@ def _mariadb_gtid_bounds(connection: Connection, gtid_set: str) -> tuple[bool, b
     # The first events of a file are its format description and the list of GTIDs before it.
     events = connection.query("SHOW BINLOG EVENTS IN %s LIMIT 4", (oldest,))
     listed = next((str(event["Info"]) for event in events if event["Event_type"] == "Gtid_list"), "")
-    newest = _sequences(connection.executed().text)
     purged = any(asked.get(domain, 0) < number for domain, number in _sequences(listed).items())
-    return purged, any(newest.get(domain, 0) < number for domain, number in asked.items())
+    return purged, not connection.executed().contains(gtid_set)
 
 
 def _sequences(text: str) -> dict[int, int]:
     """Return the highest sequence number per domain of text that holds `domain-server-number`s."""
     highest: dict[int, int] = {}
-    for domain, number in re.findall(r"(\d+)-\d+-(\d+)", text):
-        highest[int(domain)] = max(int(number), highest.get(int(domain), 0))
+    for domain, _, number in mariadb_gtids(text):
+        highest[domain] = max(number, highest.get(domain, 0))
     return highest
