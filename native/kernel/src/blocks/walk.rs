@@ -3,6 +3,7 @@
 use super::record::{Run, FLAG_STATEMENT, FLAG_UNCOUNTED};
 use super::tables::ALL_TABLES;
 use super::{BlockCutter, Statement};
+use crate::emit::dialect::ddl::outcome_of_failed;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
 use crate::event::gtid::{self, TransactionHead};
@@ -179,12 +180,18 @@ impl BlockCutter {
     /// A definition: the schema history has to know of it.
     fn statement(&mut self, query: &Query<'_>, text: &[u8], span: Span) {
         self.note_statement();
-        if !self.settings.statements || query.error_code != 0 {
+        if !self.settings.statements {
             return;
         }
+        let database = String::from_utf8_lossy(query.database).into_owned();
+        let mut text = query.text_utf8(text);
+        if query.error_code != 0 {
+            let Some(outcome) = outcome_of_failed(&text, &database) else { return };
+            text = outcome.into_owned();
+        }
         self.statements.push(Statement {
-            text: query.text_utf8(text),
-            database: String::from_utf8_lossy(query.database).into_owned(),
+            text,
+            database,
             session: Session::read(query.variables),
             start: span.start,
             end: span.end,

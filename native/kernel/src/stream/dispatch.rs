@@ -3,6 +3,7 @@
 use super::statement::Statement;
 use super::{Decoder, Emitter, Flow};
 use crate::cursor::Cursor;
+use crate::emit::dialect::ddl::outcome_of_failed;
 use crate::emit::dialect::{StatementKind, StatementView};
 use crate::emit::events::EventRow;
 use crate::emit::system::EventView;
@@ -173,8 +174,8 @@ impl Decoder {
             (_, Some(Verb::Definition)) => {
                 // The schema history at the range's first byte lacks what a statement across that byte defines.
                 let query = QueryBody::read(body)?;
-                if query.error_code == 0 {
-                    self.push_statement(self.statement_of(header, &query, query.text, false, span));
+                if let Some(statement) = self.statement_of(header, &query, query.text, false, span) {
+                    self.push_statement(statement);
                 }
                 Ok(Flow::Next)
             }
@@ -255,10 +256,9 @@ impl Decoder {
         is_change: bool,
         span: Span,
     ) -> Result<Flow> {
-        if query.error_code != 0 && !is_change {
+        let Some(statement) = self.statement_of(header, query, text, is_change, span) else {
             return Ok(Flow::Next);
-        }
-        let statement = self.statement_of(header, query, text, is_change, span);
+        };
         if is_change || !matches!(self.emitter, Emitter::Messages(_)) {
             self.push_statement(statement);
             return Ok(Flow::Next);
@@ -297,6 +297,7 @@ impl Decoder {
         }
     }
 
+    /// The statement as others take it; None for a definition that failed and did nothing.
     fn statement_of(
         &self,
         header: &Header,
@@ -304,11 +305,16 @@ impl Decoder {
         text: &[u8],
         is_change: bool,
         span: Span,
-    ) -> Statement {
+    ) -> Option<Statement> {
         let (file, span) = self.effective_span(span);
-        Statement {
-            database: String::from_utf8_lossy(query.database).into_owned(),
-            text: query.text_utf8(text),
+        let database = String::from_utf8_lossy(query.database).into_owned();
+        let mut text = query.text_utf8(text);
+        if query.error_code != 0 && !is_change {
+            text = outcome_of_failed(&text, &database)?.into_owned();
+        }
+        Some(Statement {
+            database,
+            text,
             is_change,
             session: Session::read(query.variables),
             is_skipped: self.orphan || self.open.as_ref().is_some_and(|open| open.skipped),
@@ -318,7 +324,7 @@ impl Decoder {
             transaction_end: self.open.as_ref().and_then(|open| open.end),
             timestamp_us: i64::from(header.timestamp) * 1_000_000,
             gtid: self.open_gtid(),
-        }
+        })
     }
 
     fn push_statement(&mut self, statement: Statement) {

@@ -215,6 +215,25 @@ pub fn definitions<'a>(text: &'a str, database: &'a str) -> impl Iterator<Item =
     std::iter::once(first).chain(std::iter::from_fn(move || reader.next_listed()))
 }
 
+/// The definition that has the same outcome as a logged one that failed; None where it had none.
+///
+/// MariaDB's CREATE OR REPLACE TABLE drops the table first, and is logged as it is when it fails after that
+/// (`mysql_create_table`). A DROP TABLE that failed has dropped those of its tables that were there.
+pub fn outcome_of_failed<'a>(text: &'a str, database: &str) -> Option<Cow<'a, str>> {
+    let mut tokens = Tokens { rest: after_prefix(text)? };
+    let verb = tokens.next()?;
+    if verb.is("DROP") {
+        return Some(text.into());
+    }
+    let replaces = ["OR", "REPLACE", "TABLE"].iter().all(|word| tokens.next().is_some_and(|token| token.is(word)));
+    if !verb.is("CREATE") || !replaces {
+        return None;
+    }
+    let definition = classify(text, database);
+    let (database, table) = definition.name_before();
+    Some(format!("DROP TABLE IF EXISTS {}.{}", quoted_name(database), quoted_name(table)).into())
+}
+
 /// Reads a definition from its start, then each further table of its list.
 struct Reader<'a> {
     tokens: Peekable<Tokens<'a>>,
@@ -455,5 +474,20 @@ mod tests {
         let own = |text: &str| definitions(text, "shop").map(|definition| definition.own_text()).collect::<Vec<_>>();
         assert_eq!(own("drop table `a``b`, t"), ["DROP TABLE `shop`.`a``b`", "DROP TABLE `shop`.`t`"]);
         assert_eq!(own("RENAME TABLE a TO s.b"), ["RENAME TABLE `shop`.`a` TO `s`.`b`"]);
+    }
+
+    #[test]
+    fn failed_definition_has_the_outcome_that_servers_log_it_for() {
+        let outcome = |text| outcome_of_failed(text, "shop").map(Cow::into_owned);
+        let dropped = Some("DROP TABLE IF EXISTS `shop`.`a``b`".to_owned());
+        assert_eq!(outcome("CREATE OR REPLACE TABLE `a``b` (id INT PRIMARY KEY, PRIMARY KEY (id))"), dropped);
+        assert_eq!(outcome("/* x */ create or /* y */ replace table `shop` . `a``b` (id INT)"), dropped);
+        assert_eq!(outcome("DROP TABLE a, b").as_deref(), Some("DROP TABLE a, b"));
+        for nothing in
+            ["CREATE TABLE a (id INT)", "ALTER TABLE a ADD b INT", "CREATE OR REPLACE VIEW v AS SELECT 1", ""]
+        {
+            assert_eq!(outcome(nothing), None, "{nothing}");
+        }
+        assert_eq!(outcome("CREATE OR REPLACE TEMPORARY TABLE a (id INT)"), None);
     }
 }
