@@ -187,6 +187,36 @@ def test_rows_are_compared_as_the_steps_leave_them(
     assert found.results[0].source_rows == 2 * 35 - 2 + 3 - 1
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_pipeline_comparison.py::test_rows_with_the_key_of_a_rejected_row_cannot_be_judged"
+)
+def test_a_repair_leaves_the_rows_of_which_a_step_rejected_a_change(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    sink = shop(mysql_server, mariadb_server, database, "orders")
+    steps = [{"map": {"add": {"total": "cast(substr(code, 2) AS int)"}, "on_error": "skip"}}]
+    pipeline = HandDriven(mysql_server, f"{database}.*", sink, tmp_path, steps=steps)
+    pipeline.load()
+    before = mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id IN (5, 6) ORDER BY id")
+    assert len(before) == 2
+    # The new values cannot be worked out, so the target keeps the rows as they were.
+    mysql_server.sql("UPDATE orders SET code = 'none' WHERE id IN (5, 6)", database=database)
+    pipeline.follow()
+    mariadb_server.sql(f"INSERT INTO {database}.orders VALUES (900, 'C', 1, NULL)")
+    found = verify(pipeline.settings, mend=True)
+    (result,) = found.results
+    assert {(one.row["id"], one.kind) for one in result.found} == {
+        (5, Kind.UNSETTLED),
+        (6, Kind.UNSETTLED),
+        (900, Kind.EXTRA),
+    }
+    assert result.rejected == 2
+    assert found.repaired == 1
+    assert mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id IN (5, 6) ORDER BY id") == before
+    assert mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id = 900") == []
+
+
 def test_rows_that_no_load_took_may_be_there_or_not(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:

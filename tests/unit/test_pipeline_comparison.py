@@ -3,6 +3,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -11,12 +12,15 @@ import pyarrow
 import pytest
 
 from penstock.changes import Changes, Target
-from penstock.errors import ServerUnsupported
+from penstock.errors import ServerUnsupported, StepFailed
 from penstock.model import Column, Position, TableName
+from penstock.pipeline.settings import StepSettings, pipeline_of_values
+from penstock.pipeline.step import Rejected
 from penstock.pipeline.verify.differences import Kind, differences
 from penstock.pipeline.verify.hashed import Gathered, hashes, is_among
 from penstock.pipeline.verify.system_columns import as_changes, with_version
 from penstock.pipeline.verify.touched import Touched
+from penstock.pipeline.verify.unjudged import Unjudged
 
 TARGET = Target(
     TableName("shop", "orders"),
@@ -149,6 +153,57 @@ def test_differences_say_what_differs_and_how() -> None:
     )
     (missing,) = [one for one in found if one.kind is Kind.MISSING]
     assert missing.target is None
+
+
+def steps_of(*steps: dict[str, Any]) -> tuple[StepSettings, ...]:
+    return pipeline_of_values(
+        {
+            "name": "one",
+            "source": {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.*"]},
+            "sink": "stdout",
+            "steps": list(steps),
+        }
+    ).steps
+
+
+def rejected(left: int, *rows: tuple[Any, ...]) -> Rejected:
+    changes = as_changes(TARGET, batch(*rows), "insert", Position(0, "bin.000001", 160), instance="here")
+    return Rejected(changes, "map", StepFailed("no"), left=left)
+
+
+def refuse(rows: pyarrow.RecordBatch) -> None:
+    raise ValueError
+
+
+def test_rows_with_the_key_of_a_rejected_row_cannot_be_judged() -> None:
+    steps = steps_of({"mask": {"columns": {"id": "hash"}}}, {"map": {"add": {"owner": "upper(owner)"}}})
+    unjudged = Unjudged(TARGET, steps)
+    there = batch((1, "one"), (2, "two"), (3, "three"))
+    assert not unjudged
+    assert unjudged.among(there).tolist() == [False, False, False]
+    # The step that failed and those after it leave the key as it is.
+    unjudged.add(rejected(1, (2, "x"), (7, "y")))
+    assert unjudged
+    assert unjudged.among(there).tolist() == [False, True, False]
+    # The mask still had to come: the key that the target has is not known.
+    unjudged.add(rejected(2, (9, "x")))
+    assert unjudged.among(there).tolist() == [True, True, True]
+
+
+def test_no_row_can_be_judged_where_a_function_of_the_user_rejected_a_row() -> None:
+    unjudged = Unjudged(TARGET, steps_of({"python": {"function": refuse, "on_error": "skip"}}))
+    unjudged.add(rejected(1, (2, "x")))
+    assert unjudged.among(batch((1, "one"), (2, "two"))).all()
+
+
+def test_a_known_part_of_the_key_tells_which_rows_cannot_be_judged() -> None:
+    shard = Column("shard", "varchar(20)", "utf8mb4", False)
+    merged = replace(TARGET, columns=(*TARGET.columns, shard), primary_key=("id", "shard"))
+    unjudged = Unjudged(merged, steps_of({"route": {"to": "shop.orders", "shard_column": "shard"}}))
+    unjudged.add(rejected(1, (2, "x")))
+    rows = [{"id": number, "owner": "x", "total": None, "plan": None, "shard": "a"} for number in (1, 2)]
+    there = pyarrow.RecordBatch.from_pylist(rows, schema=merged.arrow())
+    assert unjudged.among(there).tolist() == [False, True]
 
 
 def test_rows_become_changes_that_stand_before_what_follows_a_position() -> None:

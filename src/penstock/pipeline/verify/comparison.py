@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 import pyarrow
 
-from penstock.changes import Changes, Origin
+from penstock.changes import Changes, Origin, Target
 from penstock.errors import ServerBehind
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
@@ -37,6 +37,7 @@ from penstock.pipeline.verify.shares import (
 )
 from penstock.pipeline.verify.source_rows import SourceTable
 from penstock.pipeline.verify.touched import Touched, as_inserts
+from penstock.pipeline.verify.unjudged import Unjudged
 from penstock.source.source import place_of
 
 # How often keys that keep changing are looked at again.
@@ -173,6 +174,15 @@ class _KeysOfChanges:
         return numpy.unique(joined(self._keys.get(table.target.name, [])))
 
 
+@dataclass
+class _Moved:
+    """Differences of a share whose rows changed while they were compared."""
+
+    share: Share
+    found: list[Difference]
+    unjudged: Unjudged
+
+
 class Comparison:
     """The comparison of some tables of one pipeline, share by share.
 
@@ -245,8 +255,8 @@ class Comparison:
             return
         theirs = target_rows_of(share, keys)
         unsure = numpy.union1d(unfinished, torn)
-        self._keep(share, _differing(share, mine, theirs), unsure)
-        self._result(share).expected += mine
+        self._keep(share, _differing(share, mine.rows, theirs), unsure, mine.unjudged)
+        self._result(share).expected += mine.rows
 
     def _note_open(self, logs: _Logs, standing: Standing | None) -> None:
         """Note of which tables nothing can be told."""
@@ -261,22 +271,20 @@ class Comparison:
         """Compare while the pipeline runs; tell whether it did until the end."""
         pending = list(zip(self._shares, self._first_look({}), strict=True))
         pending = [(share, self._limited(share, keys)) for share, keys in pending if len(keys)]
-        moved: list[tuple[Share, list[Difference]]] = []
+        moved: list[_Moved] = []
         for _ in range(ROUNDS_MAX):
             if not pending:
                 return True
             looked = self._look_again(pending)
             if looked is None:
                 return False
-            moved = [(share, found) for share, found in looked if found]
-            pending = [(share, hashes_of(found)) for share, found in moved]
-        for share, found in moved:
-            self._keep(share, found, hashes_of(found))
+            moved = [one for one in looked if one.found]
+            pending = [(one.share, hashes_of(one.found)) for one in moved]
+        for one in moved:
+            self._keep(one.share, one.found, hashes_of(one.found), one.unjudged)
         return True
 
-    def _look_again(
-        self, pending: Sequence[tuple[Share, Hashes]]
-    ) -> list[tuple[Share, list[Difference]]] | None:
+    def _look_again(self, pending: Sequence[tuple[Share, Hashes]]) -> list[_Moved] | None:
         """Read keys that differ once more, on both sides with the pipeline's passing between.
 
         Keeps what differs for certain, and returns what changed meanwhile; None where the pipeline stopped.
@@ -303,11 +311,13 @@ class Comparison:
         looked = []
         for (share, keys), one, other in zip(pending, mine, theirs, strict=True):
             table = share.table
-            found = _differing(share, one, other)
+            found = _differing(share, one.rows, other)
             moved = keys if table.target.name in anew else since.of(table)
             sure = ~is_among(pyarrow.array([one.hash for one in found], pyarrow.uint64()).to_numpy(), moved)
-            self._keep(share, [one for one, certain in zip(found, sure, strict=True) if certain], NONE)
-            looked.append((share, [one for one, certain in zip(found, sure, strict=True) if not certain]))
+            certain = [difference for difference, kept in zip(found, sure, strict=True) if kept]
+            uncertain = [difference for difference, kept in zip(found, sure, strict=True) if not kept]
+            self._keep(share, certain, NONE, one.unjudged)
+            looked.append(_Moved(share, uncertain, one.unjudged))
         return looked
 
     def _passed(self, heads: Mapping[str, Position]) -> bool:
@@ -360,11 +370,24 @@ class Comparison:
         result.beyond += max(len(keys) - room, 0)
         return keys[:room]
 
-    def _keep(self, share: Share, found: Sequence[Difference], unsure: Hashes) -> None:
+    def _keep(self, share: Share, found: Sequence[Difference], unsure: Hashes, unjudged: Unjudged) -> None:
         open_keys = set(unsure.tolist())
+        judged = _judged(found, share.table.target, unjudged)
         self._result(share).found += [
-            replace(one, kind=Kind.UNSETTLED) if one.hash in open_keys else one for one in found
+            replace(one, kind=Kind.UNSETTLED) if one.hash in open_keys else one for one in judged
         ]
+
+
+def _judged(found: Sequence[Difference], target: Target, unjudged: Unjudged) -> list[Difference]:
+    """Return differences in which a row of the target that cannot be judged is unsettled."""
+    there = [one.target for one in found if one.target is not None]
+    if not unjudged or not there:
+        return list(found)
+    rows = pyarrow.RecordBatch.from_pylist(there, schema=target.arrow())
+    among = iter(unjudged.among(rows).tolist())
+    return [
+        replace(one, kind=Kind.UNSETTLED) if one.target is not None and next(among) else one for one in found
+    ]
 
 
 def _why_ahead(table: ComparedTable, standing: Standing) -> str:
@@ -396,6 +419,6 @@ def _differing(
     if not missing or not any(chunk.where for chunk in share.chunks):
         return found
     key = table.target.primary_key or table.columns
-    taken = source_rows_of(share, {}, hashes_of(missing), loaded=True)
+    taken = source_rows_of(share, {}, hashes_of(missing), loaded=True).rows
     wanted = {hashed for one in taken for hashed in hashes(one.rows, key).tolist()}
     return [one for one in found if one.kind is not Kind.MISSING or one.hash in wanted]

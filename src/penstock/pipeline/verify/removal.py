@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy
 import pyarrow
+import structlog
 
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid, SchemaChanged
@@ -12,12 +13,15 @@ from penstock.pipeline.load.chunks import Chunk, bound_values
 from penstock.pipeline.load.watermark import take_watermark
 from penstock.pipeline.settings import SinkSettings, StepSettings
 from penstock.pipeline.step import Rejected
-from penstock.pipeline.verify.hashed import hashes, is_among, joined
+from penstock.pipeline.verify.hashed import NONE, hashes, is_among, joined
 from penstock.pipeline.verify.selection import keeps_keys
 from penstock.pipeline.verify.shares import ComparedTable, Share, expected_rows, target_rows
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, is_range
 from penstock.pipeline.verify.system_columns import as_changes
+from penstock.pipeline.verify.unjudged import Unjudged
 from penstock.sinks.sink import HINT_GONE
+
+_log = structlog.get_logger(__name__)
 
 
 def removals(
@@ -35,7 +39,8 @@ def removals(
     are further tables whose rows come into it. Deletes are for the target as it is: they go through no step.
     They carry the version of a place in the log that is taken here, so what is logged from then on comes
     after them. Where ranges of the source's keys are none of the target's, all rows are looked at with the
-    first chunk of the table, and none with the others. Raises OptionInvalid of a sink that keeps no table.
+    first chunk of the table, and none with the others. Rows that may be those of rejected source rows stay.
+    Raises OptionInvalid of a sink that keeps no table.
     """
     table = ComparedTable(target, tuple(sources), steps, sink, target.column_names)
     if not target.primary_key:
@@ -54,16 +59,24 @@ def removals(
     else:
         return
     share = Share(table, tuple(ranges))
-    kept = [
-        hashes(made.rows, target.primary_key)
-        for made in expected_rows(share, {})
-        if not isinstance(made, Rejected)
-    ]
+    kept = [NONE]
+    unjudged = Unjudged(target, steps)
+    for made in expected_rows(share, {}):
+        if isinstance(made, Rejected):
+            unjudged.add(made)
+        else:
+            kept.append(hashes(made.rows, target.primary_key))
     ascending = numpy.unique(joined(kept))
+    left = 0
     for rows in _rows_there(share):
-        gone = rows.filter(pyarrow.array(~is_among(hashes(rows, target.primary_key), ascending)))
+        lacking = ~is_among(hashes(rows, target.primary_key), ascending)
+        unsure = lacking & unjudged.among(rows)
+        left += int(unsure.sum())
+        gone = rows.filter(pyarrow.array(lacking & ~unsure))
         if gone.num_rows:
             yield as_changes(target, gone, "delete", watermark.position, instance=first.source.name)
+    if left:
+        _log.warning("rows that may be those of rejected rows are kept", table=str(target.name), rows=left)
 
 
 def _rows_there(share: Share) -> Iterator[pyarrow.RecordBatch]:

@@ -11,15 +11,12 @@ from penstock.model import TableName, TablePatterns
 from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, take_watermark
-from penstock.pipeline.settings import LoadSettings, PipelineSettings, StepSettings
+from penstock.pipeline.settings import LoadSettings, PipelineSettings
 from penstock.pipeline.state import Standing, table_key
 from penstock.pipeline.step import Rejected, Step, through
-from penstock.pipeline.steps.mask import Settings as Mask
+from penstock.pipeline.verify.kept_keys import keeps_column
 from penstock.pipeline.verify.shares import ComparedTable, Share
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, chunks_of
-
-# Steps that leave the values of a key: with others a range of the source's keys is none of the target's.
-_KEEPING_KEYS = frozenset({"filter", "only", "dedupe", "soft_delete", "route"})
 
 _log = structlog.get_logger(__name__)
 
@@ -109,15 +106,8 @@ def keeps_keys(table: ComparedTable) -> bool:
     return (
         len(table.sources) == 1
         and table.target.primary_key == table.sources[0].table.primary_key
-        and all(_keeps_key(step, table.target.primary_key) for step in table.steps)
+        and all(keeps_column(table.steps, name) for name in table.target.primary_key)
     )
-
-
-def _keeps_key(step: StepSettings, key: Sequence[str]) -> bool:
-    if isinstance(step.settings, Mask):
-        masked = {name.casefold() for name in step.settings.columns}
-        return masked.isdisjoint(name.casefold() for name in key)
-    return step.verb in _KEEPING_KEYS
 
 
 def _shares(

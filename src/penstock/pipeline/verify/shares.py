@@ -17,6 +17,7 @@ from penstock.pipeline.steps.soft_delete import Settings as SoftDelete
 from penstock.pipeline.verify.hashed import Gathered, Hashes, hashes, is_among
 from penstock.pipeline.verify.source_rows import Bound, SourceChunk, SourceTable
 from penstock.pipeline.verify.touched import Touched
+from penstock.pipeline.verify.unjudged import Unjudged
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,14 @@ class Suspects:
     rejected: int = 0
 
 
+@dataclass
+class SourceRows:
+    """The rows that the target has to have, and the rows of the target that cannot be judged."""
+
+    rows: list[Changes]
+    unjudged: Unjudged
+
+
 def suspects_of(share: Share, touched: TouchedBySource) -> Suspects:
     """Return the keys of which the two sides of a share do not have the same rows."""
     table = share.table
@@ -80,13 +89,15 @@ def suspects_of(share: Share, touched: TouchedBySource) -> Suspects:
 
 def source_rows_of(
     share: Share, touched: TouchedBySource, keys: Hashes, *, loaded: bool = False
-) -> list[Changes]:
+) -> SourceRows:
     """Return the rows of the source's side whose key has one of some hashes, which ascend: all of them, or
     those that a full load takes."""
-    found: list[Changes] = []
+    found = SourceRows([], Unjudged(share.table.target, share.table.steps))
     for made in expected_rows(share, touched, loaded=loaded):
-        if not isinstance(made, Rejected):
-            found += [made.with_rows(rows) for rows in _among(made.rows, share.table, keys)]
+        if isinstance(made, Rejected):
+            found.unjudged.add(made)
+        else:
+            found.rows += [made.with_rows(rows) for rows in _among(made.rows, share.table, keys)]
     return found
 
 
