@@ -42,6 +42,14 @@ class Rejected:
     left: int = 0
 
 
+@dataclass(frozen=True)
+class ShardValue:
+    """A column that tells the rows of merged tables apart, and its value in the rows of one table."""
+
+    column: str
+    value: str
+
+
 class Step(ABC):
     """One verb of a pipeline. Pickles; made once in a process and used by one thread."""
 
@@ -70,6 +78,13 @@ class Step(ABC):
     def empties(self, target: Target) -> bool:
         """Tell whether an emptied source table empties the target: not where others share it."""
         return True
+
+    def shard_of(self, target: Target, instance: str) -> ShardValue | None:
+        """Return the column that the step adds and the value that all rows of a source's table have in it.
+
+        None where it adds none, or where rows of one table differ in it.
+        """
+        return None
 
     def close(self) -> None:
         """Let go of what is held."""

@@ -22,7 +22,7 @@ from penstock.errors import OptionInvalid, StepFailed
 from penstock.model import Column, TableName, TablePatterns
 from penstock.pipeline.expressions import type_known
 from penstock.pipeline.pairs import passing, position_of
-from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step import Rejected, ShardValue, Step
 from penstock.pipeline.step_section import OnError, StepSection, column_named
 from penstock.pipeline.told_values import refuse_absent
 
@@ -127,6 +127,17 @@ class RouteStep(Step):
 
     def empties(self, target: Target) -> bool:
         return not self.settings.concerns(target) or self._one_to_one()
+
+    def shard_of(self, target: Target, instance: str) -> ShardValue | None:
+        column = self.settings.shard_column
+        known = self._known(target.name) | {"instance": instance}
+        if (
+            column is None
+            or not self.settings.concerns(target)
+            or any(one.is_name and one.text not in known for one in self._value)
+        ):
+            return None
+        return ShardValue(column, self._told(self._value, known))
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
         made = self.target(changes.target)

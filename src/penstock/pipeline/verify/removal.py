@@ -8,12 +8,13 @@ import pyarrow
 import structlog
 
 from penstock.changes import Changes, Target
-from penstock.errors import OptionInvalid, SchemaChanged
+from penstock.errors import OptionInvalid, SchemaChanged, SchemaPending
 from penstock.pipeline.load.chunks import Chunk, bound_values
 from penstock.pipeline.load.watermark import take_watermark
 from penstock.pipeline.settings import SinkSettings, StepSettings
-from penstock.pipeline.step import Rejected
-from penstock.pipeline.verify.hashed import NONE, hashes, is_among, joined
+from penstock.pipeline.step import Rejected, ShardValue
+from penstock.pipeline.verify.hashed import NONE, Hashes, hashes, is_among, joined
+from penstock.pipeline.verify.merges import in_shard
 from penstock.pipeline.verify.selection import keeps_keys
 from penstock.pipeline.verify.shares import ComparedTable, Share, expected_rows, target_rows
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, is_range
@@ -31,16 +32,18 @@ def removals(
     target: Target,
     steps: tuple[StepSettings, ...],
     sink: SinkSettings,
+    shard: ShardValue | None = None,
     epoch: int = 0,
 ) -> Iterator[Changes]:
     """Yield deletes of the rows of a chunk's range that the target has and that no source has.
 
     The first of `sources` is whose table is read again, `target` what the steps make of it, and the others
-    are further tables whose rows come into it. Deletes are for the target as it is: they go through no step.
-    They carry the version of a place in the log that is taken here, so what is logged from then on comes
-    after them. Where ranges of the source's keys are none of the target's, all rows are looked at with the
-    first chunk of the table, and none with the others. Rows that may be those of rejected source rows stay.
-    Raises OptionInvalid of a sink that keeps no table.
+    are further tables whose rows come into it. With `shard` only the rows of that shard go. Deletes are for
+    the target as it is: they go through no step. They carry the version of a place in the log that is taken
+    here, so what is logged from then on comes after them. Where ranges of the source's keys are none of the
+    target's, all rows are looked at with the first chunk of the table, and none with the others. Rows that
+    may be those of rejected source rows stay. Raises OptionInvalid of a sink that keeps no table,
+    SchemaPending where another source's table was altered while it was read.
     """
     table = ComparedTable(target, tuple(sources), steps, sink, target.column_names)
     if not target.primary_key:
@@ -59,17 +62,13 @@ def removals(
     else:
         return
     share = Share(table, tuple(ranges))
-    kept = [NONE]
     unjudged = Unjudged(target, steps)
-    for made in expected_rows(share, {}):
-        if isinstance(made, Rejected):
-            unjudged.add(made)
-        else:
-            kept.append(hashes(made.rows, target.primary_key))
-    ascending = numpy.unique(joined(kept))
+    ascending = _kept_keys(share, unjudged)
     left = 0
     for rows in _rows_there(share):
         lacking = ~is_among(hashes(rows, target.primary_key), ascending)
+        if shard is not None:
+            lacking &= in_shard(rows, shard)
         unsure = lacking & unjudged.among(rows)
         left += int(unsure.sum())
         gone = rows.filter(pyarrow.array(lacking & ~unsure))
@@ -77,6 +76,26 @@ def removals(
             yield as_changes(target, gone, "delete", watermark.position, instance=first.source.name)
     if left:
         _log.warning("rows that may be those of rejected rows are kept", table=str(target.name), rows=left)
+
+
+def _kept_keys(share: Share, unjudged: Unjudged) -> Hashes:
+    """Return the keys, ascending, that the sources have; the rows that a step rejected go to `unjudged`."""
+    first = share.chunks[0].table
+    kept = [NONE]
+    for chunk in share.chunks:
+        try:
+            for made in expected_rows(Share(share.table, (chunk,)), {}):
+                if isinstance(made, Rejected):
+                    unjudged.add(made)
+                else:
+                    kept.append(hashes(made.rows, share.table.target.primary_key))
+        except SchemaChanged as problem:
+            if chunk.table == first:
+                raise
+            raise SchemaPending(
+                f"{chunk.table.table.name} was altered while the rows of {first.table.name} were compared"
+            ) from problem
+    return numpy.unique(joined(kept))
 
 
 def _rows_there(share: Share) -> Iterator[pyarrow.RecordBatch]:

@@ -179,7 +179,7 @@ class _Work:
             if self._writing.refused:
                 raise
             # It was altered or dropped since the driver looked at it.
-            yield from self._surprise(OF_CHUNK, key, work.source, (work.table, problem))
+            yield from self._surprise(OF_CHUNK, key, work.source, (work.table, problem, work.remove))
 
     def _typed(self, work: RangeWork, batch: Batch) -> Any:
         """Return a batch as changes of its table; None where nothing of it is wanted."""

@@ -4,18 +4,21 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from penstock.changes import Changes
+from penstock.changes import Changes, Target
+from penstock.errors import OptionInvalid
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.reader import read_chunk
+from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark
 from penstock.pipeline.loops import marked_versions
 from penstock.pipeline.record import ChunkWork, RangeWork
 from penstock.pipeline.state import table_key
-from penstock.pipeline.step import Step, target_through
+from penstock.pipeline.step import ShardValue, Step
+from penstock.pipeline.verify.merges import may_share_rows, shard_of, targets_of_table
 from penstock.pipeline.verify.removal import removals
-from penstock.pipeline.verify.source_rows import SourceTable
+from penstock.pipeline.verify.source_rows import SourceTable, address_of
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import open_source
 from penstock.spark.pipeline.joints import Ends
@@ -84,30 +87,51 @@ def chunk_changes(plan: TaskPlan, work: ChunkWork, told: Callable[[Watermark], N
 
 
 def removed_changes(plan: TaskPlan, work: ChunkWork, steps: Sequence[Step]) -> Iterator[Changes]:
-    """Yield deletes of the target's rows in a chunk's range that no source has; they go through no step."""
+    """Yield deletes of the target's rows in a chunk's range that no source has; they go through no step.
+
+    Raises OptionInvalid where rows of the target may be those of a table that the pipeline goes on without.
+    """
     key = table_key(work.source, work.table)
-    target = target_through(steps, plan.tables[key].current)
-    if target is None:
-        return
-    # Several tables may have become this one: a row that any of them has stays.
+    own = SourceTable(plan.sources[work.source], plan.tables[key].current)
+    shard = shard_of(steps, plan.steps, own.table, own.source.name)
+    for target in targets_of_table(steps, own.table, plan.targets):
+        yield from removals(
+            [own, *_others(plan, steps, own, target, shard)],
+            Chunk.from_json(work.chunk),
+            target=target,
+            steps=plan.steps,
+            sink=plan.sink,
+            shard=shard,
+            epoch=plan.epochs.get(work.source, 0),
+        )
+
+
+def _others(
+    plan: TaskPlan, steps: Sequence[Step], own: SourceTable, target: Target, shard: ShardValue | None
+) -> list[SourceTable]:
+    """Return the other tables that may have rows of a target beside a table's own: a row that any has stays.
+
+    They are taken as their servers have them now. A table that is gone has no rows that could stay.
+    """
+    known: dict[str, list[TableName]] = {}
+    for key, table in plan.tables.items():
+        name = key.partition("/")[0]
+        if (
+            key != table_key(own.source.name, own.table.name)
+            and target.name in {one.name for one in targets_of_table(steps, table.current, [target.name])}
+            and may_share_rows(shard, shard_of(steps, plan.steps, table.current, name))
+        ):
+            known.setdefault(name, []).append(table.current.name)
     others = [
-        other
-        for other in plan.tables
-        if other != key and _name_of(plan, steps, other) == target.name and other not in plan.passed_over
+        SourceTable(plan.sources[name], table)
+        for name, tables in known.items()
+        for table in targets_of(address_of(plan.sources[name]), TablePatterns([one.sql for one in tables]))
     ]
-    tables = [
-        SourceTable(plan.sources[one.partition("/")[0]], plan.tables[one].current) for one in (key, *others)
-    ]
-    yield from removals(
-        tables,
-        Chunk.from_json(work.chunk),
-        target=target,
-        steps=plan.steps,
-        sink=plan.sink,
-        epoch=plan.epochs.get(work.source, 0),
-    )
-
-
-def _name_of(plan: TaskPlan, steps: Sequence[Step], key: str) -> TableName | None:
-    made = target_through(steps, plan.tables[key].current)
-    return None if made is None else made.name
+    for other in others:
+        if table_key(other.source.name, other.table.name) in plan.passed_over:
+            raise OptionInvalid(
+                f"{target.name} has rows of {other.table.name} too, which the pipeline goes on without:"
+                f" the rows that {own.table.name} no longer has cannot be told from those",
+                hint=f"Read both again at once: penstock resnapshot FILE {own.table.name} {other.table.name}",
+            )
+    return others

@@ -247,7 +247,7 @@ class PipelineTables:
     def _learn_altered(self, surprise: Surprise, learned: Learned) -> None:
         """Look again at a table that was altered while its chunk was read. Where that goes on and on, the
         chunk is left out, and the whole table is read again later."""
-        name, problem = surprise.value
+        name, problem, remove = surprise.value
         source, key = self._settings.source(surprise.source), table_key(surprise.source, name)
         assert source.server is not None, "only tables of a server are cut into chunks"
         self._read_server(source, name)
@@ -259,7 +259,7 @@ class PipelineTables:
         elif learned.altered[key] > _LOOKS_MAX:
             _log.warning("a table is altered again and again, it is read later", table=key, why=str(problem))
             learned.unread.add(key)
-            self._reread(source.name, name, str(time.time_ns()))
+            self._reread(source.name, name, str(time.time_ns()), remove=remove)
 
     def _is_mariadb(self, source: PipelineSource) -> bool:
         return any(

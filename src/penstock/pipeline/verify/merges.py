@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a merged target belong to which of its sources, where a shard column tells."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy
+import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock.changes import Target
+from penstock.model import TableName
+from penstock.pipeline.settings import StepSettings
+from penstock.pipeline.step import ShardValue, Step, could_be_named, named_by_rows, target_through
+from penstock.pipeline.verify.kept_keys import keeps_column
+
+
+def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[TableName]) -> list[Target]:
+    """Return the targets of a source's table; where its rows name them, those of the known ones that fit."""
+    target = target_through(chain, table)
+    if target is None:
+        return []
+    if not named_by_rows(chain, table):
+        return [target]
+    return [replace(target, name=name) for name in sorted(known) if could_be_named(target.name, name)]
+
+
+def shard_of(
+    chain: Sequence[Step], steps: Sequence[StepSettings], table: Target, instance: str
+) -> ShardValue | None:
+    """Return what a shard column has in all rows that come from a source's table; None where no column tells.
+
+    `chain` are the steps, `steps` their settings.
+    """
+    found: ShardValue | None = None
+    target: Target | None = table
+    for number, step in enumerate(chain):
+        if target is None:
+            return None
+        shard = step.shard_of(target, instance)
+        if shard is not None and keeps_column(steps[number + 1 :], shard.column):
+            found = shard
+        target = step.target(target)
+    return found if target is not None and found and found.column in target.column_names else None
+
+
+def may_share_rows(one: ShardValue | None, other: ShardValue | None) -> bool:
+    """Tell whether a row of a target may come from either of two tables."""
+    if one is None or other is None or one.column != other.column:
+        return True
+    # Some targets take texts that differ in case alone for the same.
+    return one.value.casefold() == other.value.casefold()
+
+
+def in_shard(rows: pyarrow.RecordBatch, shard: ShardValue) -> npt.NDArray[numpy.bool_]:
+    """Tell of each row of a target whether it is of a shard."""
+    values = rows.column(shard.column)
+    equal = pc.fill_null(pc.equal(values, pyarrow.scalar(shard.value).cast(values.type)), False)
+    found: npt.NDArray[numpy.bool_] = equal.to_numpy(zero_copy_only=False)
+    return found

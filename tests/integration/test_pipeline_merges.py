@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many tables into one: what is taken out of the target when one of them is emptied or read again."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.model import TableName
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.state import PipelineState
+from tests.fixture_types import FreshDatabase
+from tests.pipeline_oracle import delta_rows
+from tests.pipeline_running import opened, pipeline_of, run_to_end
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+
+class Shards:
+    """Three tables of one server that become one: `a` has keys from 1, `b` from 11, `c` from 21."""
+
+    def __init__(self, server: Server, database: str, folder: Path, shard_column: str | None) -> None:
+        self.server, self.database = server, database
+        self._lake = folder / "lake"
+        for first, name in enumerate("abc"):
+            rows = ", ".join(f"({first * 10 + number}, '{number}')" for number in (1, 2, 3))
+            server.sql(
+                f"CREATE TABLE orders_{name} (id INT PRIMARY KEY, n VARCHAR(9));"
+                f" INSERT INTO orders_{name} VALUES {rows}",
+                database=database,
+            )
+        route = {"tables": f"{database}.orders_*", "to": f"{database}.orders", "shard_column": shard_column}
+        steps: list[dict[str, Any]] = [{"map": {"add": {"n": "cast(n AS int)"}}}, {"route": route}]
+        self.settings: PipelineSettings = pipeline_of(
+            server,
+            database,
+            {"delta": {"path": str(self._lake)}},
+            folder,
+            steps=steps,
+            errors={"table": "skip_table"},
+        )
+
+    def keys(self) -> list[int]:
+        return sorted(int(row["id"]) for row in delta_rows(f"{self._lake}/{self.database}/orders"))
+
+    def stopped(self) -> list[str]:
+        with opened(self.settings) as state:
+            standing = state.standing()
+        assert standing is not None
+        return sorted(standing.stopped)
+
+    def table(self, name: str) -> TableName:
+        return TableName(self.database, f"orders_{name}")
+
+    def ask(self, *names: str) -> None:
+        with closing(PipelineState.open(self.settings.state, self.settings.name)) as state:
+            for name in names:
+                state.request_resnapshot("shop", self.table(name))
+
+
+@pytest.fixture
+def shards(
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Shards:
+    return Shards(mysql_server, fresh_database(mysql_server), tmp_path, request.param)
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_pipeline_merges.py::test_a_shard_column_tells_the_rows_of_each_table"
+)
+@pytest.mark.parametrize("shards", ["shard"], indirect=True)
+def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
+    spark: SparkSession,  # noqa: F811
+    shards: Shards,
+) -> None:
+    run_to_end(spark, shards.settings)
+    assert shards.keys() == [1, 2, 3, 11, 12, 13, 21, 22, 23]
+    # A row that no step can work on leaves `b` behind; `c` is dropped, and its rows are left.
+    shards.server.sql(
+        "INSERT INTO orders_b VALUES (14, 'none'); DELETE FROM orders_b WHERE id = 11; DROP TABLE orders_c",
+        database=shards.database,
+    )
+    run_to_end(spark, shards.settings)
+    assert shards.stopped() == [f"shop/{shards.table('b')}"]
+    shards.server.sql("TRUNCATE orders_a; INSERT INTO orders_a VALUES (4, '4')", database=shards.database)
+    run_to_end(spark, shards.settings)
+    assert shards.keys() == [4, 11, 12, 13, 21, 22, 23]
+    assert shards.stopped() == [f"shop/{shards.table('b')}"]
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_pipeline_merges.py::test_a_shard_column_tells_the_rows_of_each_table"
+)
+@pytest.mark.parametrize("shards", [None], indirect=True)
+def test_rows_stay_where_they_may_be_those_of_a_shard_that_was_left(
+    spark: SparkSession,  # noqa: F811
+    shards: Shards,
+) -> None:
+    run_to_end(spark, shards.settings)
+    shards.server.sql(
+        "INSERT INTO orders_b VALUES (14, 'none'); DELETE FROM orders_b WHERE id = 11",
+        database=shards.database,
+    )
+    run_to_end(spark, shards.settings)
+    shards.server.sql("TRUNCATE orders_a; INSERT INTO orders_a VALUES (4, '4')", database=shards.database)
+    run_to_end(spark, shards.settings)
+    # Nothing tells the rows that `a` lost from those of `b`, so it is left as well, by name.
+    assert shards.stopped() == [f"shop/{shards.table(name)}" for name in "ab"]
+    assert set(shards.keys()) >= {11, 12, 13, 21, 22, 23}
+    # Both are read again at once; a table that is gone meanwhile keeps no row and stops nothing.
+    shards.server.sql(
+        "UPDATE orders_b SET n = 14 WHERE id = 14; DROP TABLE orders_c", database=shards.database
+    )
+    shards.ask("a", "b")
+    run_to_end(spark, shards.settings)
+    assert shards.stopped() == []
+    assert shards.keys() == [4, 12, 13, 14]
