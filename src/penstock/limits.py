@@ -146,14 +146,18 @@ FOLLOWERS_MAX = 64
 SEND_SECONDS_MAX = 300.0
 # A subscriber that asks again within so long was never away.
 SUBSCRIBER_SHOWN_SECONDS = 60
+# How many subscribers that are between requests are shown, the latest ones.
+SUBSCRIBERS_IDLE_SHOWN_MAX = 1000
 # What a request for changes may ask for, and what it gets where it does not ask.
 CREDIT_BYTES_DEFAULT = 16 * MIB
 CREDIT_BYTES_MAX = 1 << 40
 # Slots of shard keys lie below this; more shards would have none.
 SLOTS = 32_767
 SHARDS_MAX = SLOTS
-# Table patterns and columns of one request: each is compiled and tried where others wait.
+# Table patterns and columns of one request: compiling them, and trying them on each table, takes time from
+# others.
 REQUEST_PATTERNS_MAX = 500
+REQUEST_PATTERNS_BYTES_MAX = 64 * 1024
 REQUEST_COLUMNS_MAX = 4096
 # How long an answer waits for a change where the request does not say, and how long it may say.
 WAIT_SECONDS_DEFAULT = 25.0
@@ -175,6 +179,8 @@ CANAL_BATCH_BYTES_MAX = 16 * MIB
 PTUBES_FETCH_EVENTS_MAX = 65_536
 PTUBES_FETCH_BYTES_MAX = 32 * MIB
 PTUBES_FETCH_SECONDS_MAX = 10.0
+# A client of Ptubes names each table by itself.
+PTUBES_TABLES_MAX = 4096
 # As much as Ptubes takes of a request. One that is too large for us is read so far: then its client reads the
 # refusal.
 PTUBES_BODY_BYTES_READ_MAX = 8 * MIB

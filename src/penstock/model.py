@@ -277,7 +277,7 @@ def _compile_pattern(text: str) -> _TablePattern:
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
         try:
             return _TablePattern(text, None, re.compile(text[1:-1]))
-        except re.error as problem:
+        except (re.error, RecursionError, OverflowError) as problem:
             raise OptionInvalid(f"table pattern {text} is not a regular expression: {problem}") from problem
     parts, end = [], 0
     while match := _NAME_PART.match(text, end):

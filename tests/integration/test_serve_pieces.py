@@ -4,7 +4,6 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from penstock.serve.protocols.ptubes_session import Session
 from penstock.serve.sieve import ShardSet, sieve_of
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.serve.subscription import Cursor, Start, Started, resolve_start
+from penstock.serve.threads import Threads
 from penstock.serve.wire.ptubes_messages import (
     CheckpointMode,
     FetchRequest,
@@ -149,9 +149,8 @@ def first_of(log: Log) -> Position:
 
 def pieces_of(log: Log, memory: PieceMemory | None = None) -> Pieces:
     instance = Instance(log)
-    # The pool ends with the test's process; each has two threads at most.
     memory = PieceMemory() if memory is None else memory
-    return Pieces(instance, instance.arrivals, memory, ThreadPoolExecutor(2))
+    return Pieces(instance, instance.arrivals, memory, Threads())
 
 
 def run(question: Awaitable[_Found]) -> _Found:

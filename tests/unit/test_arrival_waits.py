@@ -24,6 +24,7 @@ from penstock.serve.protocols.ptubes_session import Session
 from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.subscription import Cursor, Started
+from penstock.serve.threads import Threads
 from penstock.serve.wire.ptubes_messages import (
     CheckpointMode,
     FetchRequest,
@@ -148,7 +149,9 @@ def test_waiting_request_is_woken_by_an_arrival_alone(log: Log, wait: Wait) -> N
         start = log.visible
         assert start is not None
         with ThreadPoolExecutor(1) as pool:
-            pieces = Pieces(instance, instance.arrivals, PieceMemory(), pool)
+            pieces = Pieces(
+                instance, instance.arrivals, PieceMemory(), Threads(decoding=pool, searching=pool)
+            )
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 loop.timers.clear()
                 request = asyncio.ensure_future(wait(instance, pieces, start))

@@ -6,7 +6,12 @@ import json
 import pytest
 
 from penstock.errors import OptionInvalid
-from penstock.limits import REQUEST_COLUMNS_MAX, REQUEST_PATTERNS_MAX
+from penstock.limits import (
+    REQUEST_COLUMNS_MAX,
+    REQUEST_PATTERNS_BYTES_MAX,
+    REQUEST_PATTERNS_MAX,
+    SHARDS_MAX,
+)
 from penstock.serve.changes_request import ChangesRequest
 
 
@@ -26,3 +31,22 @@ def test_columns_of_shards_are_bounded() -> None:
     asked = {"shards": {"count": 2, "of": [0], "columns": columns}}
     with pytest.raises(OptionInvalid, match=r"shards\.columns"):
         ChangesRequest.parse(json.dumps(asked).encode())
+
+
+@pytest.mark.parametrize("field", ["tables", "exclude", "shards"])
+def test_patterns_of_a_request_are_bounded_in_size(field: str) -> None:
+    def body(size: int) -> bytes:
+        patterns = ["shop." + "t" * (size // 2 - 5)] * 2 if field != "shards" else ["t" * (size - 5)]
+        if field == "shards":
+            columns = {"shop." + patterns[0]: ["id"]}
+            return json.dumps({"shards": {"count": 2, "of": [0], "columns": columns}}).encode()
+        return json.dumps({field: patterns}).encode()
+
+    ChangesRequest.parse(body(REQUEST_PATTERNS_BYTES_MAX))
+    with pytest.raises(OptionInvalid, match="together"):
+        ChangesRequest.parse(body(REQUEST_PATTERNS_BYTES_MAX + 2))
+
+
+def test_shards_of_a_request_are_bounded_in_number() -> None:
+    with pytest.raises(OptionInvalid, match=rf"shards\.of.*at most {SHARDS_MAX} items"):
+        ChangesRequest.parse(json.dumps({"shards": {"count": 2, "of": [0] * (SHARDS_MAX + 1)}}).encode())

@@ -6,7 +6,7 @@ import re
 import types
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,6 +16,7 @@ from penstock.limits import (
     CREDIT_BYTES_DEFAULT,
     CREDIT_BYTES_MAX,
     REQUEST_COLUMNS_MAX,
+    REQUEST_PATTERNS_BYTES_MAX,
     REQUEST_PATTERNS_MAX,
     SHARDS_MAX,
     WAIT_SECONDS_DEFAULT,
@@ -74,8 +75,10 @@ class ShardsPart(_Part):
     """Which shards of how many. A row's shard is its slot modulo the count."""
 
     count: int = Field(ge=1, le=SHARDS_MAX)
-    of: list[int] = Field(min_length=1, description="The shards that are wanted, from 0")
-    columns: dict[str, list[str]] = Field(
+    of: list[int] = Field(
+        min_length=1, max_length=SHARDS_MAX, description="The shards that are wanted, from 0"
+    )
+    columns: dict[str, Annotated[list[str], Field(max_length=REQUEST_COLUMNS_MAX)]] = Field(
         default_factory=dict,
         max_length=REQUEST_PATTERNS_MAX,
         description="Table pattern to the columns that are hashed; the primary key where none fits",
@@ -122,12 +125,25 @@ class ChangesRequest(_Part):
         except ValidationError as problem:
             told = "; ".join(_told(problem))
             raise OptionInvalid(f"the body of the request cannot be used: {told}", hint=_HINT) from problem
-        for pattern in (*(asked.tables or ()), *(asked.exclude or ()), *(asked.shards or _NO_SHARDS).columns):
+        patterns = [*(asked.tables or ()), *(asked.exclude or ()), *(asked.shards or _NO_SHARDS).columns]
+        _prove_short(patterns)
+        for pattern in patterns:
             _prove_quick(pattern)
         return asked
 
 
 _NO_SHARDS = ShardsPart(count=1, of=[0])
+
+
+def _prove_short(patterns: list[str]) -> None:
+    """Raise OptionInvalid for table patterns that are longer together than those of one request may be."""
+    size = sum(len(pattern.encode()) for pattern in patterns)
+    if size > REQUEST_PATTERNS_BYTES_MAX:
+        raise OptionInvalid(
+            f"the table patterns of the request have {size} bytes together, and"
+            f" {REQUEST_PATTERNS_BYTES_MAX} is the most",
+            hint="Use wildcards, shop.*, or several requests",
+        )
 
 
 def _prove_quick(pattern: str) -> None:

@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
 from penstock.limits import (
@@ -27,6 +26,7 @@ from penstock.model import Position
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.own_log import OwnSource
 from penstock.serve.piece import Follower, Piece, View, make_piece
+from penstock.serve.threads import Threads, run_in
 
 __all__ = ["Piece", "PieceMemory", "Pieces", "PiecesLog", "View"]
 
@@ -105,16 +105,18 @@ class _Flight:
 
 
 class Pieces:
-    """The pieces of one instance. Belongs to the event loop; decodes in threads of the pool.
+    """The pieces of one instance. Belongs to the event loop; decodes and searches in threads.
 
     `decodes` counts the pieces that were decoded, not those found in memory.
     """
 
-    def __init__(self, instance: PiecesLog, arrivals: Arrivals, memory: PieceMemory, pool: Executor) -> None:
+    def __init__(
+        self, instance: PiecesLog, arrivals: Arrivals, memory: PieceMemory, threads: Threads
+    ) -> None:
         self._instance = instance
         self.arrivals = arrivals
         self._memory = memory
-        self._pool = pool
+        self._threads = threads
         self._source: OwnSource | None = None
         self._followers: OrderedDict[tuple[View, Position, int], Follower] = OrderedDict()
         self._flights: dict[_Key, _Flight] = {}
@@ -140,8 +142,12 @@ class Pieces:
         return lag
 
     async def in_thread(self, question: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        """Ask something that may read files, in a thread of the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, question, *arguments)
+        """Decode, or ask what takes as little time, in a thread that followers wait for."""
+        return await run_in(self._threads.decoding, question, *arguments)
+
+    async def search(self, question: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """Ask what may read much of the log, in a thread that no follower waits for."""
+        return await run_in(self._threads.searching, question, *arguments)
 
     @property
     def source(self) -> OwnSource:

@@ -3,7 +3,6 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import pyarrow
@@ -14,11 +13,9 @@ from penstock.model import Position
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.pieces import PieceMemory, Pieces
 from penstock.serve.subscribers import Subscribers
+from penstock.serve.threads import Threads
 
 __all__ = ["Arrivals", "Served", "ServedInstance"]
-
-# Decoding leaves Python to others most of the time; more threads than cores would only take turns.
-_DECODING_THREADS = 2
 
 
 class ServedInstance(Protocol):
@@ -54,16 +51,16 @@ class Served:
 
         self.subscribers = Subscribers()
         self._memory = PieceMemory()
-        self._pool = ThreadPoolExecutor(_DECODING_THREADS, thread_name_prefix="decode")
+        self.threads = Threads()
         # At its first array pyarrow imports pandas, where it is installed: not while a subscriber waits.
-        self._pool.submit(pyarrow.array, [0])
+        self.threads.decoding.submit(pyarrow.array, [0])
         self._pieces: dict[str, Pieces] = {}
 
     def pieces(self, name: str) -> Pieces:
         """Return an instance's changes in pieces, shared by all who follow it. Raises SourceMissing."""
         instance = self.instance(name)
         if name not in self._pieces:
-            self._pieces[name] = Pieces(instance, self.arrivals, self._memory, self._pool)
+            self._pieces[name] = Pieces(instance, self.arrivals, self._memory, self.threads)
         return self._pieces[name]
 
     def instance(self, name: str) -> ServedInstance:

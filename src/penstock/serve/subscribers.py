@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.limits import SUBSCRIBER_SHOWN_SECONDS
+from penstock.limits import SUBSCRIBER_SHOWN_SECONDS, SUBSCRIBERS_IDLE_SHOWN_MAX
 from penstock.model import Position
 
-_Key = tuple[str, str, str, str]
+_Key = tuple[str, str, str, int | None, frozenset[int]]
+
+# A longer list of shards is shown as their number.
+_SHARDS_TEXT_MAX = 200
 
 
 @dataclass
@@ -74,12 +77,12 @@ class Subscribers:
         shards: Sequence[int] = (),
     ) -> Iterator[Subscriber]:
         """Show a subscriber inside the block, and for a while behind it: it may only be between requests."""
-        told = "" if shard_count is None else f"{','.join(map(str, sorted(shards)))}/{shard_count}"
         now_us = time.time_ns() // 1000
-        key = protocol, instance, name, told
+        key = protocol, instance, name, shard_count, frozenset(shards)
         one = self._known.get(key)
         if one is None:
             self._forget(now_us)
+            told = _shards_text(shard_count, shards)
             one = self._known[key] = Subscriber(protocol, instance, name, told, account, now_us)
         one.requests += 1
         one.seen_us = now_us
@@ -103,3 +106,14 @@ class Subscribers:
         gone = [key for key, one in self._known.items() if not one.requests and one.seen_us < limit]
         for key in gone:
             del self._known[key]
+        # Names are chosen by clients, so their number is bounded, too.
+        idle = [key for key, one in self._known.items() if not one.requests]
+        for key in idle[:-SUBSCRIBERS_IDLE_SHOWN_MAX]:
+            del self._known[key]
+
+
+def _shards_text(shard_count: int | None, shards: Sequence[int]) -> str:
+    if shard_count is None:
+        return ""
+    text = ",".join(map(str, sorted(shards)))
+    return f"{text if len(text) <= _SHARDS_TEXT_MAX else f'{len(shards)} shards'}/{shard_count}"

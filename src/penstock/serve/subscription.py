@@ -54,7 +54,10 @@ async def resolve_start(pieces: Pieces, start: Start) -> Started:
     Raises PositionPurged, PositionInvalid, ServerChanged for another server's position, and ServerBusy where
     the log is empty or has not got so far.
     """
-    return await pieces.in_thread(_resolve_start, pieces.source, start)
+    # A place by time or GTID set may lie far away; followers go on by position, and wait for no search.
+    is_search = start.time_us is not None or start.gtid_set is not None
+    ask = pieces.search if is_search else pieces.in_thread
+    return await ask(_resolve_start, pieces.source, start)
 
 
 def _resolve_start(source: OwnSource, start: Start) -> Started:
@@ -216,7 +219,7 @@ class Cursor:
     async def _at_once(self) -> Piece | None:
         if self._until_set is not None and not self._begun:
             # Where everything that is wanted lies before the start, nothing behind it tells the end.
-            before = await self.pieces.in_thread(self.pieces.source.gtid_set, self.position)
+            before = await self.pieces.search(self.pieces.source.gtid_set, self.position)
             if GtidSet.parse(before).contains(self._until_set):
                 self._end = self.position
         self._begun = True
@@ -229,7 +232,7 @@ class Cursor:
             return None
         if self._passes_until(piece):
             assert self._until is not None, "it is passed"
-            self._end = await self.pieces.in_thread(
+            self._end = await self.pieces.search(
                 _exact_end, self.pieces.source, piece.start, piece.end, self._until
             )
             return await self._at_once()

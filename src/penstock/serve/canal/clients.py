@@ -37,6 +37,7 @@ from penstock.serve.canal.tables import CanalTables
 from penstock.serve.pieces import Pieces, View
 from penstock.serve.served import Served
 from penstock.serve.subscription import Start, Started, resolve_start
+from penstock.serve.threads import run_in
 
 _log = structlog.get_logger(__name__)
 
@@ -211,7 +212,8 @@ class Clients:
         what the store raises.
         """
         if asked:
-            CanalTables(asked, within)
+            # A filter that cannot be used changes nothing.
+            await run_in(self._served.threads.compiling, CanalTables, asked, within)
         async with client._lock:
             had_it = client.owner == owner
             if client.owner not in (None, owner):
@@ -366,7 +368,7 @@ class Clients:
             record = await asyncio.to_thread(self._store.get, path)
             asked = record.value.decode() if record is not None else ""
         client.filter = asked or client.filter
-        tables = CanalTables(client.filter, within)
+        tables = await run_in(self._served.threads.compiling, CanalTables, client.filter, within)
         client.show(
             View(
                 "canal",

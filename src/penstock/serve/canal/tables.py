@@ -11,10 +11,13 @@ import pyarrow
 import pyarrow.compute
 
 from penstock.errors import OptionInvalid
+from penstock.limits import REQUEST_PATTERNS_MAX
 from penstock.model import TablePatterns
 
 # A filter is sent by a client, and kept as long as its cursor.
 FILTER_LENGTH_MAX = 16 * 1024
+# Each expression is compiled by itself, and tried on every table.
+EXPRESSIONS_MAX = REQUEST_PATTERNS_MAX
 
 # What has been judged is kept for so many tables; beyond, it is judged anew.
 _VERDICTS_MAX = 65_536
@@ -41,7 +44,9 @@ class CanalTables(TablePatterns):
             raise OptionInvalid(f"a filter of {len(text)} characters; at most {FILTER_LENGTH_MAX} are taken")
         self.filter = text
         self.within = within
-        parts = split_filter(text)
+        parts = list(dict.fromkeys(split_filter(text)))
+        if len(parts) > EXPRESSIONS_MAX:
+            raise OptionInvalid(f"a filter of {len(parts)} expressions; at most {EXPRESSIONS_MAX} are taken")
         linear = [part for part in parts if _is_linear(part)]
         # RE2 anchors nothing by itself.
         self._linear = "(?s)^(?:" + "|".join(f"(?:{part})" for part in linear) + ")$" if linear else None

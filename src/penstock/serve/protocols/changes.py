@@ -22,16 +22,17 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.limits import SEND_SECONDS_MAX
 from penstock.model import TablePatterns
-from penstock.serve.access import account_of
+from penstock.serve.access import Account, account_of
 from penstock.serve.changes_request import ChangesRequest, start_of
 from penstock.serve.openapi import description
 from penstock.serve.pieces import Piece, View
 from penstock.serve.predicate import Predicate
 from penstock.serve.problems import problem_body
-from penstock.serve.served import Served
+from penstock.serve.served import Served, ServedInstance
 from penstock.serve.sieve import ShardSet, Sieve, Sifted, row_parts, sieve_of
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.subscription import Cursor, resolve_start
+from penstock.serve.threads import run_in
 from penstock.serve.wire.change_frames import (
     MEDIA_TYPE,
     arrow_stream,
@@ -89,17 +90,10 @@ async def _changes(served: Served, request: Request) -> Response:
     """Answer with frames. What is wrong before the first of them is told as a problem."""
     name = request.path_params["instance"]
     instance = served.instance(name)
-    asked = ChangesRequest.parse(await request.body())
+    body = await request.body()
     account = account_of(request)
-    tables = TablePatterns(asked.tables, asked.exclude)
-    if not (asked.tables or asked.exclude):
-        shown = instance.status()
-        tables = TablePatterns(list(shown["tables"]), list(shown["exclude_tables"]))
-    subscription = asked.subscriber.partition("/")[0] or None
-    tables = account.readable(name, subscription, tables)
+    asked, tables, where = await run_in(served.threads.compiling, _read, body, account, instance)
     pieces = served.pieces(name)
-    # To read a condition takes a parser, whose first import takes a while.
-    where = None if asked.where is None else await pieces.in_thread(Predicate.compile, asked.where)
     view = _view(asked, tables, served.shard_columns.get(name, {}))
     if view.shape == "canal_flat" and name in served.canal_gtid:
         view = replace(view, with_gtid_set=True)
@@ -122,6 +116,23 @@ async def _changes(served: Served, request: Request) -> Response:
         shards=asked.shards.of if asked.shards else (),
     )
     return ChangesAnswer(asked, cursor, sieve, first, following)
+
+
+def _read(
+    body: bytes, account: Account, instance: ServedInstance
+) -> tuple[ChangesRequest, TablePatterns, Predicate | None]:
+    """Return a request, the tables that it may see, and its condition. Runs in a thread: it may take a while.
+
+    Raises OptionInvalid, AccessDenied.
+    """
+    asked = ChangesRequest.parse(body)
+    include, exclude = asked.tables, asked.exclude
+    if not (include or exclude):
+        shown = instance.status()
+        include, exclude = list(shown["tables"]), list(shown["exclude_tables"])
+    subscription = asked.subscriber.partition("/")[0] or None
+    tables = account.readable(instance.name, subscription, TablePatterns(include, exclude))
+    return asked, tables, None if asked.where is None else Predicate.compile(asked.where)
 
 
 def _view(asked: ChangesRequest, tables: TablePatterns, shard_columns: Mapping[str, Sequence[str]]) -> View:

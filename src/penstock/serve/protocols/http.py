@@ -24,6 +24,7 @@ from penstock.logstore.retention import Hold, Holds
 from penstock.model import Position, TableName
 from penstock.serve.access import account_of
 from penstock.serve.served import Served, ServedInstance
+from penstock.serve.threads import run_in
 
 # A reader that waits longer asks again: what lies between us cuts connections that are silent for a minute.
 HEAD_SECONDS_MAX = 55.0
@@ -100,7 +101,7 @@ async def _epochs(served: Served, request: Request) -> Response:
 
 async def _extents(served: Served, request: Request) -> Response:
     log = _log_of(served, request)
-    extents = await run_in_threadpool(log.extents)
+    extents = await run_in(served.threads.searching, log.extents)
     return JSONResponse(
         {
             "extents": [
@@ -129,13 +130,14 @@ async def _locate(served: Served, request: Request) -> Response:
         raise OptionInvalid(
             "name one of time_us, gtid_set and position", hint="locate?time_us=1700000000000000"
         )
+    search = functools.partial(run_in, served.threads.searching)
     if given == ["time_us"]:
-        located = await run_in_threadpool(log.locate_time, asked.number("time_us"))
+        located = await search(log.locate_time, asked.number("time_us"))
     elif given == ["gtid_set"]:
-        located = await run_in_threadpool(log.locate_gtid_set, asked.text("gtid_set"))
+        located = await search(log.locate_gtid_set, asked.text("gtid_set"))
     else:
-        located = await run_in_threadpool(log.locate_position, asked.needed_position("position"))
-        boundary = await run_in_threadpool(log.boundary_before, located.position)
+        located = await search(log.locate_position, asked.needed_position("position"))
+        boundary = await search(log.boundary_before, located.position)
         return JSONResponse(
             {"position": str(located.position), "boundary": str(replace(located.position, offset=boundary))}
         )
@@ -144,7 +146,7 @@ async def _locate(served: Served, request: Request) -> Response:
 
 async def _gtid_set(served: Served, request: Request) -> Response:
     log, position = _log_of(served, request), _Asked(request).needed_position("position")
-    return JSONResponse({"gtid_set": await run_in_threadpool(log.gtid_set, position)})
+    return JSONResponse({"gtid_set": await run_in(served.threads.searching, log.gtid_set, position)})
 
 
 # --- Bytes ----------------------------------------------------------------------------------
@@ -152,7 +154,9 @@ async def _gtid_set(served: Served, request: Request) -> Response:
 
 async def _head_bytes(served: Served, request: Request) -> Response:
     log, asked = _whole_log_of(served, request), _Asked(request)
-    content = await run_in_threadpool(log.head_bytes, asked.number("epoch", 0), asked.text("file"))
+    content = await run_in(
+        served.threads.reading, log.head_bytes, asked.number("epoch", 0), asked.text("file")
+    )
     return Response(content, media_type="application/octet-stream")
 
 
@@ -207,7 +211,8 @@ async def _schema(served: Served, request: Request) -> Response:
     if name is not None:
         account.prove_reads_table(request.path_params["instance"], name)
     again = asked.given("again")
-    schema = await run_in_threadpool(settled_schemas, log, kept_schemas(log), position, name, again=again)
+    settled = functools.partial(settled_schemas, log, kept_schemas(log), position, name, again=again)
+    schema = await run_in(served.threads.definitions, settled)
     named = [(TableName.parse(one["name"]), one) for one in schema["tables"]]
     schema["tables"] = [one for known, one in named if account.may_read_table(known.database, known.table)]
     return JSONResponse({"schema": schema})
@@ -222,7 +227,7 @@ async def _give_schema(served: Served, request: Request) -> Response:
         definition = await request.json()
     except ValueError as problem:
         raise OptionInvalid("the body is no JSON", hint="Send a table's definition") from problem
-    await run_in_threadpool(give_definition, log, name, position, definition)
+    await run_in(served.threads.definitions, give_definition, log, name, position, definition)
     return JSONResponse({"table": str(name), "position": str(position)})
 
 

@@ -42,6 +42,7 @@ from penstock.serve.pieces import View
 from penstock.serve.protocols.ptubes_session import Client, Session, clients_of, tables_for
 from penstock.serve.protocols.ptubes_start import start_of
 from penstock.serve.served import Served
+from penstock.serve.threads import run_in
 from penstock.serve.wire.ptubes_messages import FetchRequest, PtubesSubscription, error_envelope
 from penstock.settings import Listening, is_loopback
 
@@ -141,7 +142,7 @@ class _Ptubes:
         try:
             subscription = PtubesSubscription.parse(body)
             account = self._account(request, subscription.token)
-            tables_for(account, subscription)
+            await run_in(self._served.threads.compiling, tables_for, account, subscription)
             await start_of(self._served.pieces(subscription.instance), subscription.checkpoint)
         except PenstockError as problem:
             _tell("a client cannot be served", client, "/v1/getServerInfo", problem)
@@ -169,7 +170,7 @@ class _Ptubes:
         if wanted.codec != _PROTOBUF:
             raise OptionInvalid(f"codec {wanted.codec} is not served", hint=f"Use {_PROTOBUF}")
         account = self._account(request, wanted.token)
-        tables = tables_for(account, wanted)
+        tables = await run_in(self._served.threads.compiling, tables_for, account, wanted)
         shown = client.shown.enter_context(
             self._served.subscribers.following(
                 "ptubes",

@@ -47,7 +47,7 @@ async def start_of(pieces: Pieces, checkpoint: PtubesCheckpoint) -> tuple[Starte
         return await resolve_start(pieces, Start(edge="earliest")), None
     if checkpoint.mode is CheckpointMode.LATEST:
         return await resolve_start(pieces, Start(edge="latest")), None
-    found = await pieces.in_thread(_find, pieces.source, checkpoint)
+    found = await pieces.search(_find, pieces.source, checkpoint)
     if found is not None:
         return found
     return await resolve_start(pieces, Start(time_us=min(checkpoint.timestamp * 1000, _TIME_US_MAX))), None

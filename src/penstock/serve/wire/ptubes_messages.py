@@ -23,6 +23,7 @@ from penstock.limits import (
     PTUBES_FETCH_BYTES_MAX,
     PTUBES_FETCH_EVENTS_MAX,
     PTUBES_FETCH_SECONDS_MAX,
+    PTUBES_TABLES_MAX,
     SHARDS_MAX,
 )
 from penstock.model import TableName
@@ -160,6 +161,8 @@ class PtubesSubscription:
         tables = tuple(_tables(group.value("databaseInfoSet")))
         if not tables:
             raise OptionInvalid("databaseInfoSet names no table")
+        if len(tables) > PTUBES_TABLES_MAX:
+            raise OptionInvalid(f"databaseInfoSet names {len(tables)} tables: at most {PTUBES_TABLES_MAX}")
         if any(not 0 <= shard < shard_count for shard in shards):
             raise OptionInvalid(f"partitionSet names shards outside of 0..{shard_count - 1}")
         return cls(

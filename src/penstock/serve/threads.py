@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads of the listeners, in a pool for each kind of work, so that none waits for another kind.
+
+pool            work                                            how long
+decoding        the pieces that followers wait for              milliseconds
+searching       places by time, GTID set or position            seconds in a long or tiered log
+reading         raw bytes for `/bytes`                          a read from a disk or a store
+definitions     a table's definition, which may be pending      up to DEFINITION_WAIT_SECONDS
+compiling       patterns and conditions of a request            milliseconds
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+_Answer = TypeVar("_Answer")
+
+# Decoding leaves Python to others most of the time; more threads than cores would only take turns.
+_DECODING_THREADS = 2
+# Searches and reads mostly wait for a disk or a store.
+_SEARCHING_THREADS = 4
+_READING_THREADS = 16
+_DEFINITION_THREADS = 16
+# Compiling holds Python's lock, so more threads would only take turns.
+_COMPILING_THREADS = 2
+
+
+def _pool(threads: int, name: str) -> Executor:
+    return ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The pools, one for each kind of work."""
+
+    decoding: Executor = field(default_factory=lambda: _pool(_DECODING_THREADS, "decode"))
+    searching: Executor = field(default_factory=lambda: _pool(_SEARCHING_THREADS, "search"))
+    reading: Executor = field(default_factory=lambda: _pool(_READING_THREADS, "read"))
+    definitions: Executor = field(default_factory=lambda: _pool(_DEFINITION_THREADS, "definitions"))
+    compiling: Executor = field(default_factory=lambda: _pool(_COMPILING_THREADS, "compile"))
+
+
+async def run_in(pool: Executor, question: Callable[..., _Answer], *arguments: Any) -> _Answer:
+    """Ask a question that may block, in a thread of a pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, question, *arguments)

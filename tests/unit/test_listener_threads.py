@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads of requests: nothing takes long in the event loop, and followers wait for no search."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.errors import OptionInvalid
+from penstock.logstore.log import Log
+from penstock.model import TablePatterns
+from penstock.serve.arrivals import Arrivals
+from penstock.serve.canal.tables import EXPRESSIONS_MAX, CanalTables
+from penstock.serve.own_log import OwnSource
+from penstock.serve.pieces import PieceMemory, Pieces, View
+from penstock.serve.protocols import changes
+from penstock.serve.subscribers import Subscribers
+from penstock.serve.subscription import Start, resolve_start
+from penstock.serve.threads import Threads
+from tests.patience import WAIT_SECONDS_MAX
+from tests.served_log import INSTANCE, LogInstance, captured_log, serving
+
+# More than any pool has threads.
+SEARCHES = 40
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[Log]:
+    with captured_log() as log:
+        yield log
+
+
+@pytest.mark.parametrize("start", [Start(time_us=1), Start(gtid_set="")])
+def test_followers_get_their_pieces_while_searches_run(
+    log: Log, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searching, end = threading.Event(), threading.Event()
+
+    def search(*_: Any) -> Any:
+        searching.set()
+        end.wait(WAIT_SECONDS_MAX)
+        raise OptionInvalid("nothing is searched for")
+
+    monkeypatch.setattr(OwnSource, "find_time", search)
+    monkeypatch.setattr(OwnSource, "find_gtid_set", search)
+
+    async def follow() -> Any:
+        pieces = Pieces(LogInstance(log), Arrivals(), PieceMemory(), Threads())
+        searches = [asyncio.ensure_future(resolve_start(pieces, start)) for _ in range(SEARCHES)]
+        try:
+            await asyncio.to_thread(searching.wait, WAIT_SECONDS_MAX)
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                first = await resolve_start(pieces, Start(position=log.earliest()))
+                return await pieces.at(View("typed"), first.position)
+        finally:
+            end.set()
+            await asyncio.gather(*searches, return_exceptions=True)
+
+    assert asyncio.run(follow()) is not None
+
+
+def test_request_for_changes_is_compiled_outside_of_the_event_loop(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, answered = threading.Event(), threading.Event()
+
+    def compile_slowly(*patterns: Any) -> TablePatterns:
+        compiling.set()
+        assert answered.wait(WAIT_SECONDS_MAX), "nobody is answered while patterns are compiled"
+        return TablePatterns(*patterns)
+
+    monkeypatch.setattr(changes, "TablePatterns", compile_slowly)
+    with serving(log) as daemon:
+        asked = {"tables": ["*.*"], "start": "latest", "wait_seconds": 0}
+        answers: list[Any] = []
+        reader = threading.Thread(
+            target=lambda: answers.append(daemon.ask("POST", f"/v1/instances/{INSTANCE}/changes", asked))
+        )
+        reader.start()
+        assert compiling.wait(WAIT_SECONDS_MAX)
+        assert daemon.ask("GET", "/v1/status").status == 200
+        answered.set()
+        reader.join(WAIT_SECONDS_MAX)
+        assert [answer.status for answer in answers] == [200]
+
+
+@pytest.mark.parametrize("pattern", [f"/{'(' * 5000}{')' * 5000}/", "/a{99999999999999999999}/"])
+def test_pattern_that_python_cannot_compile_is_refused_by_name(pattern: str) -> None:
+    with pytest.raises(OptionInvalid, match="is not a regular expression"):
+        TablePatterns([pattern])
+
+
+def test_filter_of_a_canal_client_is_bounded_in_number() -> None:
+    expressions = [f"shop\\.t{number}" for number in range(EXPRESSIONS_MAX + 1)]
+    with pytest.raises(OptionInvalid, match=f"at most {EXPRESSIONS_MAX}"):
+        CanalTables(",".join(expressions), TablePatterns())
+    assert CanalTables(",".join(expressions[1:]), TablePatterns()).matches("shop", f"t{EXPRESSIONS_MAX}")
+
+
+def test_subscribers_between_requests_are_shown_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.serve.subscribers.SUBSCRIBERS_IDLE_SHOWN_MAX", 3)
+    subscribers = Subscribers()
+    with subscribers.following("changes", INSTANCE, "constant"):
+        for number in range(10):
+            with subscribers.following("changes", INSTANCE, f"passing-{number}"):
+                """It asks once."""
+        names = {one.name for one in subscribers.all()}
+    assert names == {"constant", "passing-7", "passing-8", "passing-9"}
