@@ -108,6 +108,9 @@ FILES_REMEMBERED_MAX = 4096
 # fleet of subscribers on one host has hundreds.
 CONNECTIONS_MAX = 4096
 CONNECTIONS_PER_PEER_MAX = 1024
+# Of these, connections in their TLS handshake, which have proved nothing yet.
+HANDSHAKES_MAX = 1024
+HANDSHAKES_PER_PEER_MAX = 256
 
 # A request that has not arrived whole after so long, or is larger, is no request of a client of ours.
 REQUEST_HEAD_BYTES_MAX = 64 * 1024
@@ -142,7 +145,7 @@ SHARED_BYTES_ALWAYS = 256 * 1024
 # Decoders that wait for more of the log, of one instance: one for each view at the head, and those behind.
 FOLLOWERS_MAX = 64
 
-# A client that takes nothing of an answer for so long is gone, or of no use to itself.
+# Drop a client that has not read any of what was sent to it for this long.
 SEND_SECONDS_MAX = 300.0
 # A subscriber that asks again within so long was never away.
 SUBSCRIBER_SHOWN_SECONDS = 60
@@ -195,5 +198,6 @@ assert RECONNECT_PAUSE_SECONDS_FIRST < RECONNECT_PAUSE_SECONDS_MAX
 assert SILENCE_SECONDS_MAX > HEARTBEAT_SECONDS
 assert RANGE_BYTES_MIN <= RANGE_BYTES_DEFAULT
 assert CONNECTIONS_PER_PEER_MAX < CONNECTIONS_MAX
+assert HANDSHAKES_PER_PEER_MAX < HANDSHAKES_MAX < CONNECTIONS_MAX
 assert GREETING_SECONDS_MAX <= REQUEST_SECONDS_MAX < HTTP_IDLE_SECONDS_MAX
 assert SUBSCRIPTION_SHARDS_MAX <= SHARDS_MAX

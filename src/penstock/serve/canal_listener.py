@@ -56,15 +56,14 @@ class CanalListener:
         task = asyncio.current_task()
         assert task is not None, "a connection is served in a task"
         connection = self._connections.admit("canal", writer.transport)
-        if connection is None:
-            writer.transport.abort()
-            return
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         try:
             await self._session(reader, writer)
         except (ConnectionError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError) as problem:
             _log.info("a connection ended", listener="canal", peer=connection.peer, why=str(problem))
+            # A close would wait for what nobody reads.
+            writer.transport.abort()
         except PenstockError as problem:
             error = type(problem).__name__
             self._connections.tell(

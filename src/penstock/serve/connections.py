@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections within bounds: how many there are, how long a request may take to arrive, and who left.
+"""Connections within bounds: how long a request may take to arrive, how long an answer to be read, who left.
 
-A peer that connects and says nothing, or says it a byte at a time, costs a descriptor for a while.
+A peer that connects and says nothing, or says it a byte at a time, costs a descriptor for a while; how many
+there are is counted in `accepting`.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ import h11
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.limits import CONNECTIONS_MAX, CONNECTIONS_PER_PEER_MAX, REQUEST_SECONDS_MAX
+from penstock.limits import REQUEST_SECONDS_MAX, SEND_SECONDS_MAX
+from penstock.serve.accepting import Admission, ListeningSocket
 from penstock.settings import Listening
 
 _log = structlog.get_logger(__name__)
@@ -80,39 +82,34 @@ class Tellings:
 class Connections:
     """All connections of a daemon, within the bounds of `limits`. Belongs to the event loop."""
 
-    def __init__(self, in_all: int = CONNECTIONS_MAX, of_peer: int = CONNECTIONS_PER_PEER_MAX) -> None:
-        self._in_all = in_all
-        self._of_peer = of_peer
+    def __init__(self) -> None:
+        self.admission = Admission()
         self._open: set[Connection] = set()
-        self._by_peer: Counter[str] = Counter()
         self._tellings = Tellings()
+
+    def listen(self, listener: Listening, bound: socket.socket, *, over_tls: bool) -> ListeningSocket:
+        """Return a port whose connections are counted here, in place of a bound one."""
+        port = ListeningSocket(bound, self.admission, with_handshake=over_tls)
+        port.refused = lambda why, peer: self.tell(why, listener, peer, open=self.admission.open)
+        return port
 
     def count(self, listener: Listening | None = None) -> int:
         """Return how many there are, of one listener or of all."""
         return sum(listener in (None, one.listener) for one in self._open)
 
-    def admit(self, listener: Listening, transport: asyncio.BaseTransport) -> Connection | None:
-        """Return a new connection, or None where there are too many: then it is to be aborted."""
+    def admit(self, listener: Listening, transport: asyncio.BaseTransport) -> Connection:
+        """Return a new connection, whose handshake is over."""
         address = transport.get_extra_info("peername") or ("?", 0)
-        peer, port = str(address[0]), int(address[1])
-        if len(self._open) >= self._in_all or self._by_peer[peer] >= self._of_peer:
-            self.tell("too many connections", listener, peer, open=len(self._open))
-            return None
         raw = transport.get_extra_info("socket")
         if raw is not None:
-            # A peer whose machine is gone is found out in time, without a word between us.
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection = Connection(listener, peer, port, transport.close)
+            self.admission.greeted(raw.fileno())
+        connection = Connection(listener, str(address[0]), int(address[1]), transport.close)
         self._open.add(connection)
-        self._by_peer[peer] += 1
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Count a connection as gone, and tell who waits for that."""
+        """Note that a connection is gone, and tell who waits for that."""
         self._open.discard(connection)
-        self._by_peer[connection.peer] -= 1
-        if self._by_peer[connection.peer] <= 0:
-            del self._by_peer[connection.peer]
         connection.end()
 
     def tell(self, what: str, listener: Listening, peer: str, **more: Any) -> None:
@@ -128,7 +125,7 @@ class Heads(Protocol):
 
 
 class BoundedHttp(H11Protocol):
-    """A connection that is counted, and whose requests have to arrive in time."""
+    """A connection whose requests have to arrive in time, and whose answers have to be read in time."""
 
     _connections: Connections
     _listener: Listening
@@ -136,14 +133,12 @@ class BoundedHttp(H11Protocol):
 
     _connection: Connection | None = None
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _heads: Heads | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = self._connections.admit(self._listener, transport)
-        if self._connection is None:
-            transport.abort()
-            return
         # What routes find as request.state is copied from here for each request.
         self.app_state: dict[str, Any] = {**self.app_state, "connection": self._connection}
         self._heads = None if self._make_heads is None else self._make_heads()
@@ -151,6 +146,7 @@ class BoundedHttp(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._read_again()
         if self._connection is not None:
             self._connections.release(self._connection)
             self._connection = None
@@ -182,6 +178,25 @@ class BoundedHttp(H11Protocol):
             self._connection.asked_again.set()
         else:
             self._connection.asked_again.clear()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(SEND_SECONDS_MAX, self._give_up_sending)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._read_again()
+
+    def _read_again(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _give_up_sending(self) -> None:
+        self._unread = None
+        self._connections.tell("an answer is not read", self._listener, self._peer)
+        # A close would wait for what nobody reads.
+        self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._connections.tell("what came is no HTTP", self._listener, self._peer)

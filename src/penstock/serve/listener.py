@@ -158,7 +158,7 @@ class Listener(HttpListener):
         """
         self._served = served
         self._ports = ports
-        self._connections = Connections()
+        self._connections = ports.connections
         self._settings = settings
         self._access = access
         self._open_store = open_store

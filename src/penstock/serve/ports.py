@@ -5,16 +5,24 @@ import socket
 from collections.abc import Mapping
 
 from penstock.errors import OptionInvalid
+from penstock.limits import SEND_SECONDS_MAX
+from penstock.serve.connections import Connections
 from penstock.settings import Listening, ListenSettings
 
 _BACKLOG = 256
 
+# Linux alone has it.
+_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+
 
 class Ports:
-    """A bound socket for each listener that is on."""
+    """A bound socket for each listener that is on, and the connections to all of them."""
 
-    def __init__(self, sockets: Mapping[Listening, socket.socket]) -> None:
-        self.sockets = dict(sockets)
+    def __init__(self, bound: Mapping[Listening, socket.socket], *, over_tls: bool = False) -> None:
+        self.connections = Connections()
+        self.sockets = {
+            name: self.connections.listen(name, one, over_tls=over_tls) for name, one in bound.items()
+        }
 
     @classmethod
     def take(cls, settings: ListenSettings) -> "Ports":
@@ -27,7 +35,7 @@ class Ports:
             for one in taken.values():
                 one.close()
             raise
-        return cls(taken)
+        return cls(taken, over_tls=settings.tls is not None)
 
     def address(self, name: Listening) -> str:
         """Return where a listener listens: host:port, with the port that the system chose."""
@@ -53,6 +61,11 @@ def _bind(name: Listening, host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {problem.strerror or problem}",
             hint=f"Does another daemon run here? Choose another port: listen.{name}",
         ) from problem
-    # Accepted connections inherit it: a small frame must not wait until the one before it is acknowledged.
+    # Accepted connections inherit these. A small frame must not wait until the one before it is acknowledged.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A peer whose machine is gone is found out without a word between us.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if _USER_TIMEOUT is not None:
+        # What a peer does not read is dropped with its connection, also where that is being closed.
+        bound.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, int(SEND_SECONDS_MAX * 1000))
     return bound

@@ -37,6 +37,7 @@ from penstock.limits import (
     CANAL_IDLE_SECONDS_MAX,
     GREETING_SECONDS_MAX,
     REQUEST_SECONDS_MAX,
+    SEND_SECONDS_MAX,
 )
 from penstock.serve.access import Access, Account
 from penstock.serve.canal.clients import Client, Clients, parse_client_id, subscription_name
@@ -173,7 +174,7 @@ class CanalSession:
             self._writer.write(parts[0])
         else:
             self._writer.writelines(parts)
-        async with asyncio.timeout(self._write_seconds):
+        async with asyncio.timeout(min(self._write_seconds, SEND_SECONDS_MAX)):
             await self._writer.drain()
 
     # --- Who it is --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,12 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from penstock.errors import OptionInvalid, PenstockError
-from penstock.limits import SEND_SECONDS_MAX
 from penstock.model import TablePatterns
 from penstock.serve.access import Account, account_of
+from penstock.serve.answers import StreamedAnswer
 from penstock.serve.changes_request import ChangesRequest, start_of
 from penstock.serve.openapi import description
 from penstock.serve.pieces import Piece, View
@@ -160,7 +160,7 @@ def _view(asked: ChangesRequest, tables: TablePatterns, shard_columns: Mapping[s
     )
 
 
-class ChangesAnswer(Response):
+class ChangesAnswer(StreamedAnswer):
     """The frames of one answer, sent as the client takes them."""
 
     def __init__(
@@ -180,23 +180,8 @@ class ChangesAnswer(Response):
         self._following = following
         self._codec = None if asked.compression == "none" else asked.compression
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the answer ends, or the client is gone."""
-        streaming = asyncio.ensure_future(self._stream(send))
-        gone = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait((streaming, gone), return_when=asyncio.FIRST_COMPLETED)
-            if streaming.done():
-                streaming.result()
-        except TimeoutError:
-            _log.warning("a client takes nothing", subscriber=self._asked.subscriber)
-        finally:
-            for task in (streaming, gone):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-
-    async def _stream(self, send: Send) -> None:
+    async def stream(self, send: Send) -> None:
+        """Send frames until the credit is used up, or nothing has come for a while."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         with self._following() as subscriber:
             try:
@@ -334,13 +319,6 @@ def _frame(one: Sifted, rows: int, payload: memoryview, **more: Any) -> _Frame:
 
 
 async def _send_body(send: Send, content: bytes | memoryview) -> None:
-    """Send a part of an answer once the client has room for it. Raises TimeoutError where it never has."""
+    """Send a part of an answer once the client has room for it."""
     if len(content):
-        async with asyncio.timeout(SEND_SECONDS_MAX):
-            await send({"type": "http.response.body", "body": content, "more_body": True})
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        await send({"type": "http.response.body", "body": content, "more_body": True})

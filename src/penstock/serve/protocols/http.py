@@ -5,15 +5,18 @@ Positions are text, `mysql-bin.000003:1542`, with `2/` before it in epoch 2. All
 """
 
 import functools
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Send
 
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid
@@ -23,6 +26,7 @@ from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.retention import Hold, Holds
 from penstock.model import Position, TableName
 from penstock.serve.access import account_of
+from penstock.serve.answers import StreamedAnswer
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
 
@@ -168,21 +172,56 @@ async def _bytes(served: Served, request: Request) -> Response:
     log, asked = _whole_log_of(served, request), _Asked(request)
     epoch, file = asked.number("epoch", 0), asked.text("file")
     start, stop = asked.number("start"), asked.number("stop", None)
-    end = await run_in_threadpool(_readable_end, log, epoch, file, start, stop)
-    pieces: Iterator[memoryview] = iter(log.read(epoch, file, start, end)) if end > start else iter(())
-    first = await run_in_threadpool(next, pieces, None)
-    return StreamingResponse(
-        _streamed(first, pieces),
-        media_type="application/octet-stream",
-        headers={"Content-Length": str(end - start), STOP_HEADER: str(end)},
-    )
+    end = await run_in(served.threads.reading, _readable_end, log, epoch, file, start, stop)
+    reading = _Reading(log.read(epoch, file, start, end) if end > start else iter(()))
+    first = await run_in(served.threads.reading, reading.next)
+    headers = {"Content-Length": str(end - start), STOP_HEADER: str(end)}
+    return _BytesAnswer(first, reading, served.threads.reading, headers)
 
 
-async def _streamed(first: memoryview | None, rest: Iterator[memoryview]) -> AsyncIterator[memoryview]:
-    if first is not None:
-        yield first
-        async for piece in iterate_in_threadpool(rest):
-            yield piece
+class _Reading:
+    """A read of the log that goes on in any thread, one at a time, and may be closed by another."""
+
+    def __init__(self, pieces: Iterator[memoryview]) -> None:
+        self._pieces = pieces
+        self._lock = threading.Lock()
+
+    def next(self) -> memoryview | None:
+        """Return the next bytes, None behind the last."""
+        with self._lock:
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """Let go of the segment that is open."""
+        with self._lock:
+            if isinstance(self._pieces, Generator):
+                self._pieces.close()
+            self._pieces = iter(())
+
+
+class _BytesAnswer(StreamedAnswer):
+    """The bytes of a range, read as the client takes them; the segment is closed however the answer ends."""
+
+    def __init__(
+        self, first: memoryview | None, reading: _Reading, threads: Executor, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(headers=headers, media_type="application/octet-stream")
+        self._first = first
+        self._reading = reading
+        self._threads = threads
+
+    async def stream(self, send: Send) -> None:
+        """Send the range, piece by piece."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            piece, self._first = self._first, None
+            while piece is not None:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await run_in(self._threads, self._reading.next)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            # Nobody waits for it: a read of a store may be under way.
+            self._threads.submit(self._reading.close)
 
 
 def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None) -> int:

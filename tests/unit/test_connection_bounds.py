@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of every listener: counted from their first moment, and cut where their peer reads nothing."""
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.logstore.log import Log
+from penstock.serve import accepting, connections, listener, ports
+from penstock.serve.protocols import canal, http
+from tests.canal_client import CanalClient
+from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.served_log import INSTANCE, ServedLog, captured_log, serving
+from tools.servers import certificate
+
+# Long enough for the test to look, short enough to wait for.
+PATIENCE_SECONDS = 0.3
+HOUR_SECONDS = 3600.0
+# More than the buffers of both ends together, however far the system lets them grow.
+UNREAD_BYTES = 64 << 20
+BUFFER_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[Log]:
+    with captured_log() as log:
+        yield log
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls") / "files"
+    certificate.make(folder)
+    return folder
+
+
+class LargeSegment:
+    """A segment of a size that no buffer holds; it knows when it was closed."""
+
+    def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.closed = threading.Event()
+        self.pieces = 0
+        monkeypatch.setattr(http, "_readable_end", lambda *_: 4 + UNREAD_BYTES)
+        monkeypatch.setattr(log, "read", self._read)
+
+    def _read(self, *_: Any) -> Iterator[memoryview]:
+        try:
+            for _ in range(UNREAD_BYTES >> 20):
+                self.pieces += 1
+                yield memoryview(bytes(1 << 20))
+        finally:
+            self.closed.set()
+
+
+def connect(daemon: ServedLog, name: str = "http", source: str = "127.0.0.2") -> socket.socket:
+    return socket.create_connection(
+        ("127.0.0.1", daemon.port(name)), WAIT_SECONDS_MAX, source_address=(source, 0)
+    )
+
+
+def ask_for_bytes(peer: socket.socket) -> None:
+    path = f"/v1/instances/{INSTANCE}/bytes?epoch=0&file=mysql-bin.000001&start=4"
+    peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+
+
+def open_connections(daemon: ServedLog) -> int:
+    count: int = daemon.in_loop(lambda: daemon.ports.connections.admission.open)
+    return count
+
+
+def handshakes(daemon: ServedLog) -> int:
+    count: int = daemon.in_loop(lambda: daemon.ports.connections.admission.in_handshake)
+    return count
+
+
+# --- Answers that nobody reads --------------------------------------------------------------
+
+
+def test_bytes_that_are_not_read_end_and_free_their_segment(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = LargeSegment(log, monkeypatch)
+    monkeypatch.setattr(connections, "SEND_SECONDS_MAX", PATIENCE_SECONDS)
+    with serving(log) as daemon, closing(connect(daemon)) as peer:
+        ask_for_bytes(peer)
+        assert segment.closed.wait(WAIT_SECONDS_MAX)
+        assert segment.pieces < UNREAD_BYTES >> 20, "all of it was read, for nobody"
+        wait_until(lambda: open_connections(daemon) == 0)
+
+
+def test_bytes_free_their_segment_when_their_reader_leaves(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = LargeSegment(log, monkeypatch)
+    with serving(log) as daemon:
+        with closing(connect(daemon)) as peer:
+            ask_for_bytes(peer)
+            assert peer.recv(1)
+        assert segment.closed.wait(WAIT_SECONDS_MAX)
+        assert segment.pieces < UNREAD_BYTES >> 20
+
+
+def test_canal_session_whose_answers_are_not_read_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canal, "SEND_SECONDS_MAX", PATIENCE_SECONDS)
+    with serving(log, {"canal": "127.0.0.1:0"}) as daemon:
+        # Connections inherit it, and so are full soon.
+        daemon.ports.sockets["canal"].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        over = connect(daemon, "canal")
+        over.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        with CanalClient(daemon.port("canal"), over=over) as client:
+            client.log_in(net_write_timeout=int(HOUR_SECONDS * 1000))
+            unknown = b"\x18\x63"
+            request = struct.pack(">I", len(unknown)) + unknown
+            over.settimeout(PATIENCE_SECONDS / 10)
+            with suppress(ConnectionError):
+                while open_connections(daemon):
+                    # It takes no more requests before its answers are read.
+                    with suppress(TimeoutError):
+                        over.sendall(request * 1000)
+        wait_until(lambda: open_connections(daemon) == 0)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+def test_connection_that_is_closing_is_not_kept_for_what_nobody_reads(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "SEND_SECONDS_MAX", PATIENCE_SECONDS)
+    with serving(log, {"canal": "127.0.0.1:0"}) as daemon:
+        daemon.ports.sockets["http"].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        peer = socket.socket()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        with closing(peer):
+            peer.connect(("127.0.0.1", daemon.port()))
+            peer.sendall(b"GET /v1/openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            wait_until(lambda: open_connections(daemon) == 0)
+
+
+# --- Handshakes -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secure(log: Log, tls: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], ServedLog]]:
+    """Serve over TLS, with room for four handshakes of one peer."""
+    monkeypatch.setattr(accepting, "HANDSHAKES_PER_PEER_MAX", 4)
+    names = certificate.server_options(tls)
+    with ExitStack() as stack:
+
+        def start() -> ServedLog:
+            listen = {"tls": {"cert": names["ssl-cert"], "key": names["ssl-key"]}, "canal": "127.0.0.1:0"}
+            return stack.enter_context(serving(log, listen))
+
+        yield start
+
+
+@pytest.mark.parametrize("name", ["http", "canal"])
+def test_silent_handshakes_are_counted_and_bounded_for_each_peer(
+    secure: Callable[[], ServedLog], tls: Path, name: str
+) -> None:
+    daemon = secure()
+    trusting = ssl.create_default_context(cafile=str(certificate.server_options(tls)["ssl-ca"]))
+    trusting.check_hostname = False
+    with ExitStack() as stack:
+        silent = [stack.enter_context(closing(connect(daemon, name))) for _ in range(4)]
+        wait_until(lambda: handshakes(daemon) == 4)
+        with closing(connect(daemon, name)) as one_more:
+            assert one_more.recv(1) == b""
+        with trusting.wrap_socket(connect(daemon, name, "127.0.0.3")) as other:
+            wait_until(lambda: open_connections(daemon) == 5 and handshakes(daemon) == 4)
+            assert other.version()
+        silent[0].close()
+        wait_until(lambda: handshakes(daemon) == 3)
+        with trusting.wrap_socket(connect(daemon, name)) as again:
+            assert again.version()
+    wait_until(lambda: open_connections(daemon) == 0)
+
+
+def test_silent_handshake_ends_in_time(
+    secure: Callable[[], ServedLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "GREETING_SECONDS_MAX", PATIENCE_SECONDS)
+    daemon = secure()
+    with closing(connect(daemon)) as silent:
+        assert silent.recv(1) == b""
+        wait_until(lambda: open_connections(daemon) == 0)
+
+
+def test_connections_of_one_peer_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "CONNECTIONS_PER_PEER_MAX", 3)
+    with serving(log, {"ptubes": "127.0.0.1:0"}) as daemon, ExitStack() as stack:
+        peers = [stack.enter_context(closing(connect(daemon, name))) for name in ("http", "ptubes", "http")]
+        wait_until(lambda: open_connections(daemon) == 3)
+        with closing(connect(daemon)) as one_more:
+            assert one_more.recv(1) == b""
+        peers[0].close()
+        wait_until(lambda: open_connections(daemon) == 2)
+        assert daemon.ask("GET", "/v1/status").status == 200
