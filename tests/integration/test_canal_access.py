@@ -110,7 +110,7 @@ def ends(client: CanalClient) -> bool:
 def test_who_proves_no_password_may_try_again_and_nothing_else(
     daemon: DaemonProcess, user: str, password: str | bytes
 ) -> None:
-    with connect(daemon) as client:
+    with connect(daemon, "13") as client:
         with pytest.raises(Refused) as refused:
             client.log_in(user, password)
         assert (refused.value.code, refused.value.text) == (400, f"auth failed for user:{user}")

@@ -156,6 +156,21 @@ class Account:
                 hint="Set admin: true for the account: access in penstock.yaml",
             )
 
+    def prove_may_take_over(self, subscription: str, owner: str) -> None:
+        """Raise AccessDenied where a subscription's cursor is another account's, and not this one's to take.
+
+        An admin may take it, and an account whose `subscriptions` name it by more than a wildcard alone.
+        `owner` is "" where that is not known. That the account may read as the subscription is proved before.
+        """
+        is_named = any(
+            fnmatchcase(subscription, pattern) for pattern in self.subscriptions if pattern.strip("*")
+        )
+        if owner not in ("", self.name) and not (self.admin or is_named):
+            raise AccessDenied(
+                f"subscription {subscription} belongs to account {owner}, not to {self.name}",
+                hint="Name it in the account's subscriptions, or set admin: true: access in penstock.yaml",
+            )
+
     # --- Quotas -----------------------------------------------------------------------------
 
     @contextmanager

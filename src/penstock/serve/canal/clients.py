@@ -3,8 +3,9 @@
 
 A client is a subscription `canal-<client id>` of its instance, with one shard, so it is listed, reset and
 deleted as any other. Its cursor outlives its connection: in memory to the last entry that was acknowledged,
-in the store to the last transaction, whence it goes on after a restart, or at another daemon. Whoever
-subscribes last has the client: the session before is closed, and can write nothing more.
+in the store to the last transaction, from where it goes on after a restart, or at another daemon. Whoever
+subscribes last has the client: the session before is closed, and can write nothing more. A client belongs to
+the account that subscribed it first; no other account takes it over or deletes it, unless it may.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import structlog
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints
 from penstock.coordinate.checkpoint_writer import CheckpointWriter, ShardCheckpoint
 from penstock.coordinate.lease import Lease
-from penstock.coordinate.store import OPERATION_SECONDS, CoordinationStore
+from penstock.coordinate.store import ABSENT, OPERATION_SECONDS, CoordinationStore
 from penstock.coordinate.store import Session as StoreSession
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import (
@@ -30,8 +31,10 @@ from penstock.errors import (
     PositionPurged,
     ServerBusy,
     ServerChanged,
+    VersionConflict,
 )
 from penstock.model import Position, TablePatterns
+from penstock.serve.access import Account
 from penstock.serve.canal.cursor import Cursor, Mark
 from penstock.serve.canal.tables import CanalTables
 from penstock.serve.pieces import Pieces, View
@@ -96,6 +99,11 @@ class Client:
     def name(self) -> str:
         """The name of its subscription."""
         return subscription_name(self.client_id)
+
+    @property
+    def account_path(self) -> str:
+        """The path of the name of the account that it belongs to."""
+        return Subscription(self.destination, self.name).path + "/account"
 
     @property
     def identity(self) -> str:
@@ -203,25 +211,27 @@ class Clients:
         client: Client,
         owner: str,
         supersede: Callable[[str], None],
-        within: TablePatterns,
+        account: Account,
         asked: str = "",
     ) -> None:
         """Give a client to a session, `owner`; the one that has it is told by its `supersede`.
 
-        A filter that is asked for takes the place of the one before. Raises OptionInvalid for a filter, and
-        what the store raises.
+        A filter that is asked for takes the place of the one before. Raises AccessDenied for a client that
+        is not the account's, OptionInvalid for a filter, and what the store raises.
         """
+        within = account.readable(client.destination, client.name)
         if asked:
             # A filter that cannot be used changes nothing.
             await run_in(self._served.threads.compiling, CanalTables, asked, within)
         async with client._lock:
+            await asyncio.to_thread(self._prove_takes, client, account)
             had_it = client.owner == owner
             if client.owner not in (None, owner):
                 self._take_over(client, owner)
             client.owner, client._supersede = owner, supersede
             try:
                 if client._writing is None or client._writing.lost is not None:
-                    await self._take(client)
+                    await self._take(client, account)
                 await self._set_filter(client, within, asked)
             except BaseException:
                 # A session that has it goes on with it, and is told if another one comes.
@@ -252,9 +262,14 @@ class Clients:
             client._stored = writing.written or client._stored
             await asyncio.to_thread(self._give_back, lease)
 
-    async def forget(self, client: Client, owner: str) -> None:
-        """Delete a client's subscription and its cursor. Raises CoordinationLost."""
+    async def forget(self, client: Client, owner: str, account: Account) -> None:
+        """Delete a client's subscription and its cursor.
+
+        Raises AccessDenied for a client that is not the account's, and CoordinationLost.
+        """
+        account.prove_reads(client.destination, client.name)
         async with client._lock:
+            await asyncio.to_thread(self._prove_takes, client, account)
             if client.owner not in (None, owner):
                 self._take_over(client, owner)
             # Where it cannot be deleted nobody has it, and whoever comes next takes it anew.
@@ -286,13 +301,27 @@ class Clients:
         assert client._supersede is not None, "who owns it has said how it is told"
         client._supersede(owner)
 
-    async def _take(self, client: Client) -> None:
+    def _prove_takes(self, client: Client, account: Account) -> None:
+        """Raise AccessDenied unless an account may have a client's cursor. Runs in a thread."""
+        record = self._store.get(client.account_path)
+        account.prove_may_take_over(client.name, "" if record is None else record.value.decode())
+
+    def _give_to(self, client: Client, account: Account) -> None:
+        """Note whose a client is, where that is not noted yet. Runs in a thread."""
+        try:
+            self._store.put(client.account_path, account.name.encode(), ABSENT)
+        except VersionConflict:
+            # Another daemon was faster, or it had an owner before.
+            self._prove_takes(client, account)
+
+    async def _take(self, client: Client, account: Account) -> None:
         """Mark a client as ours in the store, and go on where it stands there."""
         if client._writing is not None:
             client._stored = client._writing.written or client._stored
             client._writing.close()
         wanted = Subscription(client.destination, client.name)
         subscription = await asyncio.to_thread(self._subscriptions.create, wanted)
+        await asyncio.to_thread(self._give_to, client, account)
         checkpoints = subscription.checkpoints(self._store)
         lease = await asyncio.to_thread(self._lease_of, subscription)
         state = await asyncio.to_thread(checkpoints.take, _SHARD, lease.token)

@@ -40,7 +40,7 @@ from penstock.limits import (
     SEND_SECONDS_MAX,
 )
 from penstock.serve.access import Access, Account
-from penstock.serve.canal.clients import Client, Clients, parse_client_id, subscription_name
+from penstock.serve.canal.clients import Client, Clients, parse_client_id
 from penstock.serve.canal.cursor import Gathered, news
 from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber
@@ -258,10 +258,9 @@ class CanalSession:
     async def _subscribe(self, request: Request, account: Account) -> None:
         client_id = parse_client_id(request.client_id)
         client = self._clients.get(request.destination, client_id)
-        within = account.readable(request.destination, subscription_name(client_id))
         key = client.destination, client_id
         try:
-            await self._clients.hold(client, self.peer, self.supersede, within, request.filter)
+            await self._clients.hold(client, self.peer, self.supersede, account, request.filter)
         except BaseException:
             # What was held before stays; what was to be held now is nobody's.
             if key not in self._held:
@@ -284,12 +283,14 @@ class CanalSession:
     async def _unsubscribe(self, request: Request, account: Account) -> None:
         client_id = parse_client_id(request.client_id)
         client = self._clients.get(request.destination, client_id)
-        account.prove_reads(request.destination, client.name)
         key = client.destination, client_id
-        self._held.pop(key, None)
-        if (shown := self._shown.pop(key, None)) is not None:
-            shown.close()
-        await self._clients.forget(client, self.peer)
+        try:
+            await self._clients.forget(client, self.peer, account)
+        finally:
+            if client.owner != self.peer:
+                self._held.pop(key, None)
+                if (shown := self._shown.pop(key, None)) is not None:
+                    shown.close()
 
     async def _client(self, request: Request, account: Account) -> tuple[Client, Subscriber]:
         """Return the client that a request is about; it may have subscribed over an earlier connection."""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a client of Canal is: the account that subscribed it first, and nobody takes it who may not."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.coordinate.backends.memory import MemoryStore
+from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.errors import AccessDenied
+from penstock.logstore.log import Log
+from penstock.serve.access import WHOLE, Account
+from tests.canal_client import CanalClient, Refused
+from tests.served_log import INSTANCE, ServedLog, captured_log, serving
+
+TOKEN = "a-token"
+ACCOUNTS: list[dict[str, Any]] = [
+    {"name": "owner", "user": "owner", "password": "owner"},
+    {"name": "other", "user": "other", "password": "other"},
+    {"name": "named", "user": "named", "password": "named", "subscriptions": ["canal-10*"]},
+    {"name": "admin", "user": "admin", "password": "admin", "admin": True},
+]
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[Log]:
+    with captured_log() as log:
+        yield log
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
+    store = MemoryStore(request.node.name)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def daemon(log: Log, store: MemoryStore) -> Iterator[ServedLog]:
+    with serving(log, {"canal": "127.0.0.1:0", "token": TOKEN}, ACCOUNTS, store) as daemon:
+        yield daemon
+
+
+def log_in(daemon: ServedLog, user: str) -> CanalClient:
+    return CanalClient(daemon.port("canal"), INSTANCE).log_in(user, TOKEN if user == "token" else user)
+
+
+def subscription(store: MemoryStore) -> Subscription | None:
+    return Subscriptions(store).get(INSTANCE, "canal-1001")
+
+
+def refused_acknowledgement(client: CanalClient) -> None:
+    """Acknowledge, which is answered only where it fails."""
+    client.ack(1)
+    client.expect_ack()
+
+
+@pytest.mark.parametrize(
+    "ask", [CanalClient.subscribe, CanalClient.unsubscribe, CanalClient.get, refused_acknowledgement]
+)
+def test_client_of_another_account_is_neither_taken_over_nor_deleted(
+    daemon: ServedLog, store: MemoryStore, ask: Callable[[CanalClient], object]
+) -> None:
+    with log_in(daemon, "owner").subscribe() as client:
+        batch_id, _ = client.get()
+        with log_in(daemon, "other") as other:
+            with pytest.raises(Refused, match="belongs to account owner, not to other"):
+                ask(other)
+            # The connection stays, for a client of its own.
+            other.client_id = "1002"
+            other.subscribe()
+        client.ack(batch_id)
+        # All was acknowledged, and nothing of it comes again.
+        assert client.get()[0] == -1
+    with log_in(daemon, "other") as other, pytest.raises(Refused, match="belongs to account owner"):
+        ask(other)
+    assert subscription(store) is not None
+
+
+@pytest.mark.parametrize("user", ["owner", "named", "admin", "token"])
+def test_client_is_taken_over_and_deleted_by_an_account_that_may(
+    daemon: ServedLog, store: MemoryStore, user: str
+) -> None:
+    with log_in(daemon, "owner").subscribe() as client:
+        assert client.get()[0] == 1
+        with log_in(daemon, user).subscribe() as taking:
+            assert taking.get()[0] == 2
+            with pytest.raises((EOFError, ConnectionError)):
+                client.get()
+            # It is still the account's that subscribed it first.
+            with log_in(daemon, "other") as other, pytest.raises(Refused, match="belongs to account owner"):
+                other.subscribe()
+            taking.unsubscribe()
+        assert subscription(store) is None
+        with log_in(daemon, "other").subscribe() as other:
+            other.unsubscribe()
+
+
+def test_client_from_before_accounts_were_noted_belongs_to_the_first_that_comes(
+    daemon: ServedLog, store: MemoryStore
+) -> None:
+    Subscriptions(store).create(Subscription(INSTANCE, "canal-1001"))
+    with (
+        log_in(daemon, "other").subscribe(),
+        log_in(daemon, "owner") as late,
+        pytest.raises(Refused, match="belongs to account other"),
+    ):
+        late.subscribe()
+
+
+def test_everybody_may_take_over_where_there_are_no_accounts(log: Log, store: MemoryStore) -> None:
+    with serving(log, {"canal": "127.0.0.1:0"}, store=store) as daemon:
+        port = daemon.port("canal")
+        with (
+            CanalClient(port, INSTANCE).log_in("a").subscribe(),
+            CanalClient(port, INSTANCE).log_in("b").subscribe() as other,
+        ):
+            assert other.get()[0] == 1
+
+
+@pytest.mark.parametrize("patterns", [("*",), ("**",), ("cache-*",)])
+def test_wildcard_alone_names_no_subscription(patterns: tuple[str, ...]) -> None:
+    account = Account("b", subscriptions=patterns)
+    with pytest.raises(AccessDenied, match="belongs to account a"):
+        account.prove_may_take_over("canal-1001", "a")
+    account.prove_may_take_over("canal-1001", "b")
+    account.prove_may_take_over("canal-1001", "")
+    WHOLE.prove_may_take_over("canal-1001", "a")
+    Account("c", subscriptions=("canal-*",)).prove_may_take_over("canal-1001", "a")
