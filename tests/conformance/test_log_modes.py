@@ -19,8 +19,9 @@ from penstock.errors import (
     QuotaReached,
     SourceMissing,
 )
-from penstock.logstore import memory_log, retention
+from penstock.logstore import holds, memory_log
 from penstock.logstore.disk import Disk
+from penstock.logstore.holds import Hold
 from penstock.logstore.log import Log
 from penstock.logstore.memory_disk import MemoryDisk
 from penstock.logstore.memory_log import MemoryLog
@@ -292,16 +293,39 @@ def test_without_a_reader_the_oldest_bytes_of_memory_leave(small: MemoryLog) -> 
 def test_a_reader_of_memory_is_moved_by_its_account_alone(
     small: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "HOLDS_PER_ACCOUNT_MAX", 1)
+    monkeypatch.setattr(holds, "HOLDS_PER_ACCOUNT_MAX", 1)
     Captured(small).run()
     head = small.head()
-    small.hold("cache", head, "orders")
+    small.hold(Hold("cache", head, account="orders"))
     with pytest.raises(AccessDenied, match="another account than search"):
-        small.hold("cache", head, "search")
+        small.hold(Hold("cache", head, account="search"))
     with pytest.raises(QuotaReached, match="has 1 holds"):
-        small.hold("more", head, "orders")
-    small.hold("cache", head, "operator", admin=True)
+        small.hold(Hold("more", head, account="orders"))
+    small.hold(Hold("cache", head, account="operator"), admin=True)
     assert small.acknowledged() == {"cache": head}
+
+
+def test_a_reader_of_memory_that_never_returns_expires() -> None:
+    now = [TIME_S]
+    log = MemoryLog.open_memory(
+        settings("memory", memory_bytes=1 << 20), instance="shop", clock=lambda: now[0]
+    )
+    with log:
+        Captured(log).run()
+        start, head = log.earliest(), log.head()
+        assert start is not None
+        expires_us = int((TIME_S + 60) * 1_000_000)
+        log.hold(Hold("gone", start, expires_us, "orders"))
+        log.hold(Hold("back", start, expires_us, "orders"))
+        assert log.acknowledged() == {"back": start, "gone": start}
+        now[0] += 59
+        log.hold(Hold("back", head, expires_us + 60_000_000, "orders"))
+        assert log.acknowledged() == {"back": head, "gone": start}
+        now[0] += 1
+        assert log.acknowledged() == {"back": head}
+        # Its name is free again, for another account as well.
+        log.hold(Hold("gone", head, None, "search"))
+        assert [hold.account for hold in log.holds()] == ["orders", "search"]
 
 
 def test_the_writer_is_held_back_until_every_registered_reader_has_acknowledged(small: MemoryLog) -> None:

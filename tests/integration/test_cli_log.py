@@ -15,8 +15,8 @@ from penstock.admin.log_folder import moment, parse_time
 from penstock.logstore.catalog import FolderCatalog
 from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import LocalDisk
+from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.layout import Layout
-from penstock.logstore.retention import Hold, Holds
 from penstock.logstore.tier import Tier
 from penstock.model import Position
 from tests.captured_log import capturing, head_of, wait_for_position

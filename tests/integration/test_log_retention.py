@@ -19,14 +19,15 @@ from penstock.errors import (
     QuotaReached,
     SourceMissing,
 )
-from penstock.logstore import retention as retention_module
+from penstock.logstore import holds as holds_module
 from penstock.logstore.catalog import FolderCatalog
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.epochs import seal_json
+from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
-from penstock.logstore.retention import Hold, Holds, Reason, Retention, RetentionPolicy
+from penstock.logstore.retention import Reason, Retention, RetentionPolicy
 from penstock.model import Position
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
 from tests.logstore_source import FOLDER, SETTINGS, TIME_S, Captured, check_log, open_log
@@ -284,7 +285,7 @@ def test_a_hold_of_nobody_or_that_expired_may_be_taken_over(log: Log) -> None:
 
 
 def test_an_account_has_a_bounded_number_of_holds(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention_module, "HOLDS_PER_ACCOUNT_MAX", 2)
+    monkeypatch.setattr(holds_module, "HOLDS_PER_ACCOUNT_MAX", 2)
     head = log.head()
     holds = Holds(log.disk, log.layout)
     for number in range(2):

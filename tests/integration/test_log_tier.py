@@ -17,10 +17,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from penstock.errors import ChecksumMismatch, ConnectionLost, LogDamaged, OptionInvalid, StreamError
 from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import LocalDisk
+from penstock.logstore.holds import Hold
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.records import CLOSED, COLD, TIERED, SegmentRecord
-from penstock.logstore.retention import Hold, Retention, RetentionPolicy
+from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.tier import Tier, TieredNote
 from penstock.model import Position
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk

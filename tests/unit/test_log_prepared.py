@@ -12,9 +12,10 @@ from penstock._native import BlockCutter
 from penstock.binlog import read_binlog
 from penstock.errors import PreparedMissing
 from penstock.limits import PREPARED_HOLD_SECONDS_MAX, PREPARED_OLD_SECONDS
+from penstock.logstore.holds import Hold
 from penstock.logstore.log import Log
 from penstock.logstore.prepared import HOLD_NAME, PreparedFile, PreparedSurvey
-from penstock.logstore.retention import Hold, Retention, RetentionPolicy
+from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.source.log import LogSource
 from penstock.source.source import SourceOptions
 from tests.binlog_bytes import INCIDENT, Event, first_event_end

@@ -175,6 +175,17 @@ class AskedDaemon:
                 hint=f"The one around it begins at {run.file}:{at} and ends at {run.file}:{end}",
             )
 
+    # --- Holds ------------------------------------------------------------------------------
+
+    def holds(self) -> list[dict[str, Any]]:
+        """Return the holds of the log that the account may see."""
+        found: list[dict[str, Any]] = self._client.ask("holds")["holds"]
+        return found
+
+    def remove_hold(self, reader: str) -> None:
+        """Remove a hold. Raises SourceMissing, AccessDenied."""
+        self._client.delete(f"holds/{quote(reader, safe='')}")
+
     # --- Answers ----------------------------------------------------------------------------
 
     def _epochs(self) -> list[tuple[int, str]]:

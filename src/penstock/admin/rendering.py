@@ -15,6 +15,8 @@ from rich.text import Text
 # A cell longer than this is cut in lines for people; JSON holds it whole.
 _CELL_CHARACTERS_MAX = 200
 
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
 
 @dataclass(frozen=True)
 class Field:
@@ -100,6 +102,16 @@ def duration_text(duration: timedelta) -> str:
     seconds, fraction = divmod(abs(micros), 1_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return ("-" if micros < 0 else "") + text + (f".{fraction:06d}" if fraction else "")
+
+
+def bytes_text(count: float | None) -> str:
+    """Return a number of bytes in the unit that suits it, `-` where it is not known."""
+    if count is None:
+        return "-"
+    power = 0
+    while count >= 1024 and power < len(_BYTE_UNITS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{count:.0f} {_BYTE_UNITS[power]}" if power == 0 else f"{count:.1f} {_BYTE_UNITS[power]}"
 
 
 def _pad(text: str, field: Field) -> str:

@@ -2,26 +2,28 @@
 """A log without files: the same log, over a bounded disk that is memory (log.mode memory).
 
 Nothing is lost to a reader that is registered: what it has yet to acknowledge stays, and where that fills the
-memory the writer is held back, as by a full disk. What nobody waits for leaves, the oldest first. It ends
-with the
-process, so nothing in it outlasts a crash, whatever `durable` says: no acknowledgement of another machine may
-stand on it.
+memory the writer is held back, as by a full disk, until the reader acknowledges or its time is over. What
+nobody waits for leaves, the oldest first. It ends with the process, so nothing in it outlasts a crash,
+whatever `durable` says: no acknowledgement of another machine may stand on it.
 """
 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+
+import structlog
 
 from penstock.errors import LimitExceeded, LogFull, OptionInvalid, PositionInvalid
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import MIB
 from penstock.logstore.disk import Buffer
+from penstock.logstore.holds import Hold, missing_hold, prove_may_add, prove_not_own, prove_owns
 from penstock.logstore.log import Log
 from penstock.logstore.memory_disk import MemoryDisk
 from penstock.logstore.records import OPEN, SegmentRecord
-from penstock.logstore.retention import prove_may_add, prove_owns
 from penstock.model import Position
 from penstock.settings import LogSettings
 
@@ -30,6 +32,8 @@ _SEGMENTS_MIN = 8
 MEMORY_BYTES_MIN = MIB
 
 _ROOT = Path("/memory")
+
+_log = structlog.get_logger(__name__)
 
 
 class MemoryLog(Log):
@@ -51,8 +55,7 @@ class MemoryLog(Log):
             "cold_after": None,
             "tier": None,
         }
-        self._acknowledged: dict[str, Position] = {}
-        self._accounts: dict[str, str] = {}
+        self._readers: dict[str, Hold] = {}
         self._readers_lock = threading.Lock()
         kept = settings.model_copy(update=changed)
         super().__init__(_ROOT / instance, kept, MemoryDisk(room), instance, clock, accept_loss=False)
@@ -66,21 +69,41 @@ class MemoryLog(Log):
 
     # --- Readers ----------------------------------------------------------------------------
 
-    def hold(self, name: str, position: Position, account: str, *, admin: bool = False) -> None:
-        """Register a reader for an account, or acknowledge what it has consumed.
+    def hold(self, hold: Hold, *, admin: bool = False) -> None:
+        """Register a reader for an account until its time is over, or acknowledge what it has consumed.
 
         Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached for one
         more than an account may have; what `register` and `acknowledge` raise.
         """
         with self._writing, self._readers_lock:
-            if name in self._acknowledged:
-                prove_owns(name, self._accounts.get(name, ""), account, admin=admin)
-            else:
-                prove_may_add(self._accounts.values(), account)
-                self._register(name, position)
-                self._accounts[name] = account
+            self._forget_expired()
+            known = self._readers.get(hold.name)
+            if known is None:
+                prove_may_add((one.account for one in self._readers.values()), hold.account)
+                self._register(hold)
                 return
-        self.acknowledge(name, position)
+            prove_owns(hold.name, known.account, hold.account, admin=admin)
+        self._acknowledge(hold.name, hold.position, hold.expires_us)
+
+    def holds(self) -> list[Hold]:
+        """Return the readers that are registered, by name."""
+        with self._readers_lock:
+            self._forget_expired()
+            return sorted(self._readers.values(), key=lambda one: one.name)
+
+    def give_up(self, name: str, account: str, *, admin: bool = False) -> None:
+        """Keep nothing for an account's reader any more.
+
+        Raises SourceMissing where there is none, AccessDenied for a reader of another account, unless an
+        `admin` asks.
+        """
+        prove_not_own(name)
+        with self._readers_lock:
+            known = self._readers.get(name)
+            if known is None:
+                raise missing_hold(name)
+            prove_owns(name, known.account, account, admin=admin)
+            del self._readers[name]
 
     def register(self, name: str, position: Position) -> None:
         """Keep what follows a position for a reader, until it acknowledges it. Its name must be free.
@@ -88,25 +111,36 @@ class MemoryLog(Log):
         Raises OptionInvalid for a name that is taken, PositionPurged, PositionInvalid.
         """
         with self._writing, self._readers_lock:
-            if name in self._acknowledged:
+            if name in self._readers:
                 raise OptionInvalid(
                     f"a reader named {name!r} is registered already", hint="Choose another name"
                 )
-            self._register(name, position)
+            self._register(Hold(name, position))
 
-    def _register(self, name: str, position: Position) -> None:
-        if position != self._visible:
-            self.locate_position(position)
-        self._acknowledged[name] = position
+    def _register(self, hold: Hold) -> None:
+        if hold.position != self._visible:
+            self.locate_position(hold.position)
+        self._readers[hold.name] = hold
+
+    def _forget_expired(self) -> None:
+        now_us = int(self._clock() * 1_000_000)
+        for hold in list(self._readers.values()):
+            if hold.has_expired(now_us):
+                _log.info("a hold expired", hold=hold.name)
+                del self._readers[hold.name]
 
     def acknowledge(self, name: str, position: Position) -> None:
         """Say that a reader has consumed all before a position, and let the writer go on.
 
         Raises OptionInvalid for a name that is not registered, PositionInvalid for more than there is.
         """
+        self._acknowledge(name, position, None)
+
+    def _acknowledge(self, name: str, position: Position, expires_us: int | None) -> None:
         visible = self._visible
         with self._readers_lock:
-            if name not in self._acknowledged:
+            known = self._readers.get(name)
+            if known is None:
                 raise OptionInvalid(f"no reader named {name!r} is registered", hint="Register it first")
             if visible is None or position > visible:
                 raise PositionInvalid(
@@ -114,18 +148,18 @@ class MemoryLog(Log):
                     position=str(position),
                     hint="Acknowledge the end of what was read",
                 )
-            self._acknowledged[name] = max(position, self._acknowledged[name])
+            self._readers[name] = replace(
+                known, position=max(position, known.position), expires_us=expires_us
+            )
 
     def release(self, name: str) -> None:
         """Keep nothing for a reader any more; one that is not registered is no error."""
         with self._readers_lock:
-            self._acknowledged.pop(name, None)
-            self._accounts.pop(name, None)
+            self._readers.pop(name, None)
 
     def acknowledged(self) -> dict[str, Position]:
         """Return how far each registered reader has acknowledged."""
-        with self._readers_lock:
-            return dict(self._acknowledged)
+        return {hold.name: hold.position for hold in self.holds()}
 
     # --- Room -------------------------------------------------------------------------------
 
@@ -185,8 +219,7 @@ class MemoryLog(Log):
 
     def _consumed(self) -> Position | None:
         """Return how far everybody has acknowledged; without a reader nobody waits for anything."""
-        with self._readers_lock:
-            places = [*self._acknowledged.values()]
+        places = self.acknowledged().values()
         return min([*places, self._visible]) if self._visible is not None else None
 
     def _make_room(self, all_that_can: bool = False) -> Position | None:

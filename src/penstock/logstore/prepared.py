@@ -23,13 +23,13 @@ from penstock.limits import (
 )
 from penstock.logstore.disk import Disk
 from penstock.logstore.epochs import seal_json, unseal_json
+from penstock.logstore.holds import OWN_PREFIX, Hold, Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.reader import LogReader
 from penstock.logstore.records import TIERED, SegmentRecord
-from penstock.logstore.retention import Hold, Holds
 from penstock.model import Position
 
-HOLD_NAME = "penstock.prepared"
+HOLD_NAME = f"{OWN_PREFIX}prepared"
 
 _SECOND_US = 1_000_000
 

@@ -173,6 +173,20 @@ class LogReader:
                 extents.append(LogExtent(record.epoch, name, record.base, end))
         return extents
 
+    def bytes_behind(self, position: Position) -> int:
+        """Return how much of the log lies after a position."""
+        visible = self.visible
+        if visible is None or visible <= position:
+            return 0
+        if (visible.epoch, visible.file) == (position.epoch, position.file):
+            return visible.offset - position.offset
+        left = 0
+        for one in self.extents():
+            if one.last > position:
+                holds = (one.epoch, one.file) == (position.epoch, position.file)
+                left += one.end - (max(position.offset, one.start) if holds else one.start)
+        return left
+
     # --- Bytes ------------------------------------------------------------------------------
 
     def read(self, epoch: int, file: str, start: int, stop: int) -> Iterator[memoryview]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from penstock.errors import OptionInvalid
 from penstock.logstore.catalog import SegmentCatalog
+from penstock.logstore.holds import Hold
 from penstock.logstore.index import SegmentIndex
 from penstock.logstore.records import SegmentRecord
-from penstock.logstore.retention import Departure, Hold, Reason, Retention, RetentionPlan
+from penstock.logstore.retention import Departure, Reason, Retention, RetentionPlan
 from penstock.model import Position
 
 

@@ -37,7 +37,7 @@ from penstock.serve.connections import Connections, bounded_http
 from penstock.serve.guard import Guard
 from penstock.serve.ports import Ports
 from penstock.serve.problems import as_http_problem, as_problem
-from penstock.serve.protocols import changes, http
+from penstock.serve.protocols import changes, holds, http
 from penstock.serve.protocols.canal import CanalServer
 from penstock.serve.protocols.ptubes import ptubes_app
 from penstock.serve.protocols.ptubes_monitor import monitor_app
@@ -61,6 +61,7 @@ def make_app(served: Served, listeners: Mapping[str, str]) -> Starlette:
         routes=[
             *http.routes(served),
             *changes.routes(served),
+            *holds.routes(served),
             Route("/v1/listeners", where, name="_listeners"),
         ],
         exception_handlers={PenstockError: as_problem, HTTPException: as_http_problem},

@@ -61,6 +61,8 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
         "reader! position! seconds",
         _JSON,
     ),
+    ("get", f"{_INSTANCE}/holds", "The holds that the account may see", "", _JSON),
+    ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
     (
         "post",
         f"{_INSTANCE}/changes",
@@ -119,6 +121,8 @@ def _call(path: str, summary: str, query: list[str], answer: str) -> dict[str, A
         parameters.insert(
             0, {"name": "instance", "in": "path", "required": True, "schema": {"type": "string"}}
         )
+    if "{reader}" in path:
+        parameters.insert(1, {"name": "reader", "in": "path", "required": True, "schema": {"type": "string"}})
     schema = {"type": "object"} if answer == _JSON else {"type": "string", "format": "binary"}
     problem = {"description": "A problem", "content": {PROBLEM_TYPE: {"schema": _PROBLEM_REFERENCE}}}
     return {

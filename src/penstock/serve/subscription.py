@@ -273,15 +273,4 @@ class Cursor:
 
     def behind_bytes(self) -> int:
         """Return how much of the log lies behind the position."""
-        visible = self.pieces.log.visible
-        if visible is None or visible <= self.position:
-            return 0
-        here = self.position
-        if (visible.epoch, visible.file) == (here.epoch, here.file):
-            return visible.offset - here.offset
-        left = 0
-        for one in self.pieces.log.extents():
-            if one.last > here:
-                holds = (one.epoch, one.file) == (here.epoch, here.file)
-                left += one.end - (max(here.offset, one.start) if holds else one.start)
-        return left
+        return self.pieces.log.bytes_behind(self.position)

@@ -116,6 +116,10 @@ class DaemonClient:
             timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds),
         )
 
+    def delete(self, call: str) -> None:
+        """Have the daemon remove something."""
+        self._request("DELETE", call).close()
+
     def problem(self, value: Mapping[str, Any]) -> PenstockError:
         """Return the error that a problem document stands for: the daemon's own, by its class."""
         detail = str(value.get("detail") or "it failed, and did not say why")

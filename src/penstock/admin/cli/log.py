@@ -36,11 +36,12 @@ from penstock.errors import OptionInvalid, PositionInvalid
 from penstock.logstore.audit import AuditLine
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.export import export
+from penstock.logstore.holds import Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.locate import Located
 from penstock.logstore.reader import LogReader
 from penstock.logstore.records import BlockRecord, SegmentRecord
-from penstock.logstore.retention import Holds, Retention, RetentionPolicy
+from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.trim import TrimPlan, check_holds, plan_trim, trim
 from penstock.logstore.verify import Finding, FindingKind, verify
 from penstock.model import Position

@@ -13,6 +13,7 @@ from penstock.admin.position_target import AskedServer, Target, asked_server, fi
 from penstock.admin.rendering import cell_text, time_text, write_json
 from penstock.errors import OptionInvalid
 from penstock.logstore.audit import AuditLine, audit_lines
+from penstock.logstore.holds import Holds
 from penstock.logstore.position_file import CapturePosition
 from penstock.logstore.position_set import (
     PositionChange,
@@ -22,7 +23,6 @@ from penstock.logstore.position_set import (
     standing,
 )
 from penstock.logstore.reader import LogReader
-from penstock.logstore.retention import Holds
 from penstock.model import Position
 from penstock.source.bounds import Bound
 

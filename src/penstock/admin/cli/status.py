@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import penstock.errors
-from penstock.admin.rendering import write_json
+from penstock.admin.rendering import bytes_text, write_json
 from penstock.errors import AuthenticationFailed, ConnectionLost, OptionInvalid, PenstockError, SourceMissing
 from penstock.model import Secret
 from penstock.settings import LOOPBACK_DEFAULT, PORT_DEFAULT, load_settings
@@ -33,7 +33,6 @@ _WATCH_SECONDS = 1.0
 _WIDTH_UNBOUNDED = 240
 
 _STYLES = {"running": "green", "stopped": "bold red", "held": "yellow", "waiting": "yellow", "behind": "red"}
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def run(
@@ -191,11 +190,11 @@ def _table(found: list[dict[str, Any]]) -> Table:
             Text(one["state"], _STYLES.get(one["state"], "")),
             one["position"] or "-",
             _lag_text(one["lag_seconds"]),
-            _bytes_text(one["lag_bytes"]),
-            _bytes_text(one["bytes_per_second"]),
+            bytes_text(one["lag_bytes"]),
+            bytes_text(one["bytes_per_second"]),
             f"{one['transactions_per_second']:,.0f}",
             f"{one['rows_per_second']:,.0f}",
-            _bytes_text(one["log_bytes"]),
+            bytes_text(one["log_bytes"]),
             (one["server"] or "-").rpartition("@")[2],
         )
     return table
@@ -232,12 +231,3 @@ def _lag_text(seconds: float | None) -> str:
         return f"{seconds:.1f} s" if seconds else "0 s"
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
-
-
-def _bytes_text(count: float | None) -> str:
-    if count is None:
-        return "-"
-    power = 0
-    while count >= 1024 and power < len(_BYTE_UNITS) - 1:
-        count, power = count / 1024, power + 1
-    return f"{count:.0f} {_BYTE_UNITS[power]}" if power == 0 else f"{count:.1f} {_BYTE_UNITS[power]}"

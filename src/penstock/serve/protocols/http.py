@@ -6,13 +6,11 @@ Positions are text, `mysql-bin.000003:1542`, with `2/` before it in epoch 2. All
 
 import functools
 import threading
-import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,27 +18,16 @@ from starlette.types import Send
 
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid
-from penstock.limits import HOLD_SECONDS_MAX
 from penstock.logstore.log import Log
-from penstock.logstore.memory_log import MemoryLog
-from penstock.logstore.retention import Hold, Holds
 from penstock.model import Position, TableName
 from penstock.serve.access import account_of
 from penstock.serve.answers import StreamedAnswer
+from penstock.serve.query import Query, instance_of, log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
 
-# A reader that waits longer asks again: what lies between us cuts connections that are silent for a minute.
-HEAD_SECONDS_MAX = 55.0
-
-# A reader that says nothing for so long is taken for gone, and holds nothing any longer.
-HOLD_SECONDS_DEFAULT = 24 * 3600
-
 # Where the bytes of an answer end: it may be before the stop that was asked for.
 STOP_HEADER = "Penstock-Stop"
-
-# No number of 64 bits has more.
-_DIGITS_MAX = 20
 
 _PREFIX = "/v1/instances"
 
@@ -61,7 +48,6 @@ def routes(served: Served) -> list[Route]:
         ("GET", f"{_PREFIX}/{{instance}}/bytes", _bytes),
         ("GET", f"{_PREFIX}/{{instance}}/schema", _schema),
         ("POST", f"{_PREFIX}/{{instance}}/schema", _give_schema),
-        ("POST", f"{_PREFIX}/{{instance}}/position", _hold),
     ]
     return [
         Route(path, functools.partial(call, served), methods=[method], name=call.__name__)
@@ -82,7 +68,7 @@ async def _all_status(served: Served, request: Request) -> Response:
 
 
 async def _status(served: Served, request: Request) -> Response:
-    return JSONResponse(_shown(served, request, _instance_of(served, request)))
+    return JSONResponse(_shown(served, request, instance_of(served, request)))
 
 
 def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[str, Any]:
@@ -99,12 +85,12 @@ def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[s
 
 
 async def _epochs(served: Served, request: Request) -> Response:
-    epochs = _log_of(served, request).epochs.epochs
+    epochs = log_of(served, request).epochs.epochs
     return JSONResponse({"epochs": [{"epoch": one.epoch, "server_key": one.server_key} for one in epochs]})
 
 
 async def _extents(served: Served, request: Request) -> Response:
-    log = _log_of(served, request)
+    log = log_of(served, request)
     extents = await run_in(served.threads.searching, log.extents)
     return JSONResponse(
         {
@@ -116,18 +102,18 @@ async def _extents(served: Served, request: Request) -> Response:
 
 
 async def _head(served: Served, request: Request) -> Response:
-    asked, instance = _Asked(request), _instance_of(served, request)
+    asked, instance = Query(request), instance_of(served, request)
     after, seconds = asked.position("after"), asked.seconds("timeout")
     head = await served.wait_behind(instance.name, after, seconds)
     return JSONResponse({"position": _text(head)})
 
 
 async def _earliest(served: Served, request: Request) -> Response:
-    return JSONResponse({"position": _text(_log_of(served, request).earliest())})
+    return JSONResponse({"position": _text(log_of(served, request).earliest())})
 
 
 async def _locate(served: Served, request: Request) -> Response:
-    log, asked = _log_of(served, request), _Asked(request)
+    log, asked = log_of(served, request), Query(request)
     # The empty GTID set is one as well: before the first transaction.
     given = [name for name in ("time_us", "gtid_set", "position") if name in request.query_params]
     if len(given) != 1:
@@ -149,7 +135,7 @@ async def _locate(served: Served, request: Request) -> Response:
 
 
 async def _gtid_set(served: Served, request: Request) -> Response:
-    log, position = _log_of(served, request), _Asked(request).needed_position("position")
+    log, position = log_of(served, request), Query(request).needed_position("position")
     return JSONResponse({"gtid_set": await run_in(served.threads.searching, log.gtid_set, position)})
 
 
@@ -157,7 +143,7 @@ async def _gtid_set(served: Served, request: Request) -> Response:
 
 
 async def _head_bytes(served: Served, request: Request) -> Response:
-    log, asked = _whole_log_of(served, request), _Asked(request)
+    log, asked = _whole_log_of(served, request), Query(request)
     content = await run_in(
         served.threads.reading, log.head_bytes, asked.number("epoch", 0), asked.text("file")
     )
@@ -169,7 +155,7 @@ async def _bytes(served: Served, request: Request) -> Response:
 
     The first piece is read before the answer begins, so what is wrong is told as a problem.
     """
-    log, asked = _whole_log_of(served, request), _Asked(request)
+    log, asked = _whole_log_of(served, request), Query(request)
     epoch, file = asked.number("epoch", 0), asked.text("file")
     start, stop = asked.number("start"), asked.number("stop", None)
     end = await run_in(served.threads.reading, _readable_end, log, epoch, file, start, stop)
@@ -239,11 +225,11 @@ def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None)
     return end if stop is None else min(end, max(stop, start))
 
 
-# --- Schemas and readers --------------------------------------------------------------------
+# --- Schemas --------------------------------------------------------------------------------
 
 
 async def _schema(served: Served, request: Request) -> Response:
-    log, asked = _log_of(served, request), _Asked(request)
+    log, asked = log_of(served, request), Query(request)
     position = asked.needed_position("position")
     name = TableName.parse(asked.text("table")) if asked.given("table") else None
     account = account_of(request)
@@ -259,7 +245,7 @@ async def _schema(served: Served, request: Request) -> Response:
 
 async def _give_schema(served: Served, request: Request) -> Response:
     """Take a table's definition that an operator gives, from a position on."""
-    log, asked = _log_of(served, request), _Asked(request)
+    log, asked = log_of(served, request), Query(request)
     name, position = TableName.parse(asked.text("table")), asked.needed_position("position")
     account_of(request).prove_administers(request.path_params["instance"])
     try:
@@ -270,76 +256,7 @@ async def _give_schema(served: Served, request: Request) -> Response:
     return JSONResponse({"table": str(name), "position": str(position)})
 
 
-async def _hold(served: Served, request: Request) -> Response:
-    """Note how far a reader has got: until that expires, retention keeps what it still needs.
-
-    A log in memory keeps it for as long as the daemon lives, and holds the server back where that fills it.
-    A hold belongs to the account that set it.
-    """
-    log, asked = _log_of(served, request), _Asked(request)
-    reader, position = asked.text("reader"), asked.needed_position("position")
-    account = account_of(request)
-    account.prove_reads(request.path_params["instance"], reader)
-    seconds = asked.number("seconds", HOLD_SECONDS_DEFAULT)
-    if seconds > HOLD_SECONDS_MAX:
-        raise OptionInvalid(
-            f"seconds={seconds} is longer than a hold may last", hint=f"Ask for {HOLD_SECONDS_MAX} at most"
-        )
-    if isinstance(log, MemoryLog):
-        await run_in_threadpool(log.hold, reader, position, account.name, admin=account.admin)
-        return JSONResponse({"reader": reader, "position": str(position), "expires_us": None})
-    expires_us = time.time_ns() // 1000 + seconds * 1_000_000
-    hold = Hold(reader, position, expires_us, account.name)
-    holds = Holds(log.disk, log.layout)
-    await run_in_threadpool(holds.put, hold, prove=log.locate_position, admin=account.admin)
-    return JSONResponse({"reader": reader, "position": str(position), "expires_us": expires_us})
-
-
-# --- What was asked -------------------------------------------------------------------------
-
-
-class _Asked:
-    """The query of a request, read by name. Each method raises OptionInvalid."""
-
-    def __init__(self, request: Request) -> None:
-        self._query = request.query_params
-
-    def given(self, name: str) -> bool:
-        """Tell whether the query has it, and not empty."""
-        return bool(self._query.get(name))
-
-    def text(self, name: str) -> str:
-        """Return a value that must be there; it may be empty."""
-        value = self._query.get(name)
-        if value is None:
-            raise OptionInvalid(f"the query lacks {name}", hint=f"Add {name}=...")
-        return value
-
-    def number(self, name: str, default: Any = ...) -> Any:
-        """Return an integer of 0 or more, or the default where it is not given."""
-        if not self.given(name) and default is not ...:
-            return default
-        text = self.text(name)
-        if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
-            raise OptionInvalid(f"{name}={text[:64]!r} is no number of 0 or more that there can be")
-        return int(text)
-
-    def seconds(self, name: str) -> float:
-        """Return a duration that is bounded, 0 where it is not given."""
-        text = self._query.get(name) or "0"
-        try:
-            value = float(text)
-        except ValueError as problem:
-            raise OptionInvalid(f"{name}={text!r} is no number of seconds") from problem
-        return min(max(value, 0.0), HEAD_SECONDS_MAX) if value == value else 0.0
-
-    def position(self, name: str) -> Position | None:
-        """Return a position, None where it is not given."""
-        return Position.parse(self.text(name)) if self.given(name) else None
-
-    def needed_position(self, name: str) -> Position:
-        """Return a position that must be there."""
-        return Position.parse(self.text(name))
+# --- Instances -----------------------------------------------------------------------------
 
 
 def _seen(served: Served, request: Request) -> list[ServedInstance]:
@@ -348,21 +265,10 @@ def _seen(served: Served, request: Request) -> list[ServedInstance]:
     return [one for name, one in served.instances.items() if account.may_read(name)]
 
 
-def _instance_of(served: Served, request: Request) -> ServedInstance:
-    """Return the instance that the path names. Raises AccessDenied, SourceMissing."""
-    name = request.path_params["instance"]
-    account_of(request).prove_reads(name)
-    return served.instance(name)
-
-
-def _log_of(served: Served, request: Request) -> Log:
-    return _instance_of(served, request).log()
-
-
 def _whole_log_of(served: Served, request: Request) -> Log:
     """Return the log for reading its bytes, which hold every table. Raises AccessDenied."""
     account_of(request).prove_reads_whole_log(request.path_params["instance"])
-    return _log_of(served, request)
+    return log_of(served, request)
 
 
 def _text(position: Position | None) -> str | None:

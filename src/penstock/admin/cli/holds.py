@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock holds`: what readers keep from leaving a daemon's log, and removing that."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.admin.asked_daemon import AskedDaemon
+from penstock.admin.log_folder import Json
+from penstock.admin.rendering import Field, LineWriter, bytes_text, write_json
+
+HELP = "What readers keep from leaving a daemon's log, and removing that."
+
+Instance = Annotated[str, typer.Argument(help="The daemon's instance.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="The daemon's settings file: its address and token are taken from it."),
+]
+Url = Annotated[str | None, typer.Option(help="The daemon, http://127.0.0.1:7070 by default.")]
+
+_SECOND_US = 1_000_000
+_COLUMNS = (
+    Field("reader", 40),
+    Field("account", 16),
+    Field("keeps", 10, right=True),
+    Field("expires", 20),
+    Field("position", 32),
+    Field("remark", 0),
+)
+
+
+def list_holds(instance: Instance, url: Url = None, config: Config = None, json: Json = False) -> None:
+    """List the holds of an instance's log, those that keep most of it first.
+
+    An account sees its own; an admin sees all. The token is taken from --config, else from PENSTOCK_TOKEN.
+    """
+    daemon = AskedDaemon.find(instance, url, config)
+    try:
+        holds = daemon.holds()
+    finally:
+        daemon.close()
+    if json:
+        write_json(sys.stdout, ({"instance": instance, **hold} for hold in holds))
+        return
+    lines = LineWriter(sys.stdout, _COLUMNS)
+    for hold in holds:
+        expires_us = hold["expires_us"]
+        expires = None if expires_us is None else datetime.fromtimestamp(expires_us // _SECOND_US, UTC)
+        keeps = bytes_text(hold["behind_bytes"])
+        lines.write([hold["reader"], hold["account"], keeps, expires, hold["position"], hold["remark"]])
+
+
+def remove(
+    instance: Instance,
+    reader: Annotated[str, typer.Argument(help="The hold's reader, as `penstock holds list` shows it.")],
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Remove a hold: what only it kept leaves the log, and its reader may find its place gone."""
+    daemon = AskedDaemon.find(instance, url, config)
+    try:
+        daemon.remove_hold(reader)
+    finally:
+        daemon.close()
+    typer.echo(f"removed: {reader} of {instance} holds nothing any longer")
+
+
+VERBS = {"list": list_holds, "remove": remove}

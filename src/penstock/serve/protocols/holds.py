@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds over HTTP: a reader says how far it has got, and until that expires what follows stays in the log.
+
+An account sees, moves and removes its own holds; an admin those of all accounts.
+"""
+
+import functools
+import time
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.errors import OptionInvalid
+from penstock.limits import HOLD_SECONDS_MAX
+from penstock.logstore.holds import Hold, Holds, prove_not_own
+from penstock.logstore.log import Log
+from penstock.logstore.memory_log import MemoryLog
+from penstock.serve.access import account_of
+from penstock.serve.query import Query, log_of
+from penstock.serve.served import Served
+
+# A reader that says nothing for so long is taken for gone, and holds nothing any longer.
+HOLD_SECONDS_DEFAULT = 24 * 3600
+
+_INSTANCE = "/v1/instances/{instance}"
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the routes of holds."""
+    return [
+        Route(f"{_INSTANCE}/position", functools.partial(_put, served), methods=["POST"], name="_hold"),
+        Route(f"{_INSTANCE}/holds", functools.partial(_list, served), methods=["GET"], name="_holds"),
+        Route(
+            f"{_INSTANCE}/holds/{{reader}}",
+            functools.partial(_remove, served),
+            methods=["DELETE"],
+            name="_remove_hold",
+        ),
+    ]
+
+
+async def _put(served: Served, request: Request) -> Response:
+    """Note how far a reader has got. Where a log in memory is filled by that, the server is held back."""
+    log, asked = log_of(served, request), Query(request)
+    reader, position = asked.text("reader"), asked.needed_position("position")
+    account = account_of(request)
+    account.prove_reads(request.path_params["instance"], reader)
+    prove_not_own(reader)
+    seconds = asked.number("seconds", HOLD_SECONDS_DEFAULT)
+    if seconds > HOLD_SECONDS_MAX:
+        raise OptionInvalid(
+            f"seconds={seconds} is longer than a hold may last", hint=f"Ask for {HOLD_SECONDS_MAX} at most"
+        )
+    hold = Hold(reader, position, time.time_ns() // 1000 + seconds * 1_000_000, account.name)
+    await run_in_threadpool(_set, log, hold, admin=account.admin)
+    return JSONResponse({"reader": reader, "position": str(position), "expires_us": hold.expires_us})
+
+
+async def _list(served: Served, request: Request) -> Response:
+    """Show the holds in force, those that keep most of the log first."""
+    account, log = account_of(request), log_of(served, request)
+    holds = await run_in_threadpool(_all, log)
+    seen = [hold for hold in holds if account.admin or hold.account == account.name]
+    shown = [_shown(log, hold) for hold in sorted(seen, key=lambda hold: hold.position)]
+    return JSONResponse({"holds": shown})
+
+
+async def _remove(served: Served, request: Request) -> Response:
+    """Remove a hold: what only it kept leaves the log with the next pass of retention."""
+    account, log = account_of(request), log_of(served, request)
+    reader = request.path_params["reader"]
+    account.prove_reads(request.path_params["instance"], reader)
+    holds = log if isinstance(log, MemoryLog) else Holds(log.disk, log.layout)
+    await run_in_threadpool(holds.give_up, reader, account.name, admin=account.admin)
+    return JSONResponse({"reader": reader})
+
+
+def _set(log: Log, hold: Hold, *, admin: bool) -> None:
+    if isinstance(log, MemoryLog):
+        log.hold(hold, admin=admin)
+    else:
+        Holds(log.disk, log.layout).put(hold, prove=log.locate_position, admin=admin)
+
+
+def _all(log: Log) -> list[Hold]:
+    if isinstance(log, MemoryLog):
+        return log.holds()
+    return Holds(log.disk, log.layout).readable(time.time_ns() // 1000)
+
+
+def _shown(log: Log, hold: Hold) -> dict[str, Any]:
+    return {
+        "reader": hold.name,
+        "position": str(hold.position),
+        "account": hold.account,
+        "expires_us": hold.expires_us,
+        "behind_bytes": log.bytes_behind(hold.position),
+        "remark": "",
+    }

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds as readers and operators see them, over HTTP and with `penstock holds`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.memory_log import MemoryLog
+from penstock.logstore.prepared import HOLD_NAME
+from penstock.settings import LogSettings
+from tests.kept_log import penstock
+from tests.logstore_source import Captured
+from tests.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
+
+TOKEN = "a-token"
+ACCOUNTS: list[dict[str, Any]] = [
+    {"name": "orders", "token": "orders-token"},
+    {"name": "search", "token": "search-token"},
+    {"name": "named", "token": "named-token", "subscriptions": ["named-*"]},
+]
+HOLDS = f"/v1/instances/{INSTANCE}/holds"
+
+
+@pytest.fixture(params=["files", "memory"])
+def daemon(request: pytest.FixtureRequest) -> Iterator[ServedLog]:
+    if request.param == "files":
+        with captured_log() as log, serving(log, {"token": TOKEN}, ACCOUNTS) as daemon:
+            yield daemon
+        return
+    with MemoryLog.open_memory(LogSettings(), instance=INSTANCE) as log:
+        Captured(log).run()
+        with serving(log, {"token": TOKEN}, ACCOUNTS) as daemon:
+            yield daemon
+
+
+def hold(daemon: ServedLog, reader: str, account: str, seconds: int = 3600) -> Answered:
+    position = daemon.log.earliest()
+    path = f"/v1/instances/{INSTANCE}/position?reader={reader}&position={position}&seconds={seconds}"
+    return daemon.ask("POST", path, token=f"{account}-token")
+
+
+def readers(daemon: ServedLog, account: str | None = None) -> list[str]:
+    answer = daemon.ask("GET", HOLDS, token=f"{account}-token" if account else TOKEN)
+    assert answer.status == 200
+    return [one["reader"] for one in answer.json["holds"]]
+
+
+def remove(daemon: ServedLog, reader: str, account: str | None = None) -> Answered:
+    return daemon.ask("DELETE", f"{HOLDS}/{reader}", token=f"{account}-token" if account else TOKEN)
+
+
+def test_holds_are_listed_for_their_account_and_for_an_admin(daemon: ServedLog) -> None:
+    for reader, account in (("cache", "orders"), ("index", "search")):
+        assert hold(daemon, reader, account).status == 200
+    assert readers(daemon, "orders") == ["cache"]
+    assert readers(daemon, "search") == ["index"]
+    assert sorted(readers(daemon)) == ["cache", "index"]
+    (shown,) = daemon.ask("GET", HOLDS, token="orders-token").json["holds"]
+    assert shown["account"] == "orders"
+    assert shown["position"] == str(daemon.log.earliest())
+    assert shown["expires_us"] is not None
+    assert shown["behind_bytes"] == sum(one.end - one.start for one in daemon.log.extents())
+
+
+def test_hold_is_removed_by_its_account_or_an_admin_alone(daemon: ServedLog) -> None:
+    for reader in ("first", "second"):
+        assert hold(daemon, reader, "orders").status == 200
+    refused = remove(daemon, "first", "search")
+    assert (refused.status, refused.json["type"]) == (403, "AccessDenied")
+    # It may not even name readers of others.
+    assert remove(daemon, "first", "named").status == 403
+    assert remove(daemon, "first", "orders").status == 200
+    assert readers(daemon) == ["second"]
+    assert remove(daemon, "second").status == 200
+    assert readers(daemon) == []
+    missing = remove(daemon, "second")
+    assert (missing.status, missing.json["type"]) == (404, "SourceMissing")
+    # The name is free.
+    assert hold(daemon, "first", "search").status == 200
+
+
+def test_hold_of_the_daemon_itself_is_neither_set_nor_removed_by_anybody() -> None:
+    with captured_log() as log, serving(log, {"token": TOKEN}, ACCOUNTS) as daemon:
+        start = log.earliest()
+        assert start is not None
+        kept = Hold(HOLD_NAME, start)
+        Holds(log.disk, log.layout).put(kept)
+        assert hold(daemon, HOLD_NAME, "orders").status == 403
+        assert remove(daemon, HOLD_NAME, "orders").status == 403
+        assert remove(daemon, HOLD_NAME).status == 403
+        assert Holds(log.disk, log.layout).all() == [kept]
+
+
+def test_hold_whose_time_is_over_is_gone(daemon: ServedLog) -> None:
+    assert hold(daemon, "gone", "orders", seconds=0).status == 200
+    assert readers(daemon) == []
+
+
+def test_holds_are_listed_and_removed_on_the_command_line(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
+    url = f"http://127.0.0.1:{daemon.port()}"
+    hold(daemon, "cache", "orders")
+    shown = penstock("holds", "list", INSTANCE, "--url", url)
+    assert shown.code == 0
+    assert shown.lines[0].split() == ["reader", "account", "keeps", "expires", "position", "remark"]
+    assert shown.lines[1].split()[:2] == ["cache", "orders"]
+    assert penstock("holds", "list", INSTANCE, "--url", url, "--json").one["reader"] == "cache"
+    assert "holds nothing any longer" in penstock("holds", "remove", INSTANCE, "cache", "--url", url).out
+    again = penstock("holds", "remove", INSTANCE, "cache", "--url", url)
+    assert (again.code, "there is no hold cache" in again.err) == (2, True)
