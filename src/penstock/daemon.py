@@ -12,6 +12,7 @@ import gc
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,8 +46,9 @@ _log = structlog.get_logger(__name__)
 
 _EARLIEST, _LATEST = "earliest", "latest"
 
-# A capture that ends has a buffer to write and a sync to wait for.
-_JOIN_SECONDS_MAX = 30.0
+# Captures that end have a buffer to write and a sync to wait for, or a server to give up: all of them within
+# this time. Together with DRAIN_SECONDS_MAX that is half of what Kubernetes waits before it kills.
+_JOIN_SECONDS_MAX = 10.0
 
 # For segments, indexes and servers, beside those of connections.
 _OWN_DESCRIPTORS = 4096
@@ -171,10 +173,11 @@ class Daemon:
         self._stopping.set()
         for capture in self._captures.values():
             capture.stop()
+        deadline = time.monotonic() + _JOIN_SECONDS_MAX
         for capture in self._captures.values():
-            if not capture.join(_JOIN_SECONDS_MAX):
+            if not capture.join(max(0.0, deadline - time.monotonic())):
                 _log.error("a capture does not end", instance=capture.name)
-        clock.join(_JOIN_SECONDS_MAX)
+        clock.join(max(0.0, deadline - time.monotonic()))
         _log.info("ended")
 
     # --- What time brings -------------------------------------------------------------------

@@ -19,6 +19,7 @@
     │   └── DiskFailed               the operating system refused a read, a write or a sync
     ├── TransientError           we retry, within bounds
     │   ├── ConnectionLost           the server went away
+    │   │   └── AnswerTimedOut           the server accepts connections, and does not answer
     │   ├── ServerBusy               the server refuses for now
     │   ├── DumpReplaced             another replica took our server id
     │   ├── ServerBehind             the server lacks transactions that the log has
@@ -154,6 +155,10 @@ class TransientError(PenstockError):
 
 class ConnectionLost(TransientError):
     """The server went away."""
+
+
+class AnswerTimedOut(ConnectionLost):
+    """The server accepted the connection but does not answer: it hangs, or the network drops packets."""
 
 
 class ServerBusy(TransientError):

@@ -8,6 +8,7 @@ import pymysql
 
 from penstock.model import ServerAddress
 
+# Bounds each wait of a connection that is being made: TCP, the greeting, TLS, and each step of the login.
 CONNECT_SECONDS_MAX = 10.0
 
 
@@ -31,10 +32,12 @@ def dial(
 ) -> pymysql.connections.Connection:
     """Return PyMySQL's own session on a server, by TLS where the address says so.
 
-    `read_seconds` and `write_seconds` bound one wait for the server, `more` are PyMySQL's further arguments.
-    Raises what PyMySQL does, which the caller tells in its own errors.
+    `read_seconds` and `write_seconds` bound one wait for the server. Until the session is there no wait lasts
+    longer than CONNECT_SECONDS_MAX: a server that hangs still accepts connections. `more` are PyMySQL's
+    further arguments. Raises what PyMySQL does, which the caller tells in its own errors.
     """
-    return _Dialled(
+    greeting_seconds = min(CONNECT_SECONDS_MAX, read_seconds)
+    session = _Dialled(
         host=address.host,
         port=address.port,
         unix_socket=address.unix_socket,
@@ -42,10 +45,13 @@ def dial(
         password=address.password.reveal().encode(),
         charset="utf8mb4",
         autocommit=autocommit,
-        connect_timeout=int(CONNECT_SECONDS_MAX),
-        read_timeout=read_seconds,
+        connect_timeout=greeting_seconds,
+        read_timeout=greeting_seconds,
         write_timeout=write_seconds,
         program_name="penstock",
         **address.tls.session_arguments(local=address.unix_socket is not None),
         **more,
     )
+    # PyMySQL has one timeout for the login and for queries, and reads it before each wait.
+    session._read_timeout = read_seconds
+    return session

@@ -15,7 +15,7 @@ import pytest
 
 from penstock._native import BlockCutter
 from penstock.capture import run
-from penstock.capture.connection import connect
+from penstock.capture.connection import Connection, connect
 from penstock.capture.kept_schemas import follow_schemas
 from penstock.capture.receive import Progress, Receiver, Schemas
 from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream
@@ -23,6 +23,7 @@ from penstock.capture.run import Capture, CaptureParts
 from penstock.capture.start import Places, StartAt
 from penstock.capture.status import State
 from penstock.errors import (
+    AnswerTimedOut,
     ConnectionLost,
     DiskFailed,
     LogDamaged,
@@ -184,6 +185,49 @@ def test_a_log_that_another_process_still_writes_is_waited_for(tmp_path: Path) -
         assert status.error.kind == "LogLocked"
         other.close()
         wait_for(capture, lambda one: one.error is not None and one.error.kind == "ConnectionLost")
+
+
+@contextmanager
+def hung_server() -> Iterator[str]:
+    """A server that accepts connections and never answers, as one whose process is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"mysql://nobody@127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_server_that_hangs_is_abandoned_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_ANSWER_SECONDS_MIN", 0.1)
+    asked = []
+
+    def connect_noted(address: ServerAddress, answer_seconds: float) -> Connection:
+        asked.append(address.port)
+        return connect(address, answer_seconds)
+
+    monkeypatch.setattr(run, "connect", connect_noted)
+    with hung_server() as source:
+        settings = settings_of(tmp_path, source, servers=[NOBODY], fail_over_after="100ms")
+        with capturing(settings) as capture:
+            wait_for(capture, lambda status: 1 in asked)
+            status = wait_for(capture, lambda status: status.error is not None)
+            assert status.error is not None
+    assert len(asked) >= 3
+
+
+def test_question_to_a_server_that_hangs_is_asked_once_where_somebody_waits() -> None:
+    with hung_server() as source:
+        server = ServerSource(SourceOptions(address=ServerAddress.parse(source), instance="shop"))
+        questions = []
+
+        def connect_noted(address: ServerAddress) -> Connection:
+            questions.append(address)
+            return connect(address, 0.1)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("penstock.source.server.connect", connect_noted)
+            with pytest.raises(AnswerTimedOut, match="does not answer"):
+                server.head()
+    assert len(questions) == 1
 
 
 def test_the_error_that_stopped_a_capture_does_not_grow_with_its_readers(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.captured_log import (
     wait_for_position,
     wait_for_state,
 )
+from tests.daemon_process import DaemonProcess
 from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
@@ -447,6 +450,48 @@ def test_a_replica_takes_over_without_a_gap_or_a_double(
     assert first[-1].end == before.offset
     assert log.gtid_set(second[0].first) == log.gtid_set(first[-1].last)
     assert_equal_to_server(tmp_path / "shop", follower)
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_capture_failures.py::test_server_that_hangs_is_abandoned_for_the_next_one"
+)
+def test_promoted_replica_is_followed_while_the_primary_hangs(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    primary = start_server("mysql")
+    follower = replica_of(primary, start_server)
+    primary.sql("CREATE DATABASE d")
+    settings = {
+        "instances": {
+            "shop": {
+                "source": primary.url(),
+                "servers": [f"127.0.0.1:{follower.port}"],
+                "start": "earliest",
+                "fail_over_after": "2s",
+            }
+        }
+    }
+    with DaemonProcess(tmp_path, settings) as daemon:
+        write(primary, "d", 10)
+        daemon.wait_for(lambda status: status["position"] == str(head_of(primary)))
+        wait_until(lambda: gtids_executed(follower) == gtids_executed(primary))
+        assert primary.pid is not None
+        os.kill(primary.pid, signal.SIGSTOP)
+        try:
+            follower.sql("STOP REPLICA")
+            write(follower, "d", 10)
+            daemon.wait_for(lambda status: status["position"] == f"1/{head_of(follower)}")
+            # Now nobody answers.
+            assert follower.pid is not None
+            os.kill(follower.pid, signal.SIGSTOP)
+            daemon.wait_for(lambda status: status["state"] != "running")
+            begun = time.monotonic()
+            daemon.terminate()
+            assert time.monotonic() - begun < 15
+        finally:
+            for server in (primary, follower):
+                if server.pid is not None:
+                    os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_server_that_lacks_what_the_log_has_is_waited_for(

@@ -180,9 +180,9 @@ def test_lost_connection_while_defaults_are_read_is_tried_again(
 ) -> None:
     tries = []
 
-    def connect_once_in_vain(address: ServerAddress) -> Connection:
+    def connect_once_in_vain(address: ServerAddress, seconds: float) -> Connection:
         tries.append(address)
-        connection = connect(address)
+        connection = connect(address, seconds)
         if len(tries) == 1:
             connection.close()
             raise ConnectionLost("the server closed the connection")

@@ -87,7 +87,7 @@ class ToldServer:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> ToldServer:
     server = ToldServer()
-    monkeypatch.setattr(settling, "connect", lambda address: server)
+    monkeypatch.setattr(settling, "connect", lambda address, seconds: server)
     monkeypatch.setattr(settling, "read_table", lambda connection, name: server.read_table(name))
     monkeypatch.setattr(settling, "read_tables", lambda connection: [server.read_table(ORDERS)])
     return server

@@ -25,8 +25,10 @@ from penstock.mysql_dial import CONNECT_SECONDS_MAX, dial
 MYSQL = "mysql"
 MARIADB = "mariadb"
 
-# Reading the columns of a hundred thousand tables takes minutes on a cold server; nothing else is slower.
-QUERY_SECONDS_MAX = 600.0
+# Bounds the wait for one answer. A server that takes longer hangs, and another one may have taken over.
+ANSWER_SECONDS_MAX = 10.0
+# Reading the columns of a hundred thousand tables takes minutes on a cold server, and so does a load's query.
+READING_SECONDS_MAX = 600.0
 
 # MySQL 8.2 brought SHOW BINARY LOG STATUS, 8.0.22 SHOW REPLICAS; MariaDB 10.5 SHOW REPLICA HOSTS.
 _BINARY_LOG_STATUS_SINCE = (8, 2, 0)
@@ -276,11 +278,14 @@ def _buffered(stream: socket.socket, reader: Any) -> bytes:
         return b""
 
 
-def connect(address: ServerAddress) -> Connection:
-    """Open a session. Raises AuthenticationFailed, TlsFailed, ConnectionLost, ServerBusy, OptionInvalid."""
+def connect(address: ServerAddress, answer_seconds: float = ANSWER_SECONDS_MAX) -> Connection:
+    """Open a session whose answers are each waited for up to `answer_seconds`, then AnswerTimedOut is raised.
+
+    Raises AuthenticationFailed, TlsFailed, ConnectionLost, ServerBusy, OptionInvalid.
+    """
     try:
         session = dial(
-            address, autocommit=True, read_seconds=QUERY_SECONDS_MAX, write_seconds=CONNECT_SECONDS_MAX
+            address, autocommit=True, read_seconds=answer_seconds, write_seconds=CONNECT_SECONDS_MAX
         )
     except pymysql.err.Error as problem:
         raise translate(problem, str(address)) from problem

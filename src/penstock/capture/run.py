@@ -18,7 +18,7 @@ import structlog
 
 from penstock._native import BlockCutter
 from penstock.capture.attempts import Attempts
-from penstock.capture.connection import Connection, ServerIdentity, connect
+from penstock.capture.connection import ANSWER_SECONDS_MAX, Connection, ServerIdentity, connect
 from penstock.capture.receive import Progress, Receiver, Schemas
 from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
 from penstock.capture.resume import PlacesOf, Resumption
@@ -44,6 +44,8 @@ _log = structlog.get_logger(__name__)
 
 # A log in memory holds at least so many chunks.
 _MEMORY_CHUNKS_MIN = 32
+# A login over TLS on a busy server takes this long, however soon another server is to be asked.
+_ANSWER_SECONDS_MIN = 2.0
 
 OpenLog = Callable[[], Log]
 
@@ -90,6 +92,9 @@ class Capture:
         self._connects = 0
         self._lag_bytes: int | None = None
         self._attempts = Attempts(len(self._addresses), settings.fail_over_after)
+        # After `fail_over_after` another server is asked: no answer is worth waiting longer for.
+        patience = settings.fail_over_after if len(self._addresses) > 1 else ANSWER_SECONDS_MAX
+        self._answer_seconds = min(ANSWER_SECONDS_MAX, max(patience, _ANSWER_SECONDS_MIN))
         self._reached: Position | None = None
         self._replica = ReplicaName.choose(settings.server_id)
 
@@ -237,7 +242,7 @@ class Capture:
             self._attempts.chosen = self._index_of_last_server()
         address = self._addresses[self._attempts.chosen]
         self._say(State.CONNECTING, f"asking {address}")
-        with connect(address) as connection:
+        with connect(address, self._answer_seconds) as connection:
             identity = connection.identity()
             beginning = self._beginning(address, connection, identity)
             schemas = self._parts.schemas_of(self._log, connection, beginning.position)
@@ -388,8 +393,10 @@ class Capture:
         if last is None or len(self._addresses) == 1:
             return 0
         for index, address in enumerate(self._addresses):
+            if self._stopping.is_set():
+                break
             try:
-                with connect(address) as connection:
+                with connect(address, self._answer_seconds) as connection:
                     if connection.identity().key == last.server_key:
                         return index
             except PenstockError as problem:

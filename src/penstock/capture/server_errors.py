@@ -10,6 +10,7 @@ import ssl
 import pymysql.err
 
 from penstock.errors import (
+    AnswerTimedOut,
     AuthenticationFailed,
     ConnectionLost,
     DumpReplaced,
@@ -99,6 +100,8 @@ def translate(problem: pymysql.err.Error, server: str) -> PenstockError:
             f"{server}: TLS could not be set up: {cause.reason or cause}",
             hint="Check ssl_mode and ssl_ca: does that authority sign for the server's name?",
         )
+    if isinstance(cause or problem.__context__, TimeoutError):
+        return AnswerTimedOut(f"{server} does not answer: {message}")
     if number == 0:
         return ConnectionLost(f"{server}: {message or 'the connection is closed'}")
     return error_of(number, f"{server}: {message}")

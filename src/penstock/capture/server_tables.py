@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from penstock._native import Decoder
-from penstock.capture.connection import Connection, connect
+from penstock.capture.connection import READING_SECONDS_MAX, Connection, connect
 from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.replica import DumpStart, ReplicaStream, open_stream
@@ -100,7 +100,7 @@ class ServerTables:
         """Ask over a session of its own, and again over another where it is lost, a few times."""
         for pause in (*_PAUSES_SECONDS, None):
             try:
-                with connect(self.address) as connection:
+                with connect(self.address, READING_SECONDS_MAX) as connection:
                     return question(connection)
             except TransientError:
                 if pause is None:

@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from penstock.capture.committed import wait_until_defined
-from penstock.capture.connection import Connection, connect
+from penstock.capture.connection import READING_SECONDS_MAX, Connection, connect
 from penstock.capture.ddl.effects import CreateLike, CreateTable
 from penstock.capture.ddl.statement import opening_words
 from penstock.capture.ddl.tokens import ServerSpelling
@@ -304,7 +304,7 @@ class DefinitionSettler:
 
     def _read(self, questions: list[Question]) -> "_Reading":
         """Ask the server for the tables as they are now, and where its log stood before and after."""
-        with connect(self._address) as connection, self._interruptible(connection):
+        with connect(self._address, READING_SECONDS_MAX) as connection, self._interruptible(connection):
             if connection.identity().key != self._server_key:
                 raise ServerChanged(f"{self._address} is another server now")
             before = _head(connection, self._epoch)

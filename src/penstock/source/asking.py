@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 
-from penstock.errors import TransientError
+from penstock.errors import AnswerTimedOut, TransientError
 from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX, RECONNECT_TRIES_MAX
 
 # Somebody waits for the answer, so the pauses are short and few.
@@ -29,14 +29,16 @@ def ask_again(
 ) -> _Answer:
     """Return the answer. After a TransientError hang up, pause and ask again, once for each pause.
 
-    Raises the last TransientError after the last pause, and every other error at once.
+    Raises the last TransientError after the last pause, and every other error at once. A server that hangs is
+    not asked again while somebody waits: each further question would cost another timeout.
     """
     for pause in (*pauses_seconds, None):
         try:
             return question()
         except TransientError as problem:
             hang_up()
-            if pause is None:
+            hangs = isinstance(problem, AnswerTimedOut)
+            if pause is None or (hangs and pause <= PAUSES_WAITED_FOR_SECONDS[-1]):
                 raise
             if pause > PAUSES_WAITED_FOR_SECONDS[-1]:
                 # Shorter ones are over before anybody has read of them.

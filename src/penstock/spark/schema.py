@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock import _native
-from penstock.capture.connection import MARIADB, connect
+from penstock.capture.connection import MARIADB, READING_SECONDS_MAX, connect
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.schema_reader import read_table
 from penstock.errors import OptionInvalid, SchemaUnknown
@@ -60,7 +60,7 @@ def spark_schema(arrow: pyarrow.Schema) -> StructType:
 
 def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
     """Return a table's definition now, as the server's information_schema tells it. Raises SchemaUnknown."""
-    with connect(address) as connection:
+    with connect(address, READING_SECONDS_MAX) as connection:
         definition = read_table(connection, name)
         mariadb = connection.identity().flavor == MARIADB
     if definition is None:

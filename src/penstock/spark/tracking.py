@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.capture.connection import connect
+from penstock.capture.connection import READING_SECONDS_MAX, connect
 from penstock.capture.schema_history import SchemaHistory
 from penstock.capture.server_tables import ServerTables
 from penstock.errors import SchemaInvalid
@@ -72,7 +72,7 @@ class TrackedSchemas:
             return cls(history, None, tracking)
         if address is None or start is None:
             return None
-        with connect(address) as connection:
+        with connect(address, READING_SECONDS_MAX) as connection:
             if tracking is None and connection.variables(_METADATA).get(_METADATA) == "FULL":
                 return None
             history = SchemaHistory.from_server(connection, settings.tables, position=start, reread=reread)

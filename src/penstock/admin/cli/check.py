@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.admin.rendering import write_json
-from penstock.capture.connection import connect
+from penstock.capture.connection import READING_SECONDS_MAX, connect
 from penstock.capture.precheck import precheck
 from penstock.capture.precheck_facts import Finding
 from penstock.errors import OptionInvalid
@@ -43,7 +43,7 @@ def run(
             f"{server!r} is no server", hint="Write mysql://user@host:3306; for files use penstock inspect"
         )
     address = ServerAddress.parse(server, user=user, password_file=password_file)
-    with connect(address) as connection:
+    with connect(address, READING_SECONDS_MAX) as connection:
         findings = precheck(connection, TablePatterns(tables))
     findings.sort(key=lambda finding: list(_MARKS).index(finding.severity))
     if json:

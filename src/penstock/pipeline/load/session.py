@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from penstock._native import ResultSet
-from penstock.capture.connection import MARIADB, Connection, ServerIdentity, connect
+from penstock.capture.connection import (
+    MARIADB,
+    READING_SECONDS_MAX,
+    Connection,
+    ServerIdentity,
+    connect,
+)
 from penstock.capture.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
 from penstock.errors import ConnectionLost, PenstockError, SchemaChanged
 from penstock.limits import LOAD_READ_BYTES, LOAD_SILENCE_SECONDS_MAX
@@ -94,7 +100,7 @@ class LoadSession:
 
 def open_session(address: ServerAddress) -> LoadSession:
     """Open a session for reads. Raises AuthenticationFailed, TlsFailed, ConnectionLost, ServerBusy."""
-    connection = connect(address)
+    connection = connect(address, READING_SECONDS_MAX)
     try:
         connection.query(f"SET SESSION {', '.join(_SETTINGS)}")
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")

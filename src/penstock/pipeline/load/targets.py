@@ -4,7 +4,7 @@
 from collections import defaultdict
 from typing import Any
 
-from penstock.capture.connection import MARIADB, Connection, connect
+from penstock.capture.connection import MARIADB, READING_SECONDS_MAX, Connection, connect
 from penstock.capture.schema_reader import SYSTEM_DATABASES, read_tables
 from penstock.capture.table_definition import TableDefinition
 from penstock.changes import Target
@@ -29,7 +29,7 @@ def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) ->
     hides behind the last. Two or three statements, however many tables there are. Raises what `connect`
     raises.
     """
-    with connect(address) as connection:
+    with connect(address, READING_SECONDS_MAX) as connection:
         return read_targets(connection, patterns)
 
 
