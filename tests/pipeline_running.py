@@ -40,12 +40,16 @@ def run_to_end(session: SparkSession, settings: PipelineSettings) -> list[dict[s
 
 
 @contextmanager
-def running(session: SparkSession, settings: PipelineSettings) -> Iterator[PipelineRun]:
+def running(
+    session: SparkSession,
+    settings: PipelineSettings,
+    told: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Iterator[PipelineRun]:
     """Run a pipeline in a thread while the block runs, which it does from when the pipeline has its lease.
 
     What ended the pipeline is raised.
     """
-    run = PipelineRun(settings, session)
+    run = PipelineRun(settings, session, told=told)
     failed: list[BaseException] = []
 
     def go() -> None:

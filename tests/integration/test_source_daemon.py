@@ -32,7 +32,6 @@ from penstock.errors import (
 )
 from penstock.logstore.log import Log
 from penstock.model import Position, Secret, TableName
-from penstock.source import daemon as daemon_module
 from penstock.source.daemon import DaemonSource
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.logged_tables import LoggedTables
@@ -431,11 +430,9 @@ def test_the_first_of_several_daemons_may_be_down(served: Served) -> None:
 
 
 @on_one
-def test_a_daemon_that_is_behind_is_waited_for_and_then_told(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(daemon_module, "RECONNECT_TRIES_MAX", 2)
-    source = opened(served.url)
+def test_a_daemon_that_is_behind_is_waited_for_and_then_told(served: Served) -> None:
+    whole = opened(served.url)
+    source = open_source(replace(whole.options, reconnect_tries=2))
     last = source.extents()[-1]
     planned = ByteRange(0, last.file, last.start, last.bytes + 500, aligned=True)
     with pytest.raises(ServerBusy, match="was planned"):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pyarrow
@@ -15,6 +17,7 @@ from penstock.model import Position
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 from tests.patience import WAIT_SECONDS_MAX
+from tools.servers import certificate
 
 # What is short is to run out.
 SILENCE_SECONDS_SHORT = 0.5
@@ -156,6 +159,29 @@ def test_another_thread_can_cut_an_answer_that_is_waited_for(
     frames = answer.frames()
     next(frames)
     threading.Timer(0.05, answer.cut).start()
+    with pytest.raises(ConnectionLost):
+        next(frames)
+
+
+def test_answer_over_tls_that_is_cut_is_never_read_as_plain_bytes(
+    server: ChunkServer, tmp_path: Path
+) -> None:
+    certificate.make(tmp_path / "tls")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls" / "server.pem", tmp_path / "tls" / "server-key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    authority = tmp_path / "tls" / "authority.pem"
+    text = f"penstocks://127.0.0.1:{server.server_port}/shop?ssl_ca={authority}"
+    address = DaemonAddress.parse(text)
+    server.answer(POSITION, 50)
+    server.silent.set()
+    answer = ChangesAnswer(DaemonClient(address, address.base_urls[0]), {}, WAIT_SECONDS_MAX)
+    frames = answer.frames()
+    next(frames)
+    reading = answer._socket
+    assert isinstance(reading, ssl.SSLSocket)
+    answer.cut()
+    assert reading.version() is not None, "it decrypts what is still to be read"
     with pytest.raises(ConnectionLost):
         next(frames)
 

@@ -141,6 +141,24 @@ def test_a_value_of_any_size_is_kept_whole(url: str) -> None:
     state.close()
 
 
+def test_requests_that_have_ended_do_not_pile_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "_ENDED_REQUESTS_KEPT", 3)
+    state = PipelineState.open(url, "lake")
+    state.take()
+    waiting = state.request_resnapshot("shop", TableName("d", "waiting"))
+    for number in range(5):
+        asked = state.request_resnapshot("shop", TableName("d", f"t{number}"), number=f"{9 - number}")
+        (wish,) = (one for one in state.requests() if one.number == asked)
+        state.note_request(wish, "done")
+    kept = {wish.number: wish.table.table for wish in state.requests()}
+    assert kept == {"5": "t4", "6": "t3", "7": "t2", waiting: "waiting"}
+    read = []
+    monkeypatch.setattr(state, "request", lambda number: read.append(number))
+    state.requests()
+    assert read == [waiting], "what has ended is not read again"
+    state.close()
+
+
 def test_resnapshots_are_asked_for_once_and_reset_forgets_all(url: str) -> None:
     state = PipelineState.open(url, "lake")
     with pytest.raises(OptionInvalid, match="never ran"):

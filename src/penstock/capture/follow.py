@@ -50,6 +50,7 @@ def follow(
     *,
     bounded: bool = False,
     server_key: str | None = None,
+    tries_max: int = RECONNECT_TRIES_MAX,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Stretch]:
     """Yield stretches of the log, each from where the last whole transaction of the one before ended.
@@ -63,7 +64,7 @@ def follow(
     `ServerIdentity.key` the position belongs to; without it, that of the first server to answer.
 
     Lost connections, a busy server and a replaced dump are tried again, with a pause that doubles;
-    RECONNECT_TRIES_MAX tries in a row without progress raise the last failure. Everything else is
+    `tries_max` tries in a row without progress raise the last failure. Everything else is
     raised at once: PositionPurged, AuthenticationFailed, PrivilegeMissing, and ServerChanged where
     another server answers.
     """
@@ -91,7 +92,7 @@ def follow(
         if failure is None:
             # The consumer left the stretch by itself, so nothing is wrong.
             continue
-        if tries >= RECONNECT_TRIES_MAX:
+        if tries >= tries_max:
             raise failure
         if isinstance(failure, DumpReplaced) and address.server_id is None:
             name = ReplicaName.choose(None)

@@ -6,8 +6,10 @@ as it says. What came in one piece over the network is not copied: Arrow reads t
 """
 
 import json
+import socket
 import struct
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +84,9 @@ class ChangesAnswer:
     def __init__(self, client: DaemonClient, body: Mapping[str, Any], silence_seconds: float) -> None:
         self._client = client
         self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds)
+        connection = self._response.connection
+        # None where the daemon, or a proxy, ends the connection with the answer.
+        self._socket: socket.socket | None = getattr(connection, "sock", None)
         self._cut = False
 
     def frames(self) -> Generator[Frame, None, None]:
@@ -107,11 +112,14 @@ class ChangesAnswer:
     def cut(self) -> None:
         """Break the answer off, so that whoever reads it gets ConnectionLost."""
         self._cut = True
-        try:
-            self._response.shutdown()
-        except (OSError, ValueError, RuntimeError):
-            # It has ended meanwhile.
-            return
+        # The answer may have ended meanwhile.
+        with suppress(OSError, ValueError, RuntimeError):
+            if self._socket is None:
+                self._response.shutdown()
+            else:
+                # An SSLSocket's own shutdown drops its keys: its reader would take encrypted bytes for the
+                # answer's.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _chunks(self) -> Iterator[bytes]:
         try:

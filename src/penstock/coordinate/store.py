@@ -117,8 +117,11 @@ class CoordinationStore(Protocol):
         """Which store this is, without a password."""
         ...
 
-    def get(self, path: str) -> Record | None:
-        """Return the record at a path, None where there is none. Raises CoordinationLost."""
+    def get(self, path: str, *, latest: bool = False) -> Record | None:
+        """Return the record at a path, None where there is none. Raises CoordinationLost.
+
+        Without `latest` it may miss what another process wrote within the last seconds.
+        """
         ...
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:

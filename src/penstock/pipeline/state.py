@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+import structlog
+
 from penstock.coordinate.lease import Holder, Lease
 from penstock.coordinate.store import (
     ABSENT,
@@ -38,7 +40,7 @@ from penstock.coordinate.store import (
     path_of,
     reading_record,
 )
-from penstock.errors import LeaseLost, OptionInvalid, VersionConflict
+from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, VersionConflict
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
@@ -48,6 +50,10 @@ _TOP = "pipelines"
 _PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
 # How long a runner that is gone keeps others out.
 _LEASE_SECONDS = 10.0
+_ENDED_REQUESTS_KEPT = 100
+
+_log = structlog.get_logger(__name__)
+
 _HINT_STATE = "Use the version that wrote it, or begin again: penstock pipelines reset"
 
 
@@ -203,6 +209,8 @@ class PipelineState:
         self._batch_version: int | None = ABSENT
         self._session: Session | None = None
         self._lease: Lease | None = None
+        # Requests that have ended, by number: they change no more.
+        self._ended: dict[str, Resnapshot] = {}
         # Whether it is known that somebody else has taken over.
         self.lost = False
 
@@ -219,7 +227,10 @@ class PipelineState:
     def close(self) -> None:
         """Give the lease back and let go of the store."""
         if self._lease is not None and not self._lease.lost:
-            self._lease.release()
+            try:
+                self._lease.release()
+            except CoordinationLost as problem:
+                _log.warning("a lease is left to expire", pipeline=self.name, why=str(problem))
         if self._session is not None:
             self._session.close()
         self._lease = self._session = None
@@ -227,9 +238,23 @@ class PipelineState:
 
     # --- Who runs it ------------------------------------------------------------------------
 
-    def take(self) -> Standing:
-        """Take the lease, and return what is done. Raises LeaseLost where another runs the pipeline."""
-        self._session = self.store.session(_LEASE_SECONDS)
+    @property
+    def held(self) -> bool:
+        """Whether this process has the pipeline, as far as it knows."""
+        return self._lease is not None and not self._lease.lost and not self.lost
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a runner that is gone keeps others out."""
+        return _LEASE_SECONDS if self._session is None else self._session.seconds
+
+    def take(self, token_before: int | None = None) -> Standing:
+        """Take the lease, and return what is done. `token_before` is the token of this process's last lease.
+
+        Raises LeaseLost where another runs the pipeline, ran it since that lease, or reset it.
+        """
+        if self._session is None or not self._session.alive:
+            self._session = self.store.session(_LEASE_SECONDS)
         holder = f"{socket.gethostname()}:{os.getpid()}"
         self._lease = Lease.acquire(self.store, self._session, self._at("lease"), holder)
         if self._lease is None:
@@ -241,6 +266,9 @@ class PipelineState:
             )
         record = self.store.get(self._at("standing"))
         standing = Standing.new() if record is None else Standing.decode(record.value)
+        if token_before not in (None, standing.token):
+            self._lease.release()
+            raise self._taken_over()
         self._version = ABSENT if record is None else record.version
         batch = self.store.get(self._at("batch"))
         self._batch_version = ABSENT if batch is None else batch.version
@@ -276,7 +304,7 @@ class PipelineState:
         about to do: a sink that keeps the batch's number then finds it there, others get rows of one batch
         again, maybe behind those of the next.
         """
-        record = self.store.get(self._at("standing"))
+        record = self.store.get(self._at("standing"), latest=True)
         if self._lease is None or self._lease.lost:
             raise self._no_longer_held()
         if record is None or record.version != self._version:
@@ -401,12 +429,18 @@ class PipelineState:
         return asked
 
     def requests(self) -> list[Resnapshot]:
-        """Return every request there is, the oldest first."""
+        """Return every request there is, by number: those that wait or run, and the last hundred that have
+        ended."""
+        numbers = [decoded_name(name) for name in self.store.list(self._at("requests"))]
+        self._ended = {number: wish for number, wish in self._ended.items() if number in numbers}
         found = []
-        for name in self.store.list(self._at("requests")):
-            record = self.store.get(self._at("requests", decoded_name(name)))
-            if record is not None:
-                found.append(Resnapshot.decode(record.value))
+        for number in numbers:
+            wish = self._ended.get(number) or self.request(number)
+            if wish is None:
+                continue
+            if wish.ended_us:
+                self._ended[number] = wish
+            found.append(wish)
         return found
 
     def request(self, number: str) -> Resnapshot | None:
@@ -415,10 +449,14 @@ class PipelineState:
         return None if record is None else Resnapshot.decode(record.value)
 
     def note_request(self, wish: Resnapshot, state: str, what: str = "") -> None:
-        """Note what became of a request: running, done or failed, and why."""
+        """Note what became of a request: running, done or failed, and why. Older ended ones are forgotten."""
         ended = time.time_ns() // 1000 if state in ("done", "failed") else 0
         noted = replace(wish, state=state, what=what, ended_us=ended)
         self.store.put(self._at("requests", wish.number), noted.encode())
+        if ended:
+            known = [one for one in self.requests() if one.ended_us]
+            for old in sorted(known, key=lambda one: one.ended_us)[:-_ENDED_REQUESTS_KEPT]:
+                self.store.delete(self._at("requests", old.number))
 
     # --- Pause, progress, reset -------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from penstock.limits import (
     MIB,
     RECONNECT_PAUSE_SECONDS_FIRST,
     RECONNECT_PAUSE_SECONDS_MAX,
-    RECONNECT_TRIES_MAX,
     SILENCE_SECONDS_MAX,
 )
 from penstock.model import Position, TableName, TablePatterns
@@ -43,7 +42,7 @@ class DaemonSource(KeptSource):
 
     def __init__(self, options: SourceOptions) -> None:
         assert options.daemon is not None, "a daemon source has an address"
-        self._daemon_log = DaemonLog(options.daemon)
+        self._daemon_log = DaemonLog(options.daemon, options.reconnect_tries)
         super().__init__(options, self._daemon_log)
 
     def tables(self) -> TablePatterns:
@@ -68,8 +67,9 @@ class DaemonLog:
     Epochs have the numbers that this first daemon gave them, whoever answers later.
     """
 
-    def __init__(self, address: DaemonAddress) -> None:
+    def __init__(self, address: DaemonAddress, reconnect_tries: int) -> None:
         self.address = address
+        self._reconnect_tries = reconnect_tries
         self._clients = [DaemonClient(address, url) for url in address.base_urls]
         self._current = 0
         self._numbered: list[EpochKey] | None = None
@@ -190,7 +190,7 @@ class DaemonLog:
         """Yield the bytes from a position on, past `stop` as far as the caller asks and the log goes.
 
         After a lost connection they begin again where `resume_at` says, from the next daemon if need be, with
-        a pause that doubles; RECONNECT_TRIES_MAX tries without progress raise the last failure.
+        a pause that doubles; `reconnect_tries` without progress raise the last failure.
         """
         offset, tries = start.offset, 0
         behind = _BEHIND_BYTES_FIRST
@@ -224,7 +224,7 @@ class DaemonLog:
 
     def _turn(self, problem: TransientError, tries: int) -> None:
         """Make ready for the next daemon. Raises the problem where it was tried often enough."""
-        if tries >= RECONNECT_TRIES_MAX * len(self._clients):
+        if tries >= self._reconnect_tries * len(self._clients):
             raise problem
         self._next()
         pause = 0.0

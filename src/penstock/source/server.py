@@ -165,6 +165,7 @@ class ServerSource:
             lambda: DumpStart(position=resume_at()) if resume_at else None,
             bounded=True,
             server_key=self.options.server_key,
+            tries_max=self.options.reconnect_tries,
         )
         for stretch in stretches:
             yield from self._proved(stretch, byte_range)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from penstock.commit_versions import epoch_base
 from penstock.errors import OptionInvalid
 from penstock.gtid_sets import LoggedSet
-from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN
+from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, RECONNECT_TRIES_MAX
 from penstock.logstore.layout import is_log_folder
 from penstock.model import Position, Secret, ServerAddress, TableName, TablePatterns, Tls, is_server_url
 from penstock.source.daemon_address import DaemonAddress, is_daemon_url
@@ -109,7 +109,8 @@ class SourceOptions:
     `instance` names the source in every row. `epoch` grows whenever the server behind an instance changes;
     `server_key` is the identity (`ServerIdentity.key`) that positions of this epoch belong to, None to take
     any. A kept log has epochs of its own: `epochs` are those (number and server key) that positions are
-    written in, () to take the log's own numbers. Pickles.
+    written in, () to take the log's own numbers. A lost connection is retried `reconnect_tries` times without
+    progress. Pickles.
     """
 
     paths: tuple[str, ...] = ()
@@ -119,6 +120,7 @@ class SourceOptions:
     server_key: str | None = None
     daemon: DaemonAddress | None = None
     epochs: tuple[tuple[int, str], ...] = ()
+    reconnect_tries: int = RECONNECT_TRIES_MAX
 
     @property
     def is_kept(self) -> bool:

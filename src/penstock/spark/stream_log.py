@@ -4,7 +4,7 @@
 Every question is a listing or a status statement; only limits make it walk event headers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -29,10 +29,16 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamLog:
-    """The log of one stream, seen from the driver. Holds a session while it lives; `close` ends it."""
+    """The log of one stream, seen from the driver. Holds a session while it lives; `close` ends it.
 
-    def __init__(self, settings: ReadSettings) -> None:
+    A question is asked again after each of `pauses_seconds` while the server is away.
+    """
+
+    def __init__(
+        self, settings: ReadSettings, pauses_seconds: Sequence[float] = PAUSES_OF_A_STREAM_SECONDS
+    ) -> None:
         self._settings = settings
+        self._pauses_seconds = pauses_seconds
         self._session: Connection | None = None
         self._sources: dict[tuple[int, str], Source] = {}
         # The files that were proved since the session began, and the offset that was completed last.
@@ -315,7 +321,7 @@ class StreamLog:
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         """Ask again while the server is away, with a pause that doubles."""
-        return ask_again(question, self._hang_up, PAUSES_OF_A_STREAM_SECONDS)
+        return ask_again(question, self._hang_up, self._pauses_seconds)
 
 
 def epoch_after(position: Position) -> int:

@@ -2,16 +2,15 @@
 """`penstock relay`: a pipeline without Spark, milliseconds behind the commit."""
 
 import json
-import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
 import typer
 
+from penstock.admin.signals import stopped_by_signals
 from penstock.pipeline.relay import Relay
 from penstock.pipeline.settings import load_pipeline
 
@@ -32,7 +31,7 @@ def run(
     relay = Relay(settings, told=_tell if as_json else None)
     names = ", ".join(source.name for source in settings.sources)
     _log.info("relaying", pipeline=settings.name, sources=names, sink=settings.sink.kind)
-    with _ended_by_signals(relay):
+    with stopped_by_signals(relay.stop):
         relay.run()
     counts = relay.counts
     _log.info("relayed", batches=counts.batches, rows=counts.rows, rejected=counts.rejected)
@@ -41,18 +40,3 @@ def run(
 def _tell(line: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
-
-
-@contextmanager
-def _ended_by_signals(relay: Relay) -> Iterator[None]:
-    """Let SIGTERM and SIGINT end a relay behind its batch."""
-
-    def end(number: int, frame: object) -> None:
-        relay.stop()
-
-    before = {one: signal.signal(one, end) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for one, former in before.items():
-            signal.signal(one, former)

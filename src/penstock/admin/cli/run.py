@@ -2,16 +2,15 @@
 """`penstock run`: a pipeline on Spark."""
 
 import json
-import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from penstock.admin.signals import stopped_by_signals
 from penstock.errors import DependencyMissing, OptionInvalid
 from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
 
@@ -64,28 +63,10 @@ def run(
             f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
         ) from problem
     told = _tell_line if as_json else None
-    with _stopped_by_signals() as stop:
+    stop = threading.Event()
+    with stopped_by_signals(stop.set):
         session = session_for(settings.name, master, settings.spark)
         PipelineRun(settings, session, until_caught_up=until is not None, stop=stop, told=told).run()
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Turn SIGTERM and SIGINT into an event; a second one ends the process as ever."""
-    stop = threading.Event()
-    before: dict[int, Any] = {}
-
-    def end(number: int, _frame: Any) -> None:
-        stop.set()
-        signal.signal(number, before[number])
-
-    for ending in (signal.SIGTERM, signal.SIGINT):
-        before[ending] = signal.signal(ending, end)
-    try:
-        yield stop
-    finally:
-        for given, handler in before.items():
-            signal.signal(given, handler)
 
 
 def _tell_line(progress: Mapping[str, Any]) -> None:

@@ -67,8 +67,8 @@ class MemoryStore:
         """Which store this is."""
         return f"memory://{self._name}"
 
-    def get(self, path: str) -> Record | None:
-        """Return the record at a path."""
+    def get(self, path: str, *, latest: bool = False) -> Record | None:
+        """Return the record at a path, always the latest."""
         with self._space.lock:
             self._check(path)
             found = self._space.records.get(path)

@@ -102,8 +102,8 @@ class SqliteStore:
         """Which store this is."""
         return f"sqlite://{self._path}"
 
-    def get(self, path: str) -> Record | None:
-        """Return the record at a path."""
+    def get(self, path: str, *, latest: bool = False) -> Record | None:
+        """Return the record at a path, always the latest."""
         with self._reading(path) as connection:
             found = connection.execute(
                 "SELECT value, version, created, session IS NOT NULL FROM records "

@@ -291,9 +291,13 @@ class ZooKeeperStore:
         """Which store this is, without a password."""
         return self._address.url
 
-    def get(self, path: str) -> Record | None:
-        """Return the record at a path."""
-        found = self._connection.fetch(checked_path(path), self._deadline(path))
+    def get(self, path: str, *, latest: bool = False) -> Record | None:
+        """Return the record at a path, as the server at hand has it; with `latest` as the leader has it."""
+        deadline = self._deadline(checked_path(path))
+        if latest:
+            # A follower that is cut off from its leader answers reads from before; it cannot answer this.
+            self._connection.read(path, self._connection.client.sync_async, deadline)
+        found = self._connection.fetch(path, deadline)
         return None if found is None else _record(*found)
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:

@@ -43,6 +43,7 @@ def read_chunk(
     rate: float | None = None,
     exact: bool = False,
     told: Callable[[Watermark], None] | None = None,
+    tries_max: int = RECONNECT_TRIES_MAX,
 ) -> Iterator[Changes]:
     """Yield the rows of a chunk in bounded batches, in the order of its key; each an insert.
 
@@ -55,10 +56,11 @@ def read_chunk(
     `watermark` says. `told` is called with the watermark in use before the first row: with `exact`, changes
     of the table with a `_commit_version` under `watermark.position.commit_version` are in the rows already.
 
-    A lost connection is opened again and the read goes on behind the last row handed out; where the key
-    does not tell which that is, and some were handed out, ConnectionLost is raised and the chunk has to be
-    read again from its start. Raises ServerChanged where another server answers than the watermark is of,
-    SchemaChanged where the table has other columns by now, PrivilegeMissing.
+    A lost connection is opened again, `tries_max` times without progress, and the read goes on behind the
+    last row handed out; where the key does not tell which that is, and some were handed out, ConnectionLost
+    is raised and the chunk has to be read again from its start. Raises ServerChanged where another server
+    answers than the watermark is of, SchemaChanged where the table has other columns by now,
+    PrivilegeMissing.
     """
     reading = _Reading(target, chunk, instance, columns, where)
     paced = _paced(rate)
@@ -86,7 +88,7 @@ def read_chunk(
                 return
         except TransientError:
             tries = 1 if reading.rows > handed_out else tries + 1
-            if tries >= RECONNECT_TRIES_MAX or not reading.can_resume:
+            if tries >= tries_max or not reading.can_resume:
                 raise
         time.sleep(min(RECONNECT_PAUSE_SECONDS_FIRST * 2 ** (tries - 1), RECONNECT_PAUSE_SECONDS_MAX))
 

@@ -2,11 +2,18 @@
 """One batch as one Spark job, on a classic session or a Connect one."""
 
 import pickle
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyarrow
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.sinks.sink import Receipt
@@ -29,6 +36,9 @@ from penstock.spark.pipeline.write_task import write_parts
 
 _ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _TASKS_PER_PART = 8
+_POLL_SECONDS = 0.5
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -40,6 +50,32 @@ class Outcome:
     surprises: list[Surprise] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
+
+
+@contextmanager
+def cancelled_after(session: SparkSession, stop: threading.Event, seconds: float) -> Iterator[None]:
+    """Cancel the jobs that the block runs in this thread, once they go on for `seconds` after `stop`."""
+    tag, ended = f"penstock-{uuid.uuid4().hex}", threading.Event()
+
+    def cancel() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            if not stop.is_set() or ended.wait(seconds):
+                continue
+            _log.warning("the batch is given up, the next run does it again", after_seconds=seconds)
+            try:
+                session.interruptTag(tag)
+            except (PySparkException, Py4JError) as problem:
+                _log.warning("the job cannot be cancelled", why=str(problem)[:500])
+
+    thread = threading.Thread(target=cancel, name="cancel-on-stop", daemon=True)
+    session.addTag(tag)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        session.removeTag(tag)
 
 
 def run_job(session: SparkSession, plan: TaskPlan) -> Outcome:

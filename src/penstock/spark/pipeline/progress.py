@@ -31,6 +31,7 @@ class Progress:
         self._heads: dict[str, str] = {}
         self._shown: dict[str, Any] = {}
         self._shown_at = 0.0
+        self._failing = False
         self._loading_since = 0.0
         self._loaded = 0
         self._rejected = 0
@@ -97,21 +98,37 @@ class Progress:
     def idle(self, standing: Standing, state: PipelineState) -> None:
         """Show now and then that there is nothing to do."""
         if time.monotonic() - self._shown_at >= SECONDS_SHOWN:
-            self._show({**self._shown, "state": "waiting for changes"}, state, tell=False)
+            self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)
 
-    def waiting(self, problem: PenstockError) -> None:
-        """Take note of what is waited for."""
-        self._shown["last_problem"] = str(problem)
+    def retrying(self, problem: PenstockError, state: PipelineState | None) -> None:
+        """Show what failed and is tried again, until the next batch is done or there is nothing to do."""
+        self._failing = True
+        self._shown_at = 0.0
+        self._tell_problem("retrying", problem, state)
 
-    def failed(self, problem: PenstockError, state: PipelineState) -> None:
+    def failed(self, problem: PenstockError, state: PipelineState | None) -> None:
         """Show what ended the run."""
-        kind = type(problem).__name__
-        with suppress(CoordinationLost):
-            self._show({**self._shown, "state": "failed", "error": kind, "what": str(problem)}, state)
+        self._tell_problem("failed", problem, state)
+
+    def _tell_problem(self, what: str, problem: PenstockError, state: PipelineState | None) -> None:
+        shown = {**self._shown, "state": what, "error": type(problem).__name__, "what": str(problem)}
+        # A runner that does not have the pipeline says nothing of it to others.
+        if state is not None and state.held and not isinstance(problem, CoordinationLost):
+            with suppress(CoordinationLost):
+                self._write(shown, state)
+        self._tell(shown)
 
     def _show(self, shown: dict[str, Any], state: PipelineState, *, tell: bool = True) -> None:
         self._shown = shown
+        self._write(shown, state)
         self._shown_at = time.monotonic()
+        self._failing = False
+        if tell:
+            self._tell(shown)
+
+    def _write(self, shown: dict[str, Any], state: PipelineState) -> None:
         state.show({"pipeline": self._name, "updated_us": time.time_ns() // 1000, **shown})
-        if tell and self._told is not None:
+
+    def _tell(self, shown: dict[str, Any]) -> None:
+        if self._told is not None:
             self._told({"pipeline": self._name, **shown})

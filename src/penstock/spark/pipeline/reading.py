@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
+from penstock.limits import TASK_RECONNECT_TRIES_MAX
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
@@ -39,7 +40,13 @@ def range_parts(
     `ends` is told where the range is opened and where the next one begins.
     """
     told = plan.sources[work.source]
-    options = replace(told.options, epoch=work.epoch, server_key=work.server_key, epochs=work.epochs)
+    options = replace(
+        told.options,
+        epoch=work.epoch,
+        server_key=work.server_key,
+        epochs=work.epochs,
+        reconnect_tries=TASK_RECONNECT_TRIES_MAX,
+    )
     source = open_source(options)
     try:
         ends(Ends.of(source, work))
@@ -83,6 +90,7 @@ def chunk_changes(plan: TaskPlan, work: ChunkWork, told: Callable[[Watermark], N
         rate=rate,
         exact=work.exact,
         told=told,
+        tries_max=TASK_RECONNECT_TRIES_MAX,
     )
 
 

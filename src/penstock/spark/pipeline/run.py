@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import (
     ConnectionLost,
+    LeaseLost,
     OptionInvalid,
     PenstockError,
     PositionInvalid,
@@ -23,15 +24,15 @@ from penstock.errors import (
     ServerChanged,
     TransientError,
 )
-from penstock.limits import RECONNECT_PAUSE_SECONDS_MAX
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, Standing, table_key
 from penstock.sinks.sink import BatchMark, Sink, Spread
 from penstock.spark.offsets import Offset
-from penstock.spark.pipeline.job import Outcome, run_job
+from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
 from penstock.spark.pipeline.loading import Loading
 from penstock.spark.pipeline.progress import Progress
+from penstock.spark.pipeline.retries import Retries
 from penstock.spark.pipeline.source_log import SourceLog, around_skips
 from penstock.spark.pipeline.tables import Learned, PipelineTables
 from penstock.spark.pipeline.task_plan import TaskPlan
@@ -41,7 +42,11 @@ _log = structlog.get_logger(__name__)
 # A batch is run again after each surprise; more rounds than this mean that nothing is learned from them.
 _ROUNDS_MAX = 50
 _POLL_SECONDS = 0.2
-_PAUSE_SECONDS_FIRST = 0.5
+_PAUSE_SECONDS = 0.5
+# A stopped run finishes its batch within this time, or leaves it to the next run.
+_STOP_SECONDS_MAX = 8.0
+# The store ends the lease of a runner that is gone a little after its time.
+_LEASE_MARGIN_SECONDS = 2.0
 # Tasks return their errors; what Spark itself raises is a worker or an executor that is gone.
 _PASSING = (TransientError, PySparkException, Py4JError)
 # What is wrong with one table, or with the target whose tables they all are: its folder, or our account.
@@ -51,8 +56,11 @@ _OF_ALL_TABLES = (OptionInvalid, PrivilegeMissing)
 class PipelineRun:
     """One run of a pipeline on a Spark session, from taking the lease to giving it back.
 
-    With `until_caught_up` it ends once all that stood in the logs at its start, or when its loads ended, is
-    in the target. `told` is called with the progress after each batch.
+    Servers, daemons, the coordination store and executors that are away are retried for `errors.retry_for`.
+    After an outage that a retry in place does not mend, the run begins again from what the state has, as a
+    new process would. With `until_caught_up` it ends once all that stood in the logs at its start, or when
+    its loads ended, is in the target. `told` is called with the progress after each batch, and with each
+    problem.
     """
 
     def __init__(
@@ -71,12 +79,18 @@ class PipelineRun:
         self._cores = cores_of(session)
         self._sink = settings.make_sink()
         self._steps = settings.make_steps()
-        self._logs = {one.name: SourceLog(one, settings, self._cores) for one in settings.sources}
+        self._logs: dict[str, SourceLog] = {}
         self._targets: dict[str, Offset] | None = None
         self._progress = Progress(settings.name, told)
+        # What the last attempt of this run had and knew; None before the first.
+        self._state: PipelineState | None = None
+        self._standing: Standing | None = None
+        self._exhausted: PenstockError | None = None
+        self._restarts = self._new_retries()
 
     def stop(self) -> None:
-        """End the run after the batch that runs now. May be called from any thread, and from a signal."""
+        """End the run after the batch that runs now, or after 8 seconds, when the batch is given up until the
+        next run. May be called from any thread, and from a signal."""
         self._stop.set()
 
     def run(self) -> Standing:
@@ -85,20 +99,69 @@ class PipelineRun:
         Raises LeaseLost where another runs the pipeline, OptionInvalid where the sink cannot be used, and the
         error that ended the run.
         """
-        state = PipelineState.open(self._settings.state, self._settings.name)
         try:
-            standing = state.take()
-            self._check_sink()
+            with cancelled_after(self._session, self._stop, _STOP_SECONDS_MAX):
+                standing = self._run_until_lost()
+                while standing is None and not self._stop.is_set():
+                    standing = self._run_until_lost()
+                return standing or self._standing or Standing.new()
+        finally:
+            self._sink.close()
+
+    def _run_until_lost(self) -> Standing | None:
+        """Run from what the state has. Return None after an outage that may be over by now."""
+        try:
+            state = self._state = PipelineState.open(self._settings.state, self._settings.name)
+            standing = self._take(state)
+            if self._standing is None:
+                self._check_sink()
+            self._standing = standing
+            self._logs = {
+                source.name: SourceLog(source, self._settings, self._cores)
+                for source in self._settings.sources
+            }
             return self._loop(state, standing)
         except PenstockError as problem:
-            if not state.lost:
-                self._progress.failed(problem, state)
-            raise
+            if self._is_over(problem):
+                self._progress.failed(problem, self._state)
+                raise
+            return None
         finally:
             for log in self._logs.values():
                 log.close()
-            self._sink.close()
-            state.close()
+            state_taken, self._state = self._state, None
+            if state_taken is not None:
+                state_taken.close()
+
+    def _is_over(self, problem: PenstockError) -> bool:
+        """Wait before the run begins again; tell whether that is of no use."""
+        if not isinstance(problem, TransientError) or problem is self._exhausted:
+            return True
+        if self._stop.is_set():
+            return False
+        try:
+            self._restarts.pause(problem)
+        except TransientError:
+            return True
+        return False
+
+    def _take(self, state: PipelineState) -> Standing:
+        """Take the lease, once the session of a runner that is gone has ended. Raises LeaseLost where another
+        runner has it, or had it since it was ours."""
+        deadline: float | None = None
+        while True:
+            try:
+                return state.take(None if self._standing is None else self._standing.token)
+            except LeaseLost as problem:
+                now = time.monotonic()
+                deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
+                if state.lost or now > deadline:
+                    self._exhausted = problem
+                if self._exhausted or self._stop.is_set():
+                    raise
+                _log.info("waiting for the lease", why=problem.message)
+                self._progress.retrying(problem, state)
+                self._stop.wait(_PAUSE_SECONDS)
 
     def _check_sink(self) -> None:
         fatal = [one for one in self._sink.check() if one.fatal]
@@ -112,30 +175,36 @@ class PipelineRun:
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
         self._tables.stopped.update(standing.stopped)
-        standing = self._begin(state, standing)
+        standing = self._noted(self._begin(state, standing))
         begun = state.begun(standing)
         if begun is not None:
             _log.info("a batch that was begun is run again", batch=begun.number)
             if begun.is_exact:
                 standing = self._given_up(state, standing, begun, None)
             else:
-                standing = self._complete(state, standing, begun, written=True)
+                standing = self._noted(self._complete(state, standing, begun, written=True))
         while not self._stop.is_set():
             if state.paused:
                 _log.info("the pipeline is paused", hint=f"penstock pipelines resume {self._settings.name}")
                 break
             started = time.monotonic()
-            standing = self._loading.planned(standing, self._tables)
-            record = self._next(standing)
+            standing = self._noted(self._loading.planned(standing, self._tables))
+            record = self._next(state, standing)
             if record is None:
                 if self._until_caught_up and self._is_caught_up(standing):
                     break
+                self._restarts.succeeded()
                 self._progress.idle(standing, state)
                 self._stop.wait(_POLL_SECONDS)
                 continue
-            standing = self._complete(state, standing, record)
+            standing = self._noted(self._complete(state, standing, record))
+            self._restarts.succeeded()
             if not standing.loading:
                 self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
+        return standing
+
+    def _noted(self, standing: Standing) -> Standing:
+        self._standing = standing
         return standing
 
     def _begin(self, state: PipelineState, standing: Standing) -> Standing:
@@ -145,12 +214,12 @@ class PipelineRun:
         }
         if new:
             standing = state.write(replace(standing, offsets={**standing.offsets, **new}))
-        self._retried(self._tables.open)
+        self._retried(self._tables.open, state)
         return standing
 
     # --- What is next -----------------------------------------------------------------------
 
-    def _next(self, standing: Standing) -> BatchRecord | None:
+    def _next(self, state: PipelineState, standing: Standing) -> BatchRecord | None:
         """Return the next batch: chunks while tables are loaded, then what the logs have that is new."""
         number, parts = standing.number + 1, self._settings.batch.parts or self._cores
         begin, end, ranges = {}, {}, []
@@ -158,7 +227,7 @@ class PipelineRun:
         # A batch that is begun anew, and not run again, must have nothing of a log: it would be there twice.
         if not self._is_first_load(standing) and not any(one.exact for one in chunks):
             for name, log in self._logs.items():
-                found = self._retried(partial(self._stretch, standing, name, log))
+                found = self._retried(partial(self._stretch, standing, name, log), state)
                 if found is None:
                     continue
                 begin[name], end[name] = found[0].to_json(), found[1].to_json()
@@ -213,7 +282,7 @@ class PipelineRun:
     ) -> Standing:
         """Run a batch until it is done, whatever comes and goes meanwhile."""
         if not written:
-            state.begin(record)
+            self._retried(partial(state.begin, record), state)
         learned = Learned()
         started = time.monotonic()
 
@@ -258,7 +327,7 @@ class PipelineRun:
             standing = replace(standing, loads={**standing.loads, **loads})
         for key, version in read.items():
             standing = standing.having_read(key, version)
-        standing = state.write(standing)
+        standing = self._retried(partial(state.write, standing), state)
         self._loading.done(standing, record)
         self._progress.batch(standing, record, outcome, time.monotonic() - started, state)
         return standing
@@ -284,7 +353,7 @@ class PipelineRun:
     ) -> Standing:
         """Give a batch's number up: what it reads is another thing each time, and is begun anew."""
         _log.warning("a batch is begun anew", batch=record.number, why=str(problem)[:500])
-        self._stop.wait(_PAUSE_SECONDS_FIRST)
+        self._stop.wait(_PAUSE_SECONDS)
         return state.write(replace(standing, number=record.number))
 
     def _rounds(
@@ -372,16 +441,21 @@ class PipelineRun:
     def _floors(standing: Standing) -> dict[str, int]:
         return {key: load.floor for key, load in standing.loads.items() if load.floor}
 
-    def _retried(self, work: Callable[[], Any], state: PipelineState | None = None) -> Any:
+    def _new_retries(self) -> Retries:
+        def report(problem: PenstockError) -> None:
+            self._progress.retrying(problem, self._state)
+
+        return Retries(self._settings.errors.retry_for, self._stop, report)
+
+    def _retried(self, work: Callable[[], Any], state: PipelineState) -> Any:
         """Do something again while what it needs is away, for as long as the settings say, and as long as the
         pipeline is ours by the state."""
-        deadline = time.monotonic() + self._settings.errors.retry_for
-        pause = _PAUSE_SECONDS_FIRST
+        retries = self._new_retries()
         while True:
             try:
                 return work()
             except TransientError as problem:
-                if state is not None and state.lost:
+                if state.lost:
                     raise
                 found: PenstockError = problem
             except PythonException as problem:
@@ -390,12 +464,13 @@ class PipelineRun:
                 found = ConnectionLost(
                     f"Spark lost a task: {str(problem)[:500]}", hint="The executors' logs tell why"
                 )
-            if time.monotonic() + pause > deadline or self._stop.is_set():
+            try:
+                retries.pause(found)
+            except PenstockError:
+                self._exhausted = found
+                raise
+            if self._stop.is_set():
                 raise found
-            _log.warning("trying again", why=str(found), after_seconds=pause)
-            self._progress.waiting(found)
-            self._stop.wait(pause)
-            pause = min(pause * 2, RECONNECT_PAUSE_SECONDS_MAX)
 
 
 def _task_failed(problem: PythonException) -> OptionInvalid:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
+from penstock.source.asking import PAUSES_WAITED_FOR_SECONDS
 from penstock.source.source import place_of
 from penstock.spark.batch import whole_files
 from penstock.spark.kept_stream_log import KeptStreamLog
@@ -36,7 +37,9 @@ class SourceLog:
             fail_on_data_loss=source.fail_on_data_loss,
             schemas=source.schemas,
         )
-        self._log = KeptStreamLog(self._settings) if source.options.is_kept else StreamLog(self._settings)
+        kind = KeptStreamLog if source.options.is_kept else StreamLog
+        # The driver retries, and reports what it waits for.
+        self._log = kind(self._settings, PAUSES_WAITED_FOR_SECONDS)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
 

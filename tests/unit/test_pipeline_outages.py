@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a pipeline's run survives what comes and goes: its store, its lease, its servers."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.coordinate.backends import sqlite
+from penstock.errors import ConnectionLost, CoordinationLost, LeaseLost, PenstockError
+from penstock.pipeline import state as state_module
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.pipeline.state import PipelineState, Standing
+from penstock.spark.pipeline import retries
+from penstock.spark.pipeline import run as run_module
+from penstock.spark.pipeline.run import PipelineRun
+
+Loop = Callable[[PipelineState, Standing], Standing]
+
+
+class NoSpark:
+    """A session on which no job runs."""
+
+    class sparkContext:
+        defaultParallelism = 2
+
+    def addTag(self, tag: str) -> None:
+        """Nothing runs that could be cancelled."""
+
+    removeTag = interruptTag = addTag
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_PAUSE_SECONDS_FIRST", 0.001)
+    monkeypatch.setattr(retries, "RECONNECT_PAUSE_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(run_module, "_PAUSE_SECONDS", 0.01)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> PipelineSettings:
+    return settings_with(tmp_path)
+
+
+def settings_with(folder: Path, **errors: Any) -> PipelineSettings:
+    source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop", "tables": "d.*"}
+    sink = {"files": {"path": str(folder / "feed")}}
+    return pipeline_of_values({"name": "test", "source": source, "sink": sink, "errors": errors}, folder)
+
+
+@pytest.fixture
+def state(settings: PipelineSettings) -> Iterator[PipelineState]:
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        yield state
+
+
+def run_of(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch, *loops: Loop
+) -> tuple[PipelineRun, list[dict[str, Any]]]:
+    """Return a run whose loop is each of these in turn, and what it tells."""
+    turns = iter(loops)
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(PipelineRun, "_loop", lambda self, state, standing: next(turns)(state, standing))
+    session: Any = NoSpark()
+    return PipelineRun(settings, session, told=lambda shown: told.append(dict(shown))), told
+
+
+def ends(state: PipelineState, standing: Standing) -> Standing:
+    return standing
+
+
+def raising(problem: PenstockError) -> Loop:
+    def loop(state: PipelineState, standing: Standing) -> Standing:
+        raise problem
+
+    return loop
+
+
+def test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once(
+    settings: PipelineSettings, state: PipelineState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[dict[str, Any]] = []
+
+    def look(state: PipelineState, standing: Standing) -> Standing:
+        shown.append(state.shown())
+        return standing
+
+    run, told = run_of(
+        settings,
+        monkeypatch,
+        raising(ConnectionLost("the server is away")),
+        raising(CoordinationLost("the store is away")),
+        look,
+    )
+    assert run.run().token
+    assert [(one["state"], one["error"]) for one in told] == [
+        ("retrying", "ConnectionLost"),
+        ("retrying", "CoordinationLost"),
+    ]
+    # Nothing is written into a store that does not answer.
+    assert [(one["state"], one["what"]) for one in shown] == [("retrying", "the server is away")]
+
+
+def test_store_that_is_away_at_the_start_is_waited_for(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = PipelineState.open
+    tries = []
+
+    def open_late(url: str, name: str) -> PipelineState:
+        tries.append(url)
+        if len(tries) < 3:
+            raise CoordinationLost("the store is away")
+        return opened(url, name)
+
+    monkeypatch.setattr(PipelineState, "open", open_late)
+    run, told = run_of(settings, monkeypatch, ends)
+    run.run()
+    assert [one["error"] for one in told] == ["CoordinationLost"] * 2
+
+
+def test_outage_that_outlasts_the_settings_ends_the_run_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_with(tmp_path, retry_for="50ms")
+    run, told = run_of(settings, monkeypatch, *[raising(ConnectionLost("the server is away"))] * 100)
+    with pytest.raises(ConnectionLost, match="away"):
+        run.run()
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        assert state.shown()["state"] == "failed"
+    assert [one["state"] for one in told][-2:] == ["retrying", "failed"]
+
+
+def test_lost_lease_is_taken_again_where_nobody_else_took_it(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(state: PipelineState, standing: Standing) -> Standing:
+        assert state._lease is not None
+        assert state._session is not None
+        state._session.close()
+        return state.write(standing)
+
+    run, told = run_of(settings, monkeypatch, lose, ends)
+    assert run.run().token
+    assert [one["error"] for one in told] == ["LeaseLost"]
+
+
+@pytest.mark.parametrize("what", ["taken", "reset"])
+def test_pipeline_that_another_process_took_or_reset_is_left_to_it(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def lose(state: PipelineState, standing: Standing) -> Standing:
+        assert state._session is not None
+        state._session.close()
+        with closing(PipelineState.open(settings.state, settings.name)) as other:
+            if what == "taken":
+                other.take()
+            else:
+                other.reset()
+        return state.write(standing)
+
+    run, _ = run_of(settings, monkeypatch, lose, ends)
+    with pytest.raises(LeaseLost, match="taken"):
+        run.run()
+
+
+def test_lease_of_a_killed_runner_is_waited_for(
+    settings: PipelineSettings, state: PipelineState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_SIGNS_OF_LIFE", 0.001)
+    monkeypatch.setattr(state_module, "_LEASE_SECONDS", 0.3)
+    token = state.take().token
+    run, told = run_of(settings, monkeypatch, ends)
+    assert run.run().token > token
+    assert told[0]["state"] == "retrying"
+    assert told[0]["error"] == "LeaseLost"
+
+
+def test_refused_second_runner_leaves_what_is_shown_of_the_first(
+    settings: PipelineSettings, state: PipelineState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_LEASE_MARGIN_SECONDS", -9.9)
+    state.take()
+    state.show({"state": "running"})
+    run, _ = run_of(settings, monkeypatch)
+    with pytest.raises(LeaseLost, match="is run by"):
+        run.run()
+    assert state.shown() == {"state": "running"}
+
+
+def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_PAUSE_SECONDS_FIRST", 60.0)
+    retried = threading.Event()
+    run, _ = run_of(settings, monkeypatch, raising(ConnectionLost("the server is away")))
+    run._progress._told = lambda shown: retried.set()
+    thread = threading.Thread(target=run.run)
+    thread.start()
+    assert retried.wait(60)
+    run.stop()
+    thread.join(60)
+    assert not thread.is_alive()
