@@ -72,8 +72,6 @@ OFFSET_MAX = (1 << 36) - 1
 RECONNECT_PAUSE_SECONDS_FIRST = 0.1
 RECONNECT_PAUSE_SECONDS_MAX = 10.0
 RECONNECT_TRIES_MAX = 12
-# A pipeline's task gives up after about three seconds: its driver retries the batch, and reports why.
-TASK_RECONNECT_TRIES_MAX = 5
 
 # A server may be away for `fail_over_after`, twice as long after each change of servers that is remembered,
 # up to a bound.

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
-from penstock.limits import TASK_RECONNECT_TRIES_MAX
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
@@ -29,6 +28,8 @@ from penstock.spark.tracking import known_schemas
 # A wave of batches is one Arrow batch of each table; small enough that several are held at once.
 _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
+# After about three seconds a task gives up: its driver retries the batch, and reports why.
+_RECONNECT_TRIES_MAX = 5
 
 
 def range_parts(
@@ -45,7 +46,7 @@ def range_parts(
         epoch=work.epoch,
         server_key=work.server_key,
         epochs=work.epochs,
-        reconnect_tries=TASK_RECONNECT_TRIES_MAX,
+        reconnect_tries=_RECONNECT_TRIES_MAX,
     )
     source = open_source(options)
     try:
@@ -90,7 +91,7 @@ def chunk_changes(plan: TaskPlan, work: ChunkWork, told: Callable[[Watermark], N
         rate=rate,
         exact=work.exact,
         told=told,
-        tries_max=TASK_RECONNECT_TRIES_MAX,
+        tries_max=_RECONNECT_TRIES_MAX,
     )
 
 
