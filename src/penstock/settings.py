@@ -42,6 +42,7 @@ from penstock.settings_values import (
     Section,
     TablePatternTexts,
     bytes_of,
+    further_server,
     in_our_words,
     one_secret,
     seconds_of,
@@ -207,7 +208,7 @@ class InstanceSettings(Section):
     @classmethod
     def _more_servers(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
         for text in servers:
-            _further_server(text, ServerAddress(), Secret("-"), None)
+            further_server(text, ServerAddress(), Secret("-"), None)
         return servers
 
     @field_validator("password_env")
@@ -249,31 +250,8 @@ class InstanceSettings(Section):
         )
         found = [first]
         for text in self.servers:
-            found.append(_further_server(text, first, password, self.server_id))
+            found.append(further_server(text, first, password, self.server_id))
         return found
-
-
-def _further_server(
-    text: str, first: ServerAddress, password: Secret | None, server_id: int | None
-) -> ServerAddress:
-    if is_server_url(text):
-        return in_our_words(
-            lambda: ServerAddress.parse(
-                text, password=password or first.password, server_id=server_id, tls=None
-            )
-        )
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s/@]+)(?::(\d{1,5}))?", text.strip())
-    if match is None or not 0 < int(match.group(2) or 1) <= 65_535:
-        raise ValueError("a further server is host, host:port, or a whole mysql:// URL")
-    return ServerAddress(
-        host=match.group(1).strip("[]"),
-        port=int(match.group(2) or first.port),
-        user=first.user,
-        password=first.password,
-        scheme=first.scheme,
-        tls=first.tls,
-        server_id=first.server_id,
-    )
 
 
 # --- The whole ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema
 
 from penstock.errors import OptionInvalid
-from penstock.model import Secret, TablePatterns
+from penstock.model import Secret, ServerAddress, TablePatterns, is_server_url
 
 _Made = TypeVar("_Made")
 
@@ -116,4 +116,31 @@ class Section(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, arbitrary_types_allowed=True
+    )
+
+
+def further_server(
+    text: str, first: ServerAddress, password: Secret | None, server_id: int | None
+) -> ServerAddress:
+    """Read another server of a cluster: a URL, or host:port, which takes everything else from `first`.
+
+    Raises ValueError, without any secret.
+    """
+    if is_server_url(text):
+        return in_our_words(
+            lambda: ServerAddress.parse(
+                text, password=password or first.password, server_id=server_id, tls=None
+            )
+        )
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s/@]+)(?::(\d{1,5}))?", text.strip())
+    if match is None or not 0 < int(match.group(2) or 1) <= 65_535:
+        raise ValueError("a further server is host, host:port, or a whole mysql:// URL")
+    return ServerAddress(
+        host=match.group(1).strip("[]"),
+        port=int(match.group(2) or first.port),
+        user=first.user,
+        password=first.password,
+        scheme=first.scheme,
+        tls=first.tls,
+        server_id=first.server_id,
     )

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.fixture_types import FreshDatabase
+from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import wait_until
-from tests.pipeline_running import opened, pipeline_of, running
+from tests.pipeline_running import opened, pipeline_of, running, wait_for_batches, wait_until_loaded
+from tests.replicas import gtids_executed, replica_of
 from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
 from tools.servers.proxy import Proxy
@@ -79,3 +80,52 @@ def test_pipeline_survives_the_loss_of_server_and_store_from_its_first_second(
             assert "error" not in state.shown()
     assert rows(mysql_server) == [(2, 7), (3, 3)]
     mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_pipeline_outages.py::test_server_that_is_away_is_replaced_by_the_next_that_answers"
+)
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_pipeline_that_is_behind_follows_a_fail_over(
+    spark: SparkSession,  # noqa: F811
+    start_server: StartServer,
+    mariadb_server: Server,
+    tmp_path: Path,
+    flavor: str,
+) -> None:
+    primary = start_server(flavor)
+    follower = replica_of(primary, start_server)
+    primary.sql("CREATE DATABASE behind; CREATE TABLE behind.t (id INT PRIMARY KEY, n INT)")
+    primary.sql("INSERT INTO behind.t VALUES (0, 0)")
+    mariadb_server.sql("DROP DATABASE IF EXISTS behind")
+    source = {
+        "url": primary.url("root"),
+        "servers": [f"127.0.0.1:{follower.port}"],
+        "name": "shop",
+        "tables": "behind.*",
+    }
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    # A batch is a few transactions, so the run is behind for as long as it takes to kill a server.
+    settings = pipeline_of(
+        primary, "behind", sink, tmp_path, source=source, batch={"rows": 20, "interval": 0.2}
+    )
+    query = "SELECT * FROM behind.t ORDER BY id"
+    with running(spark, settings):
+        loaded = wait_until_loaded(settings)
+        update = "UPDATE behind.t SET n = n + 1 WHERE id = 0"
+        primary.sql(
+            ";".join(f"INSERT INTO behind.t VALUES ({number}, 0); {update}" for number in range(1, 400))
+        )
+        primary.sql("DELETE FROM behind.t WHERE id % 7 = 3")
+        wait_until(lambda: gtids_executed(follower) == gtids_executed(primary))
+        wait_for_batches(settings, loaded + 1)
+        primary.kill()
+        assert mariadb_server.sql("SELECT COUNT(*) FROM behind.t")[0][0] < 200, "it is behind"
+        follower.sql("UPDATE behind.t SET n = -1 WHERE id = 299")
+        wait_until(lambda: mariadb_server.sql(query) == follower.sql(query))
+    # The old primary is back, and nobody writes there any more.
+    primary.restart()
+    with running(spark, settings):
+        follower.sql("INSERT INTO behind.t VALUES (1000, 1)")
+        wait_until(lambda: mariadb_server.sql(query) == follower.sql(query))
+    mariadb_server.sql("DROP DATABASE behind")

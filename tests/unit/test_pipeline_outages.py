@@ -10,13 +10,21 @@ from typing import Any
 import pytest
 
 from penstock.coordinate.backends import sqlite
-from penstock.errors import ConnectionLost, CoordinationLost, LeaseLost, PenstockError
+from penstock.errors import (
+    ConnectionLost,
+    CoordinationLost,
+    LeaseLost,
+    OptionInvalid,
+    PenstockError,
+    ServerBehind,
+)
 from penstock.pipeline import state as state_module
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
-from penstock.spark.pipeline import retries
+from penstock.spark.pipeline import retries, servers
 from penstock.spark.pipeline import run as run_module
 from penstock.spark.pipeline.run import PipelineRun
+from penstock.spark.pipeline.servers import SourceServers
 
 Loop = Callable[[PipelineState, Standing], Standing]
 
@@ -204,3 +212,74 @@ def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
     run.stop()
     thread.join(60)
     assert not thread.is_alive()
+
+
+# --- Servers --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceServers, dict[int, str]]:
+    """The servers of a source, and the identity of each that answers, by its port."""
+    answering = {1: "mysql:a", 2: "mysql:b"}
+    monkeypatch.setattr(servers, "_key_of", lambda address: answering.get(address.port))
+    monkeypatch.setattr(servers, "_FAIL_OVER_SECONDS", 0.0)
+    source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop", "servers": ["127.0.0.1:2"]}
+    sink = {"files": {"path": str(tmp_path / "feed")}}
+    return SourceServers(
+        pipeline_of_values({"name": "test", "source": source, "sink": sink}, tmp_path)
+    ), answering
+
+
+def port_in_use(servers: SourceServers) -> int:
+    (source,) = servers.settings().sources
+    assert source.options.address == source.server
+    assert source.server is not None
+    assert source.name == "shop"
+    return source.server.port
+
+
+def test_server_that_is_away_is_replaced_by_the_next_that_answers(
+    cluster: tuple[SourceServers, dict[int, str]],
+) -> None:
+    chosen, answering = cluster
+    assert not chosen.turn(ConnectionLost("the sink is away"))
+    assert port_in_use(chosen) == 1
+    del answering[1]
+    assert chosen.turn(ConnectionLost("the server is away"))
+    assert port_in_use(chosen) == 2
+    answering[1] = "mysql:a"
+    assert not chosen.turn(ConnectionLost("the sink is away")), "it stays where it is"
+
+
+def test_server_is_kept_for_a_while_before_another_is_read(
+    cluster: tuple[SourceServers, dict[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, answering = cluster
+    monkeypatch.setattr(servers, "_FAIL_OVER_SECONDS", 3600.0)
+    del answering[1]
+    assert not chosen.turn(ConnectionLost("the server is away"))
+    assert port_in_use(chosen) == 1
+
+
+def test_server_that_lacks_transactions_is_left_though_it_answers(
+    cluster: tuple[SourceServers, dict[int, str]],
+) -> None:
+    chosen, _ = cluster
+    assert chosen.turn(ServerBehind("the server lacks transactions"))
+    assert port_in_use(chosen) == 2
+
+
+def test_run_begins_at_the_server_that_its_positions_belong_to(
+    cluster: tuple[SourceServers, dict[int, str]],
+) -> None:
+    chosen, _ = cluster
+    chosen.prefer("shop", "mysql:b")
+    assert port_in_use(chosen) == 2
+    chosen.prefer("shop", "mysql:of-nobody")
+    assert port_in_use(chosen) == 2
+
+
+def test_further_servers_without_a_first_one_are_refused(tmp_path: Path) -> None:
+    source = {"path": "/logs", "servers": ["127.0.0.1:2"]}
+    with pytest.raises(OptionInvalid, match="neither names one"):
+        pipeline_of_values({"name": "test", "source": source, "sink": "stdout"}, tmp_path)

@@ -4,15 +4,17 @@
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import structlog
 
 from penstock.client.daemons import EARLIEST, LATEST, Daemons, Start
-from penstock.client.flow import PAUSE_SECONDS_MAX, Place
+from penstock.client.flow import PAUSE_SECONDS_MAX, Place, pause_after
 from penstock.client.intake import Intake
 from penstock.client.options import SubscriberOptions
 from penstock.client.owned import OwnedShard, OwnedShards
@@ -33,6 +35,7 @@ _LOOK_SECONDS = 0.05
 # A daemon whose log is empty is looked at so often: nobody waits for what does not happen.
 _EMPTY_SECONDS = 0.2
 
+_Answer = TypeVar("_Answer")
 _log = structlog.get_logger(__name__)
 
 
@@ -83,15 +86,15 @@ class Following:
     def start(self, taker: Taker) -> None:
         """Join the subscription, and read; return as well once `stop` is called meanwhile.
 
-        Raises OptionInvalid where the subscription is another one by that name, CoordinationLost and
-        ConnectionLost where store or daemons do not answer, PositionPurged where the start lies nowhere.
+        Store and daemons that do not answer are waited for, as by a member that runs. Raises OptionInvalid
+        where the subscription is another one by that name, PositionPurged where the start lies nowhere.
         """
         options = self._options
         self._taker = taker
         _make_folder(options.coordination)
-        self._store = open_store(options.coordination)
         self._daemons = Daemons(options.address)
         try:
+            self._store = self._until_answered(partial(open_store, options.coordination))
             self._join(self._store, self._daemons)
         except BaseException as problem:
             # A start that `stop` closes everything under has not failed.
@@ -122,9 +125,9 @@ class Following:
     def _join(self, store: CoordinationStore, daemons: Daemons) -> None:
         options = self._options
         registry = Subscriptions(store)
-        subscription = registry.create(self._wanted(registry))
+        subscription = self._until_answered(lambda: registry.create(self._wanted(registry)))
         self._wait_for_log(daemons)
-        session = store.session()
+        session = self._until_answered(store.session)
         try:
             starting = self._starting(store, session, subscription)
             self._set_start(registry, subscription, daemons)
@@ -157,12 +160,25 @@ class Following:
 
     def _wait_for_log(self, daemons: Daemons) -> None:
         """Wait until a daemon has the first bytes of its log; the latest of nothing is its beginning."""
-        while not daemons.have_something():
+        while not self._until_answered(daemons.have_something):
             if not self._log_is_empty:
                 _log.info("waiting for the first change", daemons=str(self._options.address))
             self._log_is_empty = True
             if self._stopping.wait(_EMPTY_SECONDS):
                 return
+
+    def _until_answered(self, question: Callable[[], _Answer]) -> _Answer:
+        """Ask until there is an answer, with a pause that doubles. Raises a TransientError once stopped."""
+        failures = 0
+        while True:
+            try:
+                return question()
+            except TransientError as problem:
+                failures += 1
+                pause = pause_after(failures)
+                _log.warning("asking again", why=str(problem), after_seconds=round(pause, 1))
+                if self._stopping.wait(pause):
+                    raise
 
     def _wanted(self, registry: Subscriptions) -> Subscription:
         options = self._options
@@ -219,7 +235,7 @@ class Following:
     def _place(self, daemons: Daemons, start: Start) -> Checkpoint:
         if self._log_is_empty and start.end == LATEST:
             start = Start(end=EARLIEST)
-        place = daemons.place(start)
+        place = self._until_answered(lambda: daemons.place(start))
         _log.info("the subscription starts", name=self._options.name, position=str(place.position))
         return _checkpoint_of(place)
 

@@ -67,7 +67,8 @@ class PipelineSource:
 
     `name` is what its rows carry as their instance, another one for each source. `options` open it by
     `open_source`. `start` is a bound, EARLIEST, LATEST, or None where nothing was said. `server` is whose
-    tables can be read, None where only a log is known. `schemas` is a file of definitions, None for none.
+    tables can be read, None where only a log is known; `servers` are all of its cluster, that one first.
+    `schemas` is a file of definitions, None for none.
     """
 
     name: str
@@ -75,6 +76,7 @@ class PipelineSource:
     tables: TablePatterns
     start: Bound | str | None = None
     server: ServerAddress | None = None
+    servers: tuple[ServerAddress, ...] = ()
     schemas: str | None = None
     fail_on_data_loss: bool = True
 
@@ -387,6 +389,7 @@ def _source_of(section: SourceSection) -> PipelineSource:
         tables=TablePatterns(list(section.tables), list(section.exclude)),
         start=section.start_bound(),
         server=section.server_address(),
+        servers=section.server_addresses(),
         schemas=None if section.schemas is None else str(section.schemas),
         fail_on_data_loss=section.fail_on_data_loss,
     )

@@ -16,6 +16,7 @@ from penstock.settings_values import (
     SecretText,
     Section,
     TablePatternTexts,
+    further_server,
     in_our_words,
     one_secret,
 )
@@ -96,6 +97,12 @@ class SourceSection(Section):
         " and comparisons read from it",
         repr=False,
     )
+    servers: Texts = Field(
+        default=(),
+        description="more servers of the same cluster, host:port, tried in turn when the one in use has not"
+        " answered for ten seconds",
+        repr=False,
+    )
     schemas: Path | None = Field(
         default=None, description="a .sql or .json file of definitions, where logs do not name columns"
     )
@@ -148,6 +155,17 @@ class SourceSection(Section):
         return in_our_words(
             lambda: ServerAddress.parse(url, user=self.user, password=password, server_id=self.server_id)
         )
+
+    def server_addresses(self) -> tuple[ServerAddress, ...]:
+        """Return every server of the cluster, in the order to try them. Raises ValueError."""
+        first = self.server_address()
+        if first is None:
+            if self.servers:
+                raise ValueError("servers are more servers beside url or server, and neither names one")
+            return ()
+        password = self._password()
+        further = [further_server(text, first, password, self.server_id) for text in self.servers]
+        return (first, *further)
 
     def start_bound(self) -> Bound | str | None:
         """Return where changes begin: a bound, EARLIEST, LATEST, or None where nothing was said."""

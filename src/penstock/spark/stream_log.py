@@ -13,6 +13,7 @@ import structlog
 from penstock._native import GtidSet
 from penstock.capture.connection import Connection, connect
 from penstock.capture.refusal import file_replaced
+from penstock.capture.start import server_behind
 from penstock.commit_versions import next_epoch
 from penstock.errors import PenstockError, PositionInvalid, PositionPurged, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
@@ -264,6 +265,7 @@ class StreamLog:
         """Plan a batch whose server is gone: the same transactions, by GTID, at the one that is there."""
         if not (begin.gtid_set and end.gtid_set):
             raise self._server_changed(end, key)
+        self._prove_executed(begin)
         epoch = epoch_after(end.position)
         source = self.source(epoch, key)
         first = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
@@ -277,11 +279,25 @@ class StreamLog:
     def _relocate(self, begin: Offset, key: str) -> Offset:
         if not begin.gtid_set:
             raise self._server_changed(begin, key)
+        self._prove_executed(begin)
         epoch = epoch_after(begin.position)
         source = self.source(epoch, key)
         _log.warning("another server answers, going on by GTID", was=begin.server_key, now=key, epoch=epoch)
         found = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
         return Offset(found, begin.gtid_set, key, by_set=True)
+
+    def _prove_executed(self, begin: Offset) -> None:
+        """Raise ServerBehind where the server that answers lacks transactions that were read already: it may
+        be a replica that has not caught up, or a former primary."""
+        address = self._settings.source.address
+        assert address is not None, "only a server is replaced by another one"
+
+        def ask() -> None:
+            session = self._connected(address)
+            if not session.executed().contains(begin.gtid_set):
+                raise server_behind(session, begin.gtid_set, begin.position)
+
+        self._ask(ask)
 
     def _after_loss(
         self, begin: Offset, key: str, epoch: int, problem: PositionPurged | PositionInvalid

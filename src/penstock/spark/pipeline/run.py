@@ -33,6 +33,7 @@ from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
 from penstock.spark.pipeline.loading import Loading
 from penstock.spark.pipeline.progress import Progress
 from penstock.spark.pipeline.retries import Retries
+from penstock.spark.pipeline.servers import SourceServers
 from penstock.spark.pipeline.source_log import SourceLog, around_skips
 from penstock.spark.pipeline.tables import Learned, PipelineTables
 from penstock.spark.pipeline.task_plan import TaskPlan
@@ -80,6 +81,7 @@ class PipelineRun:
         self._sink = settings.make_sink()
         self._steps = settings.make_steps()
         self._logs: dict[str, SourceLog] = {}
+        self._servers = SourceServers(settings)
         self._targets: dict[str, Offset] | None = None
         self._progress = Progress(settings.name, told)
         # What the last attempt of this run had and knew; None before the first.
@@ -115,7 +117,9 @@ class PipelineRun:
             standing = self._take(state)
             if self._standing is None:
                 self._check_sink()
+                self._prefer_servers(standing)
             self._standing = standing
+            self._settings = self._servers.settings()
             self._logs = {
                 source.name: SourceLog(source, self._settings, self._cores)
                 for source in self._settings.sources
@@ -133,11 +137,16 @@ class PipelineRun:
             if state_taken is not None:
                 state_taken.close()
 
+    def _prefer_servers(self, standing: Standing) -> None:
+        """Go on at the server that the positions belong to: one that was replaced may answer again."""
+        for name, offset in standing.offsets.items():
+            self._servers.prefer(name, Offset.from_json(offset).server_key)
+
     def _is_over(self, problem: PenstockError) -> bool:
         """Wait before the run begins again; tell whether that is of no use."""
         if not isinstance(problem, TransientError) or problem is self._exhausted:
             return True
-        if self._stop.is_set():
+        if self._stop.is_set() or self._servers.turn(problem):
             return False
         try:
             self._restarts.pause(problem)
@@ -469,7 +478,8 @@ class PipelineRun:
             except PenstockError:
                 self._exhausted = found
                 raise
-            if self._stop.is_set():
+            # Another server has its own positions: the run begins again.
+            if self._stop.is_set() or self._servers.turn(found):
                 raise found
 
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server of each source's cluster a run reads from."""
+
+import time
+from dataclasses import dataclass, replace
+
+import structlog
+
+from penstock.capture.connection import connect
+from penstock.errors import PenstockError, ServerBehind
+from penstock.model import ServerAddress
+from penstock.pipeline.settings import PipelineSettings, PipelineSource
+
+# As long as a daemon's default: another server is a new epoch, and has to be worth it.
+_FAIL_OVER_SECONDS = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Cluster:
+    """The servers of one source, and since when the chosen one has not been of use."""
+
+    servers: tuple[ServerAddress, ...]
+    chosen: int = 0
+    failing_since: float | None = None
+
+    @property
+    def address(self) -> ServerAddress:
+        return self.servers[self.chosen]
+
+
+class SourceServers:
+    """The server in use of each source that names several. For one thread."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        self._given = settings
+        self._clusters = {
+            source.name: _Cluster(source.servers) for source in settings.sources if len(source.servers) > 1
+        }
+
+    def settings(self) -> PipelineSettings:
+        """Return the settings with the servers in use."""
+        return replace(self._given, sources=tuple(self._in_use(source) for source in self._given.sources))
+
+    def prefer(self, name: str, server_key: str) -> None:
+        """Choose the server that a source's position belongs to, where it answers; else the one in use
+        stays."""
+        cluster = self._clusters.get(name)
+        if cluster is None or not server_key:
+            return
+        for number, address in enumerate(cluster.servers):
+            if _key_of(address) == server_key:
+                cluster.chosen = number
+                return
+
+    def turn(self, problem: PenstockError) -> bool:
+        """Look after a failure whether the servers in use answer. Return whether another one was chosen, in
+        place of one that has not been of use for ten seconds."""
+        turned = False
+        for name, cluster in self._clusters.items():
+            if not isinstance(problem, ServerBehind) and _key_of(cluster.address) is not None:
+                cluster.failing_since = None
+                continue
+            now = time.monotonic()
+            cluster.failing_since = cluster.failing_since or now
+            if now - cluster.failing_since < _FAIL_OVER_SECONDS:
+                continue
+            for step in range(1, len(cluster.servers)):
+                number = (cluster.chosen + step) % len(cluster.servers)
+                if _key_of(cluster.servers[number]) is not None:
+                    _log.warning("another server is read", source=name, server=str(cluster.servers[number]))
+                    cluster.chosen, cluster.failing_since, turned = number, None, True
+                    break
+        return turned
+
+    def _in_use(self, source: PipelineSource) -> PipelineSource:
+        cluster = self._clusters.get(source.name)
+        if cluster is None:
+            return source
+        options = source.options
+        if options.address is not None:
+            options = replace(options, address=cluster.address)
+        return replace(source, options=options, server=cluster.address)
+
+
+def _key_of(address: ServerAddress) -> str | None:
+    """Return the identity of the server that answers at an address, None where none does."""
+    try:
+        with connect(address) as connection:
+            return connection.identity().key
+    except PenstockError as problem:
+        _log.warning("a server is of no use", server=str(address), why=str(problem))
+        return None
