@@ -192,6 +192,56 @@ def test_rows_without_a_key_stay_in_one_partition_in_order(broker: Kafka, table:
     assert len({one.partition for one in found}) == 1
 
 
+def grow(broker: Kafka, topic: str, partitions: int) -> None:
+    client = kafka_connection.admin({"bootstrap.servers": broker.servers})
+    kafka_connection.grow_topic(client, topic, partitions)
+
+
+def partitions_of_keys(broker: Kafka, topic: str, skipped: int = 0) -> dict[bytes | None, int]:
+    return {record.key: record.partition for record in records(broker, topic)[skipped:]}
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_is_that_of_kafka_s_own_producers"
+)
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_grown_topic_is_noticed_with_the_next_batch(broker: Kafka, table: str, exactly_once: bool) -> None:
+    target = target_of(ORDERS, name=table)
+    rows = changes_of(target, *(insert(n, id=n) for n in range(1, 60)))
+    sink = sink_of(broker, partitions=2, exactly_once=exactly_once)
+    write(sink, mark(1, table), rows)
+    assert set(partitions_of_keys(broker, table).values()) == {0, 1}
+    grow(broker, table, 7)
+    # The same process goes on, with the producer of the batch before.
+    write(sink, mark(2, table), rows)
+    placed = [(record.key, record.partition) for record in records(broker, table)]
+    assert {partition for _, partition in placed} == set(range(7))
+    fresh = sink_of(broker, topic=f"{table}.fresh", partitions=7)
+    write(fresh, mark(1, f"{table}.fresh"), rows)
+    assert set(partitions_of_keys(broker, f"{table}.fresh").items()) <= set(placed)
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_is_that_of_kafka_s_own_producers"
+)
+def test_parts_of_a_batch_share_the_partition_count_that_the_driver_read(broker: Kafka, table: str) -> None:
+    target = target_of(ORDERS, name=table)
+    rows = changes_of(target, *(insert(n, id=n) for n in range(1, 60)))
+    sink = sink_of(broker, partitions=2)
+    sink.prepare(target, Evolution.EVOLVE)
+    at = BatchMark(table, "1", 1, shared=sink.begin([target]))
+    for part in range(2):
+        writer = pickle.loads(pickle.dumps(sink)).open(at, part)
+        writer.write(rows)
+        writer.finish()
+        # The second part is opened by another process, when the topic has grown.
+        grow(broker, table, 7)
+    found = records(broker, table)
+    assert len(found) == 2 * 59
+    assert len({(record.key, record.partition) for record in found}) == 59
+    assert sink.begin([target]) == {"partitions": {table: 7}}
+
+
 # --- Exactly once -----------------------------------------------------------------------------
 
 

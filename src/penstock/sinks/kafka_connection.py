@@ -140,13 +140,18 @@ _BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
         (
             "TOPIC_EXCEPTION",
             "_INVALID_ARG",
-            "_UNKNOWN_PARTITION",
             "INVALID_CONFIG",
             "INVALID_TRANSACTION_TIMEOUT",
             "POLICY_VIOLATION",
         ),
         OptionInvalid,
         "Check the settings of the kafka sink",
+    ),
+    (
+        # Brokers learn one after the other that a topic has grown, or was made again with fewer partitions.
+        ("_UNKNOWN_PARTITION",),
+        ServerBusy,
+        "The partitions of the topic are changing: the next try takes their new number",
     ),
     (
         # Brokers that start, or are thought dead, count for nobody's replicas until they are back.
@@ -194,6 +199,13 @@ def partitions_of(client: Any, topic: str) -> int:
         ):
             raise error_of(found.error, f"topic {topic}")
     return len(found.partitions)
+
+
+def partition_counts(client: Any) -> dict[str, int]:
+    """Return how many partitions each topic of the cluster has. Raises our errors."""
+    with told("list topics"):
+        topics = client.list_topics(timeout=ANSWER_SECONDS_MAX).topics
+    return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
 
 def make_topic(

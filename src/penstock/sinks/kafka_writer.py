@@ -43,7 +43,7 @@ _NO_KEY = "{database}.{table}"
 
 
 class Producing:
-    """A producer, and what it knows of topics. With `identity` no other has that transactional id."""
+    """A producer. With `identity` no other has that transactional id."""
 
     def __init__(self, sink: "KafkaSink", identity: str | None) -> None:
         kafka = connection.library()
@@ -66,8 +66,6 @@ class Producing:
                 "message.timeout.ms": min(bound, _MESSAGE_MILLISECONDS_MAX),
             }
         given |= sink.settings.options
-        self._sink = sink
-        self._partitions: dict[str, int] = {}
         self._failed: PenstockError | None = None
         self._waiting = 0
         with connection.told("options"):
@@ -77,12 +75,6 @@ class Producing:
         if identity is not None:
             with connection.told(f"begin {identity}"):
                 self.producer.init_transactions(connection.ANSWER_SECONDS_MAX)
-
-    def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has, after making it where it is missing."""
-        if topic not in self._partitions:
-            self._partitions[topic] = self._sink.make(topic)
-        return self._partitions[topic]
 
     def send(self, topic: str, partition: int, messages: list[dict[str, Any]], size: int) -> None:
         """Hand messages over, in their order. Raises our errors, for those handed over before too."""
@@ -138,6 +130,8 @@ class KafkaWriter(Writer):
         self._mark = mark
         self._part = part
         self._tables: Counter[str] = Counter()
+        # For the whole batch, and the same in all its parts: a topic may grow at any time.
+        self._partitions: dict[str, int] = dict(mark.shared.get("partitions", {}))
         self._bytes = 0
         self._sent = False
         self._done = False
@@ -172,7 +166,7 @@ class KafkaWriter(Writer):
         self._sent = True
         # What brokers refuse is told later, among messages of other tables.
         for topic, chosen in by_topic:
-            count = self._producing.partitions(topic)
+            count = self._partition_count(topic)
             self._send(topic, messages, chosen, self._places(changes, messages, chosen, count))
 
     def finish(self) -> Receipt:
@@ -223,6 +217,16 @@ class KafkaWriter(Writer):
         connection.make_topic(client, topic, partitions, self._settings.replicas, compacted)
         connection.grow_topic(client, topic, self._part + 1)
         return connection.number_kept(sink.client(), topic, self._part, self._position_key)
+
+    def _partition_count(self, topic: str) -> int:
+        """Return the partition count of a topic for this batch, after making it where it is missing."""
+        if topic not in self._partitions:
+            # The producer itself is asked: it refuses partitions that it has not heard of.
+            counts = connection.partition_counts(self._producing.producer)
+            self._partitions = counts | self._partitions
+        if not self._partitions.get(topic):
+            self._partitions[topic] = self._sink.make(topic)
+        return self._partitions[topic]
 
     # --- Where messages go --------------------------------------------------------------------
 

@@ -7,15 +7,15 @@ A kind of sink is a file in `penstock/sinks/targets`, found by its name, with
     def make(settings: Settings) -> Sink
     EXTRA: str                           what `pip install penstock[EXTRA]` is called, "" for none
 
-A sink pickles and holds nothing open: `check`, `prepare`, `commit` and `read` are called where the pipeline
-is driven, `open` where rows are, maybe on another host. All of them may be called again with the same
-arguments after a failure at any moment, and then have the same effect as once.
+A sink pickles and holds nothing open: `check`, `prepare`, `begin`, `commit` and `read` are called where the
+pipeline is driven, `open` where rows are, maybe on another host. All of them may be called again with the
+same arguments after a failure at any moment, and then have the same effect as once.
 """
 
 import difflib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -76,13 +76,15 @@ class BatchMark:
 
     `generation` is another one after the pipeline was reset, and numbers begin again: together with
     `pipeline` it is the name under which a sink stores the number. `loads` tells that all of the batch are
-    rows of the pipeline's own full load: over all such batches of a table no key comes twice.
+    rows of the pipeline's own full load: over all such batches of a table no key comes twice. `shared` is
+    what `Sink.begin` returned.
     """
 
     pipeline: str
     generation: str
     number: int
     loads: bool = False
+    shared: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def application(self) -> str:
@@ -185,6 +187,14 @@ class Sink(ABC):
         that the target has and these rows do not are filled with null. Raises SchemaChanged where `evolution`
         does not allow it, and where the change would lose values (then the table is loaded again).
         """
+
+    def begin(self, targets: Iterable[Target]) -> Mapping[str, Any]:
+        """Return what the writers of a batch must not each find out by themselves, as plain JSON.
+
+        Called before the writers of a batch open, which find it as `BatchMark.shared`; again where the batch
+        comes again. `targets` are all that are prepared. A single writer may be opened without it.
+        """
+        return {}
 
     @abstractmethod
     def open(self, mark: BatchMark, part: int) -> Writer:

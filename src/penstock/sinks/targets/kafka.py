@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes as messages of Kafka's topics, each key's in order, and each of them once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -77,9 +77,11 @@ class KafkaSink(Sink):
         self.spread = _spread(settings)
         # Producers that are between two batches, by their transactional ids.
         self._idle: dict[str | None, Producing] = {}
+        # The client for topics that `begin` asks with each batch.
+        self._topics: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_idle": {}}
+        return self.__dict__ | {"_idle": {}, "_topics": None}
 
     @property
     def tombstones(self) -> bool:
@@ -129,6 +131,12 @@ class KafkaSink(Sink):
         client = connection.admin(self.client())
         return connection.make_topic(client, topic, self.settings.partitions, self.settings.replicas, {})
 
+    def begin(self, targets: Iterable[Target]) -> Mapping[str, Any]:
+        """Read the partition counts of the topics: all changes of a key in a batch go by the same count."""
+        counts = connection.partition_counts(self._topics_client())
+        topics = {topic_of(self.settings.topic, target) for target in targets}
+        return {"partitions": {topic: counts[topic] for topic in topics if topic and counts.get(topic)}}
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         return KafkaWriter(self, mark, part)
 
@@ -142,6 +150,12 @@ class KafkaSink(Sink):
 
     def close(self) -> None:
         self._idle.clear()
+        self._topics = None
+
+    def _topics_client(self) -> Any:
+        if self._topics is None:
+            self._topics = connection.admin(self.client())
+        return self._topics
 
 
 def _spread(settings: Settings) -> Spread:

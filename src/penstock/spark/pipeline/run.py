@@ -405,7 +405,7 @@ class PipelineRun:
             found = log.histories([record.ranges[at] for at in numbers])
             histories |= {at: one for at, one in zip(numbers, found, strict=True) if one is not None}
         spread = self._sink.spread
-        mark = self._mark(standing, record)
+        mark = replace(self._mark(standing, record), shared=self._sink.begin(self._tables.targets.values()))
         if mark.loads and self._sink.load_spread is not None:
             spread = self._sink.load_spread
         if self._settings.apply == "serial" and not record.chunks:
