@@ -326,8 +326,9 @@ def test_a_prepared_transaction_is_told_when_it_commits(
     for entry, kind in ((begin, "XA START"), (end, "XA END"), (known, "XA COMMIT")):
         assert [(pair.key, pair.value) for pair in entry.store.props] == [
             ("XA_TYPE", kind),
-            ("XA_XID", xid),
+            ("XA_XID", f" {xid}"),
         ]
+    assert end.store.transactionId == "0"
     assert known.event == "XACOMMIT"
     assert known.store.sql == f"XA COMMIT {xid}"
     assert [entry.message.end_offset is None for entry in found] == [True, True, True, False]

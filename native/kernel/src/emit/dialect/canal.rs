@@ -138,7 +138,8 @@ fn small_entry(
 fn xa_props(field: u8, kind: &str, at: &At<'_>, store: &mut Vec<u8>) {
     if let Some(id) = at.xa_id {
         pair(field, "XA_TYPE", kind, store);
-        pair(field, "XA_XID", id, store);
+        // Canal cuts the words off its statement, and leaves the blank behind them.
+        pair(field, "XA_XID", &format!(" {id}"), store);
     }
 }
 
@@ -192,7 +193,10 @@ impl Dialect for Canal {
                 pb::close(text, store);
             }
             End::Commit => pb::text(2, "0", store),
-            End::Xa(_) => xa_props(3, "XA END", at, store),
+            End::Xa(_) => {
+                pb::text(2, "0", store);
+                xa_props(3, "XA END", at, store);
+            }
         })
     }
 }

@@ -64,11 +64,13 @@ pub struct Definition<'a> {
     pub table: Cow<'a, str>,
     /// The database and table before it was renamed.
     pub renamed_from: Option<(Cow<'a, str>, Cow<'a, str>)>,
+    /// Whether it is a DROP TABLE IF EXISTS.
+    pub if_exists: bool,
 }
 
 impl<'a> Definition<'a> {
     fn of(kind: DefinitionKind, (database, table): (Cow<'a, str>, Cow<'a, str>)) -> Definition<'a> {
-        Definition { kind, alters: false, database, table, renamed_from: None }
+        Definition { kind, alters: false, database, table, renamed_from: None, if_exists: false }
     }
 
     /// The part of a DROP TABLE or RENAME TABLE that is about this table, as a statement of its own.
@@ -78,7 +80,7 @@ impl<'a> Definition<'a> {
             DefinitionKind::Rename => {
                 format!("RENAME TABLE {} TO {}", name(self.name_before()), name((&self.database, &self.table)))
             }
-            _ => format!("DROP TABLE {}", name(self.name_before())),
+            _ => format!("DROP TABLE {}{}", if self.if_exists { "IF EXISTS " } else { "" }, name(self.name_before())),
         }
     }
 
@@ -240,12 +242,14 @@ struct Reader<'a> {
     database: &'a str,
     /// What the statement does to each table of its list, once the first is read.
     listed: Option<DefinitionKind>,
+    /// Whether EXISTS was among the words before the first name.
+    says_exists: bool,
 }
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str, database: &'a str) -> Reader<'a> {
         let statement = after_prefix(text).unwrap_or_default();
-        Reader { tokens: Tokens { rest: statement }.peekable(), database, listed: None }
+        Reader { tokens: Tokens { rest: statement }.peekable(), database, listed: None, says_exists: false }
     }
 
     fn next_or_query(&mut self) -> Definition<'a> {
@@ -277,7 +281,7 @@ impl<'a> Reader<'a> {
             Some(Definition { alters: true, ..self.altered(name) })
         } else if verb.is("DROP") {
             self.listed = Some(DefinitionKind::Erase);
-            Some(Definition::of(DefinitionKind::Erase, self.name()?))
+            self.dropped()
         } else if verb.is("RENAME") {
             self.listed = Some(DefinitionKind::Rename);
             self.renamed()
@@ -292,8 +296,13 @@ impl<'a> Reader<'a> {
         self.tokens.next_if(|token| *token == Token::Sign(','))?;
         match kind {
             DefinitionKind::Rename => self.renamed(),
-            _ => Some(Definition::of(kind, self.name()?)),
+            _ => self.dropped(),
         }
+    }
+
+    fn dropped(&mut self) -> Option<Definition<'a>> {
+        let if_exists = self.says_exists;
+        Some(Definition { if_exists, ..Definition::of(DefinitionKind::Erase, self.name()?) })
     }
 
     fn renamed(&mut self) -> Option<Definition<'a>> {
@@ -359,7 +368,9 @@ impl<'a> Reader<'a> {
     }
 
     fn pass_fillers(&mut self) {
-        while self.tokens.next_if(|token| FILLERS.iter().any(|filler| token.is(filler))).is_some() {}
+        while let Some(token) = self.tokens.next_if(|token| FILLERS.iter().any(|filler| token.is(filler))) {
+            self.says_exists |= token.is("EXISTS");
+        }
     }
 
     /// Reads a name of one part or two: a database and a table.
@@ -473,6 +484,10 @@ mod tests {
         assert_eq!(told("CREATE TABLE t (a int, b int)"), ["CREATE shop.t"]);
         let own = |text: &str| definitions(text, "shop").map(|definition| definition.own_text()).collect::<Vec<_>>();
         assert_eq!(own("drop table `a``b`, t"), ["DROP TABLE `shop`.`a``b`", "DROP TABLE `shop`.`t`"]);
+        assert_eq!(
+            own("DROP TABLE IF EXISTS t, s.u"),
+            ["DROP TABLE IF EXISTS `shop`.`t`", "DROP TABLE IF EXISTS `s`.`u`"]
+        );
         assert_eq!(own("RENAME TABLE a TO s.b"), ["RENAME TABLE `shop`.`a` TO `s`.`b`"]);
     }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::ddl::{definitions, Definition};
+use super::ddl::{definitions, Definition, DefinitionKind};
 use super::{debezium_schema, TableView, TableWriter};
 use super::{json_object, walk, At, Dialect, End, Image, Images, Row, StatementKind, StatementView};
 use crate::column::{quoted, write_integer, write_unsigned_integer, Kind, Place};
@@ -89,7 +89,8 @@ impl Dialect for Debezium {
         }
         let mut tables = definitions(statement.text, statement.database).peekable();
         let Some(first) = tables.next() else { return Ok(()) };
-        if tables.peek().is_none() {
+        // A DROP TABLE is told in one spelling, whoever wrote it.
+        if tables.peek().is_none() && first.kind != DefinitionKind::Erase {
             return self.tell_definition(at, &first, statement.text, out);
         }
         for definition in std::iter::once(first).chain(tables) {

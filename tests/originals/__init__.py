@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debezium and Canal themselves beside Penstock, over one server and one file of statements.
+
+statements.sql      what all of them are given
+differences.toml    what may differ, and where docs/formats/messages.md names it
+running.py          runs the statements, and returns what each system wrote
+comparing.py        pairs the events, and finds every field that differs
+"""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs the events of two systems, and finds every field that differs."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+# What stands for an event or a field that one of the two does not have.
+ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event: what tells it from others, its table, and its fields as plain JSON."""
+
+    identity: tuple[str, ...]
+    table: str
+    fields: Any
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field that two systems have otherwise. Values are JSON, or `ABSENT`."""
+
+    table: str
+    event: str
+    path: str
+    original: str
+    ours: str
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.event} {self.path}: {self.original[:200]} but {self.ours[:200]}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A difference that docs/formats/messages.md names, in the row whose first cell is `what`.
+
+    The others are regular expressions over the whole of a difference's own texts; `unseen` says why the
+    statements do not show it.
+    """
+
+    what: str
+    path: str = ""
+    table: str = ".*"
+    event: str = ".*"
+    original: str = ".*"
+    ours: str = ".*"
+    unseen: str = ""
+
+    def covers(self, difference: Difference) -> bool:
+        """Tell whether it names a difference."""
+        return not self.unseen and all(
+            re.fullmatch(getattr(self, name), getattr(difference, name), re.DOTALL)
+            for name in ("path", "table", "event", "original", "ours")
+        )
+
+
+def rules_of(system: str) -> list[Rule]:
+    """Return the differences that are listed for a system."""
+    listed = tomllib.loads((HERE / "differences.toml").read_text())
+    return [Rule(**rule) for rule in listed[system]]
+
+
+def differences(original: Sequence[Event], ours: Sequence[Event]) -> Iterator[Difference]:
+    """Yield what differs: events that only one has, and fields of those that both have."""
+    pairing = SequenceMatcher(
+        None, [event.identity for event in original], [event.identity for event in ours], autojunk=False
+    )
+    for tag, first, last, our_first, our_last in pairing.get_opcodes():
+        if tag == "equal":
+            for left, right in zip(original[first:last], ours[our_first:our_last], strict=True):
+                for path, one, other in _unequal("", left.fields, right.fields):
+                    yield Difference(left.table, " ".join(left.identity), path, one, other)
+            continue
+        for event in original[first:last]:
+            yield Difference(event.table, " ".join(event.identity), "", _text(event.fields), ABSENT)
+        for event in ours[our_first:our_last]:
+            yield Difference(event.table, " ".join(event.identity), "", ABSENT, _text(event.fields))
+
+
+def _unequal(path: str, one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in [*one, *(name for name in other if name not in one)]:
+            within = f"{path}.{name}" if path else name
+            if name not in one or name not in other:
+                # A field of null and none at all are two things.
+                yield (
+                    within,
+                    _text(one[name]) if name in one else ABSENT,
+                    _text(other[name]) if name in other else ABSENT,
+                )
+            else:
+                yield from _unequal(within, one[name], other[name])
+        if one.keys() == other.keys() and list(one) != list(other):
+            yield f"{path}()", " ".join(one), " ".join(other)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from _unequal(f"{path}[{number}]", left, right)
+    elif type(one) is not type(other) or one != other:
+        yield path, _text(one), _text(other)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages of each system as events that can be compared."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.canal_client import EVENTS, PROTO, ROWDATA, TRANSACTIONBEGIN, TRANSACTIONEND
+from tests.originals.comparing import Event
+from tests.originals.running import MARKS
+
+_STORES = {
+    TRANSACTIONBEGIN: "TransactionBegin",
+    ROWDATA: "RowChange",
+    TRANSACTIONEND: "TransactionEnd",
+}
+_KINDS = {TRANSACTIONBEGIN: "BEGIN", ROWDATA: "ROWS", TRANSACTIONEND: "END"}
+
+
+def debezium_events(messages: Sequence[Any], databases: Sequence[str]) -> list[Event]:
+    """Return Debezium's messages with a schema, of some databases."""
+    events = [_debezium_event(message) for message in messages if message is not None]
+    return [event for event in events if event.fields["payload"]["source"]["db"] in databases]
+
+
+def _debezium_event(message: Any) -> Event:
+    payload = message["payload"]
+    source = payload["source"]
+    table = f"{source['db']}.{source['table'] or ''}"
+    if "ddl" in payload:
+        identity = ("ddl", *payload["ddl"].split()[:2])
+    else:
+        row = payload["after"] or payload["before"]
+        identity = (payload["op"], table, json.dumps(next(iter(row.values()), None)))
+    schema = _by_name(message["schema"])
+    for side in ("before", "after"):
+        if payload.get(side):
+            payload = payload | {side: _with_documents(payload[side], schema["fields"][side]["fields"])}
+    return Event(identity, table, {"schema": schema, "payload": payload})
+
+
+def _with_documents(image: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return an image with what each JSON text says beside it: spelling and value are two things."""
+    return {
+        name: {"text": value, "document": json.loads(value)}
+        if value is not None and fields[name].get("name") == "io.debezium.data.Json"
+        else value
+        for name, value in image.items()
+    }
+
+
+def _by_name(schema: Any) -> Any:
+    """Return a schema of Kafka Connect with its fields under their names."""
+    if isinstance(schema, list):
+        return [_by_name(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        name: _by_name(value) for name, value in sorted(schema.items()) if name not in ("fields", "field")
+    }
+    return (
+        made | {"fields": {one["field"]: _by_name(one) for one in schema["fields"]}}
+        if "fields" in schema
+        else made
+    )
+
+
+def entry_events(contents: Sequence[bytes]) -> list[Event]:
+    """Return Canal's entries. Fields that an entry leaves out have the value that getters give."""
+    return list(_entries(contents))
+
+
+def _entries(contents: Sequence[bytes]) -> Iterator[Event]:
+    # The entries of a transaction that is open.
+    held: list[Event] | None = None
+    marked = False
+    for content in contents:
+        entry = PROTO["Entry"].FromString(content)
+        store = PROTO[_STORES[entry.entryType]].FromString(entry.storeValue)
+        header = entry.header
+        table = f"{header.schemaName}.{header.tableName}"
+        marked |= header.schemaName == MARKS
+        fields = {"entryType": entry.entryType, "header": _plain(header), "store": _plain(store)}
+        words: list[str] = []
+        if entry.entryType == ROWDATA:
+            kind = EVENTS[header.eventType - 1]
+            rows = [row.afterColumns or row.beforeColumns for row in store.rowDatas]
+            keys = [columns[0].value for columns in rows if columns]
+            words = [kind, table, *keys] if keys else [kind, *store.sql.split()[:3]]
+        event = Event((_KINDS[entry.entryType], *words), table, fields)
+        if entry.entryType == TRANSACTIONBEGIN:
+            held, marked = [event], False
+        elif held is None:
+            if header.schemaName != MARKS:
+                yield event
+        else:
+            held.append(event)
+            if entry.entryType == TRANSACTIONEND:
+                yield from () if marked else _of_its_tables(held)
+                held = None
+    assert not held, "a transaction has no end"
+
+
+def _of_its_tables(transaction: Sequence[Event]) -> Iterator[Event]:
+    """Yield the entries of a transaction, its begin and end as of the tables that it changes."""
+    tables = " ".join(sorted({event.table for event in transaction[1:-1]}))
+    for event in transaction:
+        yield event if event.identity[0] == "ROWS" else replace(event, table=tables)
+
+
+def _plain(message: Any) -> Any:
+    """Return a message as plain JSON, every field with the value of its getter."""
+    made: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.name == "props":
+            made[field.name] = {pair.key: pair.value for pair in value}
+        elif field.is_repeated:
+            made[field.name] = [_plain(one) for one in value]
+        else:
+            made[field.name] = value
+    return made
+
+
+def flat_events(messages: Sequence[Any]) -> list[Event]:
+    """Return Canal's flat messages."""
+    return [_flat_event(message) for message in messages if message["database"] != MARKS]
+
+
+def _flat_event(message: Any) -> Event:
+    table = f"{message['database']}.{message['table']}"
+    keys = [str(next(iter(row.values()), None)) for row in message["data"] or ()]
+    words = [table, *keys] if keys else (message["sql"] or "").split()[:3]
+    return Event((message["type"], *words), table, message)

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of what differs from the original systems, and the page that names it, are one."""
+
+import re
+
+import pytest
+
+from tests.originals.comparing import rules_of
+from tests.tidy.tree import ROOT
+
+SECTIONS = {"debezium": "## Debezium", "canal": "## Canal"}
+
+
+@pytest.mark.parametrize("system", SECTIONS)
+def test_page_and_list_name_the_same_differences(system: str) -> None:
+    text = (ROOT / "docs/formats/messages.md").read_text()
+    section = text[text.index(SECTIONS[system] + "\n") :]
+    table = section[section.index("What a reader of ") :]
+    table = table[: table.index("\n## ")]
+    told = re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \|$", table, re.MULTILINE)[1:]
+    assert len(told) > 10
+    assert sorted(told) == sorted({rule.what for rule in rules_of(system)})
