@@ -5,8 +5,9 @@ import pytest
 
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.model import Column, Position, TableName, TablePatterns
+from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.ghosts import PipelinePatterns, table_of_ghost
-from penstock.pipeline.table_changes import columns_after, consequences_of, keeps_values
+from penstock.pipeline.table_changes import columns_after, consequences_of
 from penstock.source.reading import LoggedStatement
 from penstock.source.statement import tables_of
 

@@ -22,13 +22,15 @@ from penstock.client import ChangeBatch, Subscriber
 from penstock.client.flow import pause_after
 from penstock.errors import OptionInvalid, PenstockError, SchemaUnknown, TransientError
 from penstock.model import Position, TableName
+from penstock.pipeline.conforming import conformed
 from penstock.pipeline.dead_letter import aside_of
+from penstock.pipeline.evolution import evolved
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.loops import without_own
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.step import Rejected, Step, rows_of, through
 from penstock.pipeline.told_values import refuse_partial
-from penstock.sinks.sink import BatchMark, Receipt, Sink, Spread
+from penstock.sinks.sink import BatchMark, Receipt, Sink, Spread, Writer
 from penstock.source.daemon import DaemonSource
 
 _log = structlog.get_logger(__name__)
@@ -254,6 +256,7 @@ class _Line:
         aside = aside_of(settings.steps, settings.dead_letter, mark, 0, comes_again=False)
         receipt: Receipt | None = None
         rejected = 0
+        passed: list[Changes] = []
         writer = self._sink.open(mark, 0)
         try:
             for changes in came:
@@ -263,8 +266,12 @@ class _Line:
                         if aside is not None:
                             aside.add(made, changes)
                         continue
-                    self._prepare(made.target)
-                    writer.write(made)
+                    if self._sink.keeps_state:
+                        self._prepare(made.target)
+                        writer.write(made)
+                    else:
+                        passed.append(made)
+            self._write_feed(writer, passed)
             if aside is not None:
                 aside.finish()
             receipt = writer.finish()
@@ -276,6 +283,14 @@ class _Line:
         self._number += 1
         self._tried = ()
         self._relay.count(receipt.rows, rejected, self._line_of(came, receipt, rejected))
+
+    def _write_feed(self, writer: Writer, passed: list[Changes]) -> None:
+        """Write changes of any definitions, each in columns that hold those of all."""
+        for changes in passed:
+            self._prepare(changes.target)
+        for changes in passed:
+            prepared = self._prepared[changes.target.name]
+            writer.write(conformed(changes, prepared) if self._sink.shares_columns else changes)
 
     def _joined(self) -> list[Changes]:
         """Return what is held as changes, those of a table joined as far as their order allows."""
@@ -314,8 +329,12 @@ class _Line:
 
     def _prepare(self, target: Target) -> None:
         """Prepare a target before its first rows, and before those with other columns."""
-        if self._prepared.get(target.name) != target:
-            self._sink.prepare(target, self._settings.schema_changes)
+        before, policy = self._prepared.get(target.name), self._settings.schema_changes
+        if before is not None and not self._sink.keeps_state:
+            # Rows of all definitions are written, and those of shards need not be in the order of the log.
+            target = evolved(before, target, policy, keeps_state=False)
+        if before != target:
+            self._sink.prepare(target, policy)
             self._prepared[target.name] = target
 
 

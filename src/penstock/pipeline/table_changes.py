@@ -5,7 +5,6 @@ A log shows rows that change, not those that a definition changes: a column adde
 converted, a table that takes another's name. Such a table is read again from its source.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,18 +27,12 @@ from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of
 from penstock.capture.table_definition import Contradiction, TableDefinition, altered
 from penstock.model import Column, TableName, TableSchema
+from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.ghosts import table_of_ghost
 from penstock.source.reading import LoggedStatement
 
 # What gives rows that are there a value that their log does not show.
 _VALUED = {"GENERATED", "AS", "AUTO_INCREMENT", "SERIAL", "DEFAULT", "NOT", "ON"}
-_WIDTH = re.compile(r"^(tinyint|smallint|mediumint|int|bigint)\(\d+\)")
-_LENGTH = re.compile(r"(varchar|char|varbinary)\((\d+)\)")
-_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)(.*)")
-_MEMBERS = re.compile(r"(enum|set)\((.*)\)")
-_INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
-_TEXTS = ("tinytext", "text", "mediumtext", "longtext")
-_BLOBS = ("tinyblob", "blob", "mediumblob", "longblob")
 
 
 @dataclass
@@ -144,34 +137,6 @@ def alters_values(steps: Sequence[Step], words: list[str], before: Sequence[Colu
             case RenameColumn() | SetKey():
                 return True
     return False
-
-
-def keeps_values(old: str, new: str) -> bool:
-    """Tell whether every value of one type stays what it is in another."""
-    old, new = _plain(old), _plain(new)
-    if old == new:
-        return True
-    one, other = old.split(" ")[0], new.split(" ")[0]
-    unsigned = (" unsigned" in old, " unsigned" in new)
-    if one in _INTEGERS and other in _INTEGERS:
-        wider = _INTEGERS.index(other) > _INTEGERS.index(one)
-        return (unsigned[0] == unsigned[1] and wider) or (unsigned == (True, False) and wider)
-    for family in (_TEXTS, _BLOBS):
-        if one in family and other in family:
-            return family.index(other) >= family.index(one)
-    if (a := _LENGTH.fullmatch(old)) and (b := _LENGTH.fullmatch(new)):
-        return a[1] == b[1] and int(b[2]) >= int(a[2])
-    if _LENGTH.match(old) and old.startswith("varchar") and new in _TEXTS[1:]:
-        return True
-    if (a := _DECIMAL.fullmatch(old)) and (b := _DECIMAL.fullmatch(new)):
-        return a[2] == b[2] and int(b[1]) >= int(a[1]) and a[3] == b[3]
-    if (a := _MEMBERS.fullmatch(old)) and (b := _MEMBERS.fullmatch(new)):
-        return a[1] == b[1] and (b[2] == a[2] or b[2].startswith(a[2] + ","))
-    return False
-
-
-def _plain(text: str) -> str:
-    return _WIDTH.sub(r"\1", text.strip().lower())
 
 
 def _words(text: str, spelling: ServerSpelling) -> list[str]:

@@ -164,6 +164,8 @@ class Sink(ABC):
     load_spread: Spread | None = None
     # Whether the last image of each key is enough: then those before it may be left out on the way.
     keeps_state: bool = True
+    # Whether all rows of a target have the columns that it was prepared with; messages have their own.
+    shares_columns: bool = True
     # What of `_metadata` it looks at in rows that are state, so that the rest need not come; None for all.
     metadata_read: tuple[str, ...] | None = None
     # Whether writers have to be in the process that drives the pipeline, whose own output they write.

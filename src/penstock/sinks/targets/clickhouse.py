@@ -304,8 +304,12 @@ class _FeedWriter(_TableWriter):
 
 
 def _digest(target: Target, rows: pyarrow.Table) -> str:
-    """Return what tells these rows from others: a part that was cut anew is not what was inserted before."""
-    columns = [*target.column_names, "_change_type", "_commit_version"]
+    """Return what tells these rows from others: a part that was cut anew is not what was inserted before.
+
+    Columns without a value have no say, as a batch that comes again may have got some by a later definition.
+    """
+    own = [name for name in target.column_names if rows.column(name).null_count < rows.num_rows]
+    columns = [*own, "_change_type", "_commit_version"]
     found = hashlib.blake2b(digest_size=16)
     for batch in rows.select(columns).to_batches():
         found.update(pyarrow.array(_native.row_hashes(batch, columns)).to_numpy().tobytes())

@@ -104,6 +104,7 @@ class HttpSink(Sink):
     kind = "http"
     delivery = Delivery.AT_LEAST_ONCE
     keeps_state = False
+    shares_columns = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -69,6 +69,7 @@ class KafkaSink(Sink):
 
     kind = "kafka"
     keeps_state = False
+    shares_columns = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -70,7 +70,7 @@ class RedisSink(Sink):
         listed = settings.write == "list"
         self.delivery = Delivery.AT_LEAST_ONCE if listed else Delivery.IDEMPOTENT
         # An update may move a row from one key of a template to another: then every image counts.
-        self.keeps_state = settings.key is None and not listed
+        self.keeps_state = self.shares_columns = settings.key is None and not listed
         self.load_spread = Spread.RANGES if self.keeps_state else None
         # Connections between two batches: a relay writes many small ones.
         self._idle: deque[Pipeline] = deque()

@@ -36,6 +36,7 @@ class StdoutSink(Sink):
     delivery = Delivery.AT_LEAST_ONCE
     spread = Spread.WHOLE
     keeps_state = False
+    shares_columns = False
     in_driver = True
 
     def __init__(self, settings: Settings) -> None:

@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import PenstockError, SchemaChanged
 from penstock.model import Position, TableName
+from penstock.pipeline.conforming import check_key, conformed
 from penstock.pipeline.dead_letter import aside_of
+from penstock.pipeline.evolution import takes_rows
 from penstock.pipeline.load.watermark import Watermark
 from penstock.pipeline.loops import without_own
 from penstock.pipeline.record import ChunkWork, RangeWork
@@ -27,7 +29,6 @@ from penstock.pipeline.told_values import refuse_partial
 from penstock.sinks.images import LastImages, with_metadata
 from penstock.sinks.sink import Receipt, Spread
 from penstock.source.reading import Batch, LoggedStatement
-from penstock.spark.pipeline.conforming import conformed, covers
 from penstock.spark.pipeline.joints import Ends
 from penstock.spark.pipeline.part_writing import PartWriting
 from penstock.spark.pipeline.parts import blob_of, in_log_order, parts_of, slices, table_part
@@ -249,7 +250,7 @@ class _Work:
             if prepared is None:
                 yield from self._surprise(OF_TARGET, one.target, self._work.source, one.target)
             elif not self._surprised:
-                made.append(conformed(one, prepared) if self._plan.keeps_state else one)
+                made.append(conformed(one, prepared) if self._plan.shares_columns else one)
         if made and not self._surprised:
             yield from self._take(made)
 
@@ -258,9 +259,14 @@ class _Work:
         known = self._covered.get(id(target))
         if known is not None and known[0] is target:
             return known[1]
-        prepared = self._plan.targets.get(target.name)
-        if prepared is None or not covers(prepared, target, exactly=not self._plan.keeps_state):
+        plan = self._plan
+        prepared = plan.targets.get(target.name)
+        if prepared is None:
             return None
+        if not plan.keeps_state and not takes_rows(prepared, target, plan.schema_changes):
+            return None
+        if plan.shares_columns:
+            check_key(prepared, target)
         self._covered[id(target)] = (target, prepared)
         return prepared
 

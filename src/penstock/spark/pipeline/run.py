@@ -35,8 +35,9 @@ from penstock.spark.pipeline.progress import Progress
 from penstock.spark.pipeline.retries import Retries
 from penstock.spark.pipeline.servers import SourceServers
 from penstock.spark.pipeline.source_log import SourceLog, around_skips
+from penstock.spark.pipeline.standstill import asks_again, no_progress
 from penstock.spark.pipeline.tables import Learned, PipelineTables
-from penstock.spark.pipeline.task_plan import TaskPlan
+from penstock.spark.pipeline.task_plan import Surprise, TaskPlan
 
 _log = structlog.get_logger(__name__)
 
@@ -370,6 +371,7 @@ class PipelineRun:
     ) -> Outcome:
         """Run a batch's job, again after each round of surprises. Raises what its tasks raised."""
         rounds = 0
+        asked: list[Surprise] = []
         refused: dict[str, PenstockError] = {}
         while rounds < _ROUNDS_MAX:
             plan = self._plan(standing, record, learned)
@@ -388,9 +390,12 @@ class PipelineRun:
                     # Nothing of what came could be written: it is the target, and not its tables.
                     raise next(iter(refused.values()))
                 return outcome
+            if asks_again(outcome.surprises, asked):
+                break
             rounds += 1
-            self._tables.learn(outcome.surprises, learned, self._floors(standing))
-        raise AssertionError(f"nothing is learned from {outcome.surprises[:3]}")
+            asked = outcome.surprises
+            self._tables.learn(asked, learned, self._floors(standing))
+        raise no_progress(record, outcome.surprises[0])
 
     @staticmethod
     def _raised(outcome: Outcome) -> PenstockError:
@@ -417,6 +422,8 @@ class PipelineRun:
             sink=self._settings.sink,
             spread=spread,
             keeps_state=self._sink.keeps_state,
+            shares_columns=self._sink.shares_columns,
+            schema_changes=self._settings.schema_changes,
             metadata_read=self._sink.metadata_read,
             in_driver=self._sink.in_driver,
             sources={one.name: one for one in self._settings.sources},

@@ -25,6 +25,7 @@ from penstock.errors import (
     TransientError,
 )
 from penstock.model import Column, TableName, TablePatterns
+from penstock.pipeline.evolution import evolved, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
@@ -206,7 +207,7 @@ class PipelineTables:
             elif one.what == OF_STATEMENT:
                 self._learn_statement(one, learned, floors)
             elif one.what == OF_TARGET:
-                self._prepare_target(one.value)
+                self._prepare_met(one.value)
             elif one.what == OF_CHUNK:
                 key = table_key(one.source, one.value[0])
                 if key not in altered:
@@ -238,8 +239,8 @@ class PipelineTables:
         if _columns_agree(found.current, value["columns"]):
             # The same columns; the server's words for their types are the better ones.
             logged = replace(found.current)
-        elif source.server is None or not self._sink.keeps_state:
-            # Nobody tells what comes later, or a feed shows rows as they were.
+        elif source.server is None:
+            # Nobody tells what comes later.
             found.current = logged
         found.definitions[value["version"]] = logged
         found.logged = tuple(value["columns"])
@@ -456,7 +457,7 @@ class PipelineTables:
             for name in self._names_of(one.current, made):
                 before = wanted.get(name)
                 # Several tables become one: it has the columns of all, until all have lost them.
-                joined = made if before is None else _joined(before[0], made)
+                joined = made if before is None else joined_targets(before[0], made)
                 wanted[name] = (replace(joined, name=name), key)
         for target, key in wanted.values():
             try:
@@ -474,13 +475,23 @@ class PipelineTables:
             return [made.name]
         return [name for name in self.targets if could_be_named(made.name, name)]
 
+    def _prepare_met(self, target: Target) -> None:
+        """Prepare a target for rows that were met; one that was prepared before keeps its keys."""
+        known = self.targets.get(target.name)
+        if known is not None:
+            target = replace(target, primary_key=known.primary_key, unique_keys=known.unique_keys)
+        self._prepare_target(target)
+
     def _prepare_target(self, target: Target, *, anew: bool = False) -> None:
         before = self.targets.get(target.name)
         stays = self._settings.schema_changes is not Evolution.EVOLVE and self._sink.keeps_state
         if before is not None and stays:
             # Rows that only the new key tells apart would become one.
             refuse_other_key(target, before.primary_key)
-        wanted = target if before is None else _evolved(before, target, self._settings.schema_changes)
+        wanted = target
+        if before is not None:
+            policy = self._settings.schema_changes
+            wanted = evolved(before, target, policy, keeps_state=self._sink.keeps_state)
         if wanted == before and not anew:
             return
         self._sink.prepare(wanted, self._settings.schema_changes)
@@ -514,38 +525,3 @@ def _columns_agree(target: Target, columns: Sequence[Any]) -> bool:
         return False
     logged = Target(target.name, tuple(columns), mariadb=target.mariadb)
     return bool(logged.arrow().types == target.arrow().types)
-
-
-def _joined(one: Target, other: Target) -> Target:
-    known = set(one.column_names)
-    required = {column.name for column in other.columns if not column.nullable}
-    # Rows of either lack what only the other has, and may be null where they may be there.
-    kept = tuple(column if column.name in required else _optional(one, column) for column in one.columns)
-    more = tuple(_optional(other, column) for column in other.columns if column.name not in known)
-    return replace(one, columns=kept + more)
-
-
-def _optional(target: Target, column: Column) -> Column:
-    return column if column.name in target.primary_key else replace(column, nullable=True)
-
-
-def _evolved(before: Target, after: Target, evolution: Evolution) -> Target:
-    """Return what a target becomes where its source's columns changed, by policy. Raises SchemaChanged."""
-    if evolution is Evolution.EVOLVE:
-        known = {column.name: column for column in before.columns}
-        # What was added is null in older rows, until their table is read again.
-        columns = tuple(
-            column if column.name in known and not known[column.name].nullable else _optional(after, column)
-            for column in after.columns
-        )
-        return replace(after, columns=columns)
-    same = [column.name for column in before.columns] == [column.name for column in after.columns]
-    if evolution is Evolution.STOP and not (same and before.arrow().types == after.arrow().types):
-        raise SchemaChanged(
-            f"the columns of {after.name} changed",
-            hint="schema_changes: evolve follows them; penstock run --dry-run shows how",
-        )
-    joined = _joined(before, after)
-    if evolution is not Evolution.ADD_ONLY:
-        joined = replace(joined, columns=joined.columns[: len(before.columns)])
-    return replace(joined, unique_keys=after.unique_keys)

@@ -21,7 +21,7 @@ from penstock.errors import PenstockError
 from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSettings, StepSettings
-from penstock.sinks.sink import BatchMark, Spread
+from penstock.sinks.sink import BatchMark, Evolution, Spread
 from penstock.spark.pipeline.joints import Ends
 from penstock.spark.pipeline.shipping import shipped
 
@@ -84,6 +84,8 @@ class TaskPlan:
     sink: SinkSettings
     spread: Spread
     keeps_state: bool
+    shares_columns: bool
+    schema_changes: Evolution
     metadata_read: tuple[str, ...] | None
     in_driver: bool
     sources: Mapping[str, PipelineSource]

@@ -6,32 +6,25 @@ import pyarrow.compute as pc
 
 from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import SchemaChanged
+from penstock.sinks.template import column_texts
 
 
-def covers(prepared: Target, target: Target, *, exactly: bool) -> bool:
-    """Tell whether rows of a target may go where another was prepared.
-
-    `exactly`: every column of it is there with the same type. Else older rows are fitted to the columns there
-    are now, the key among them. Raises SchemaChanged where they lack a column of the key.
-    """
-    if exactly:
-        known = {column.name: column.type_text for column in prepared.columns}
-        return all(known.get(column.name) == column.type_text for column in target.columns)
-    lacking = [name for name in prepared.primary_key if name not in target.column_names]
-    if lacking:
+def check_key(prepared: Target, target: Target) -> None:
+    """Raise SchemaChanged where rows of a target lack a column of the key of that for which they are."""
+    missing = [name for name in prepared.primary_key if name not in target.column_names]
+    if missing:
         raise SchemaChanged(
             f"the key of {target.name} became {', '.join(prepared.primary_key)}, and its older rows have no"
-            f" {', '.join(lacking)}",
+            f" {', '.join(missing)}",
             hint="Drop the target's table and load it anew: penstock pipelines reset",
         )
-    return True
 
 
 def conformed(changes: Changes, prepared: Target) -> Changes:
     """Return changes in the columns of their prepared target: all rows of a table in a batch have the same.
 
     A column that the target no longer has goes, one that the rows do not have yet is null, and one of another
-    type is converted. Raises SchemaChanged where a value cannot be.
+    type is converted: to text as the server shows it. Raises SchemaChanged where a value cannot be.
     """
     if changes.target is prepared:
         return changes
@@ -57,6 +50,8 @@ def conformed(changes: Changes, prepared: Target) -> Changes:
 
 def _converted(changes: Changes, name: str, array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
     try:
+        if pyarrow.types.is_string(kind) and not pyarrow.types.is_binary(array.type):
+            return column_texts(changes, name).cast(kind)
         return pc.cast(array, kind)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as problem:
         raise SchemaChanged(

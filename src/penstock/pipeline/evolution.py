@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a target becomes where the columns of its source changed, by the policy of its pipeline.
+
+A mirror has the columns of now, and older rows are fitted to them. A target that keeps every change has rows
+of all definitions there were, so its columns only grow: each holds what any of them has.
+"""
+
+from dataclasses import replace
+
+from penstock.changes import Target
+from penstock.errors import SchemaChanged
+from penstock.model import Column
+from penstock.pipeline.column_types import common_column
+from penstock.sinks.sink import Evolution
+
+
+def evolved(before: Target, after: Target, evolution: Evolution, *, keeps_state: bool) -> Target:
+    """Return what a target that was prepared becomes for rows of another definition. Raises SchemaChanged."""
+    if evolution is Evolution.STOP and not _same_types(before, after):
+        raise SchemaChanged(
+            f"the columns of {after.name} changed",
+            hint="schema_changes: evolve follows them; penstock run --dry-run shows how",
+        )
+    if not keeps_state:
+        return _grown(before, after, evolution)
+    if evolution is Evolution.EVOLVE:
+        known = {column.name: column for column in before.columns}
+        # What was added is null in older rows, until their table is read again.
+        columns = tuple(
+            column if column.name in known and not known[column.name].nullable else _optional(after, column)
+            for column in after.columns
+        )
+        return replace(after, columns=columns)
+    joined = joined_targets(before, after)
+    if evolution is not Evolution.ADD_ONLY:
+        joined = replace(joined, columns=joined.columns[: len(before.columns)])
+    return replace(joined, unique_keys=after.unique_keys)
+
+
+def takes_rows(prepared: Target, target: Target, evolution: Evolution) -> bool:
+    """Tell whether a target that keeps every change, as it was prepared, has room for rows of a definition.
+
+    It does where `evolved` would change nothing but its keys.
+    """
+    if evolution is Evolution.STOP and not _same_types(prepared, target):
+        return False
+    return _grown(prepared, target, evolution).columns == prepared.columns
+
+
+def joined_targets(one: Target, other: Target) -> Target:
+    """Return a target with the columns of both, null where either lacks them."""
+    known = set(one.column_names)
+    required = {column.name for column in other.columns if not column.nullable}
+    # Rows of either lack what only the other has, and may be null where they may be there.
+    kept = tuple(column if column.name in required else _optional(one, column) for column in one.columns)
+    more = tuple(_optional(other, column) for column in other.columns if column.name not in known)
+    return replace(one, columns=kept + more)
+
+
+def _grown(before: Target, after: Target, evolution: Evolution) -> Target:
+    """Return a target with the keys of `after` and columns that hold the values of both."""
+    there = {column.name: column for column in after.columns}
+    columns: list[Column] = []
+    for column in before.columns:
+        other = there.get(column.name)
+        if other is None:
+            kept = replace(column, nullable=True)
+        elif evolution is Evolution.EVOLVE:
+            kept = common_column(column, other)
+        else:
+            kept = replace(column, nullable=column.nullable or other.nullable)
+        columns.append(kept)
+    if evolution in (Evolution.EVOLVE, Evolution.ADD_ONLY):
+        known = set(before.column_names)
+        columns += [replace(column, nullable=True) for column in after.columns if column.name not in known]
+    return replace(after, columns=tuple(columns))
+
+
+def _same_types(before: Target, after: Target) -> bool:
+    return before.column_names == after.column_names and before.arrow().types == after.arrow().types
+
+
+def _optional(target: Target, column: Column) -> Column:
+    return column if column.name in target.primary_key else replace(column, nullable=True)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error for a batch whose tasks ask for the same preparations again, though they were made."""
+
+from collections.abc import Sequence
+
+from penstock.errors import SchemaChanged
+from penstock.pipeline.record import BatchRecord, RangeWork
+from penstock.pipeline.state import table_key
+from penstock.spark.pipeline.task_plan import OF_CHUNK, Surprise
+
+
+def asks_again(surprises: Sequence[Surprise], before: Sequence[Surprise]) -> bool:
+    """Tell whether a round of a batch brought nothing but what the round before it did.
+
+    Tables that are altered while a chunk of them is read are counted elsewhere.
+    """
+    if any(surprise.what == OF_CHUNK for surprise in surprises):
+        return False
+    return {_subject(surprise) for surprise in surprises} == {_subject(surprise) for surprise in before}
+
+
+def no_progress(record: BatchRecord, surprise: Surprise) -> SchemaChanged:
+    """Return the error for a batch that cannot be prepared for."""
+    work = record.works[surprise.work]
+    position = f"{work.byte_range.file}:{work.byte_range.start}" if isinstance(work, RangeWork) else None
+    match surprise.what:
+        case "definition":
+            position = str(surprise.value["position"])
+        case "statement":
+            position = str(surprise.value.position)
+    _, source, subject = _subject(surprise)
+    return SchemaChanged(
+        f"batch {record.number} makes no progress: its tasks ask again and again for the {surprise.what}"
+        f" {subject} of source {source}, which was prepared",
+        position=position,
+        hint="Set errors.table: skip_table to go on without the table, or begin again: penstock pipelines"
+        " reset. Please report it with the table's CREATE TABLE",
+    )
+
+
+def _subject(surprise: Surprise) -> tuple[str, str, str]:
+    value = surprise.value
+    match surprise.what:
+        case "definition":
+            subject = f"{value['table']} number {value['version']}"
+        case "statement":
+            subject = f"{value.position} {value.text[:200]!r}"
+        case "target":
+            columns = ", ".join(f"{column.name} {column.type_text}" for column in value.columns)
+            subject = f"{value.name} ({columns})"
+        case "chunk":
+            subject = table_key(surprise.source, value[0])
+        case _:
+            subject = str(value)
+    return surprise.what, surprise.source, subject

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets whose source gets other columns: what they become, and how older rows fit into them."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from penstock.changes import Target
+from penstock.errors import SchemaChanged
+from penstock.model import Column, Position, TableName
+from penstock.pipeline.column_types import common_column, keeps_values
+from penstock.pipeline.conforming import conformed
+from penstock.pipeline.evolution import evolved, takes_rows
+from penstock.pipeline.record import BatchRecord, RangeWork
+from penstock.sinks.sink import Evolution
+from penstock.source.reading import LoggedStatement
+from penstock.source.source import ByteRange
+from penstock.spark.pipeline.standstill import asks_again, no_progress
+from penstock.spark.pipeline.task_plan import OF_CHUNK, OF_MOVE, OF_STATEMENT, OF_TARGET, Surprise
+from tests.changes_made import changes_of, insert, target_of
+
+ORDERS = target_of({"id": "int", "v": "int", "x": "int"})
+DEFINITIONS = {
+    "added": {"id": "int", "v": "int", "x": "int", "n": "varchar(20)"},
+    "dropped": {"id": "int", "v": "int"},
+    "widened": {"id": "int", "v": "bigint", "x": "int"},
+    "narrowed": {"id": "int", "v": "smallint", "x": "int"},
+    "converted": {"id": "int", "v": "varchar(20)", "x": "int"},
+    "renamed": {"id": "int", "w": "int", "x": "int"},
+    "as_mariadb_writes_it": {"id": "int(11)", "v": "int(11)", "x": "int(11)"},
+    "moved": {"id": "int", "x": "int", "v": "int"},
+}
+
+
+@pytest.mark.parametrize("first", DEFINITIONS)
+@pytest.mark.parametrize("second", DEFINITIONS)
+@pytest.mark.parametrize("policy", [Evolution.EVOLVE, Evolution.ADD_ONLY, Evolution.IGNORE])
+def test_a_feed_s_target_takes_rows_of_every_definition_after_each_was_met_once(
+    first: str, second: str, policy: Evolution
+) -> None:
+    definitions = [ORDERS, target_of(DEFINITIONS[first]), target_of(DEFINITIONS[second])]
+    prepared = ORDERS
+    for definition in definitions:
+        prepared = evolved(prepared, definition, policy, keeps_state=False)
+    assert all(takes_rows(prepared, definition, policy) for definition in definitions)
+
+
+def test_a_feed_s_target_keeps_columns_that_the_source_drops() -> None:
+    grown = evolved(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=False)
+    assert grown.column_names == ("id", "v", "x")
+    mirror = evolved(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=True)
+    assert mirror.column_names == ("id", "v")
+
+
+def test_a_policy_of_no_changes_stops_a_feed() -> None:
+    other = target_of(DEFINITIONS["added"])
+    assert not takes_rows(ORDERS, other, Evolution.STOP)
+    with pytest.raises(SchemaChanged, match=r"columns of shop\.orders changed"):
+        evolved(ORDERS, other, Evolution.STOP, keeps_state=False)
+    longer = target_of({"id": "int(11)", "v": "int", "x": "int"})
+    assert takes_rows(ORDERS, longer, Evolution.STOP)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        ("int", "bigint", "bigint"),
+        ("int", "int(11)", "int"),
+        ("int", "int unsigned", "bigint"),
+        ("bigint", "bigint unsigned", "decimal(20,0)"),
+        ("int", "decimal(10,2)", "decimal(12,2)"),
+        ("decimal(10,2)", "decimal(10,4)", "decimal(12,4)"),
+        ("float", "double", "double"),
+        ("int", "double", "double"),
+        ("bigint", "double", "longtext"),
+        ("varchar(20)", "varchar(30)", "varchar(30)"),
+        ("varchar(20)", "int", "longtext"),
+        ("varchar(20)", "varbinary(20)", "longblob"),
+        ("enum('a','b')", "enum('b','c')", "longtext"),
+        ("enum('A')", "enum('a')", "longtext"),
+        ("datetime", "datetime(3)", "datetime(3)"),
+        ("datetime(6)", "datetime(3)", "datetime(6)"),
+        ("datetime", "timestamp", "longtext"),
+        ("vector(3)", "vector(5)", "vector(5)"),
+        ("decimal(65,0)", "decimal(40,30)", "longtext"),
+    ],
+)
+def test_a_common_type_holds_both_and_stays(one: str, other: str, common: str) -> None:
+    columns = [_column(one), _column(other)]
+    for known, met in itertools.permutations(columns):
+        joined = common_column(known, met)
+        assert keeps_values(joined.type_text, common)
+        assert common_column(joined, known) == joined
+        assert common_column(joined, met) == joined
+
+
+def _column(type_text: str) -> Column:
+    return target_of({"c": type_text}, ()).columns[0]
+
+
+def test_texts_of_two_character_sets_meet_in_one_that_has_both() -> None:
+    ascii_column, latin = Column("c", "varchar(9)", "ascii"), Column("c", "varchar(5)", "latin1")
+    assert common_column(ascii_column, latin) == Column("c", "longtext", "utf8mb4")
+    assert common_column(Column("c", "varchar(5)", "ascii"), latin) == latin
+
+
+@pytest.mark.parametrize(
+    ("type_text", "value", "shown"),
+    [
+        ("int", 7, "7"),
+        ("decimal(6,2)", "1.50", "1.50"),
+        ("datetime", "2026-01-02 03:04:05", "2026-01-02 03:04:05"),
+        ("date", "2026-01-02", "2026-01-02"),
+    ],
+)
+def test_older_rows_become_the_text_that_the_server_shows(type_text: str, value: Any, shown: str) -> None:
+    import pyarrow
+
+    older = target_of({"id": "int", "v": type_text})
+    prepared = target_of({"id": "int", "v": "longtext"})
+    prepared = Target(prepared.name, (prepared.columns[0], Column("v", "longtext", "utf8mb4")), ("id",))
+    kind = older.arrow().field("v").type
+    typed = pyarrow.array([value]).cast(kind)[0].as_py()
+    rows = conformed(changes_of(older, insert(1, id=1, v=typed)), prepared).rows
+    assert rows.column("v").to_pylist() == [shown]
+
+
+def test_a_batch_that_asks_for_the_same_again_stops_by_name_and_position() -> None:
+    work = RangeWork("shop", ByteRange(0, "b.000001", 154, 900, aligned=True))
+    record = BatchRecord(7, {}, {}, (work,), (), 1)
+    target = Surprise(OF_TARGET, 0, 1, "shop", ORDERS)
+    assert asks_again([target], [target])
+    assert not asks_again([target], [])
+    assert not asks_again([target, Surprise(OF_MOVE, 0, 2, "shop", ORDERS.name)], [target])
+    chunk = Surprise(OF_CHUNK, 0, 1, "shop", (TableName("shop", "orders"), SchemaChanged("altered")))
+    assert not asks_again([chunk], [chunk]), "a table that is altered while it is read is counted elsewhere"
+    error = no_progress(record, target)
+    assert "batch 7 makes no progress" in str(error)
+    assert "shop.orders (id int, v int, x int)" in str(error)
+    assert error.position == "b.000001:154"
+    place = Position(0, "b.000001", 300)
+    statement = LoggedStatement(
+        "ALTER TABLE t ADD a INT",
+        "shop",
+        place,
+        place,
+        frozenset(),
+        frozenset(),
+        frozenset(),
+        None,
+        frozenset(),
+    )
+    error = no_progress(record, Surprise(OF_STATEMENT, 0, 1, "shop", statement))
+    assert error.position == str(place)
+    assert "penstock pipelines reset" in str(error)
