@@ -117,10 +117,10 @@ class Run:
         start = self._head(session)
         text = self.grammar.statement()
         recording.counts["sent"] += 1
-        if not self._execute(session, text):
-            recording.counts["refused"] += 1
-            return
+        refused = not self._execute(session, text)
+        recording.counts["refused"] += refused
         end = self._head(session)
+        # A statement that failed is logged where it has done something by then.
         if end == start:
             return
         recording.counts["logged"] += 1

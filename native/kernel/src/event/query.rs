@@ -320,7 +320,8 @@ fn after_comments(mut text: &[u8]) -> &[u8] {
             [b'-', b'-', rest @ ..] | [b'#', rest @ ..] => {
                 memchr::memchr(b'\n', rest).and_then(|at| rest.get(at + 1..))
             }
-            [b'(', rest @ ..] => Some(rest),
+            // What stood in `/*! */` has ended.
+            [b'*', b'/', rest @ ..] | [b'(', rest @ ..] => Some(rest),
             _ => return text,
         };
         match rest {
@@ -375,6 +376,9 @@ mod tests {
             ("SET STATEMENT a=1", Verb::Change),
             ("SET STATEMENT a='open", Verb::Change),
             ("CREATE TABLE `c` (\n  `a` int\n) START TRANSACTION", Verb::Begin),
+            ("/*! */ ALTER TABLE t AUTO_INCREMENT=5", Verb::Definition),
+            ("/*!*/ (/*M!100100 */ insert into t values (1))", Verb::Change),
+            ("SET STATEMENT a=1 FOR /*! */  RENAME TABLES a TO b", Verb::Definition),
             ("# only a comment", Verb::Definition),
             ("/* open", Verb::Definition),
             ("", Verb::Definition),
