@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from tools.servers.starting import LATE_STARTS_VARIABLE
-from tools.suite.run import STEPS_VARIABLE
+from tools.suite.run import STEPS_VARIABLE, area_words, has_tests, in_area
 
 TESTS = Path(__file__).resolve().parent
 TIERS = ("everyday", "deep", "long")
@@ -100,7 +100,7 @@ def note_selection(config: pytest.Config) -> None:
 def area_filter(config: pytest.Config) -> list[str] | None:
     """Return the words of --area, or None where every test is asked for."""
     text = config.getoption("--area")
-    return [word.strip() for word in text.split(",") if word.strip()] if text else None
+    return area_words(text) if text else None
 
 
 def check_area(config: pytest.Config) -> None:
@@ -109,16 +109,10 @@ def check_area(config: pytest.Config) -> None:
     It is checked before workers start: an error of a worker is printed as an internal one.
     """
     areas = area_filter(config)
-    paths = (path.relative_to(config.rootpath).as_posix() for path in TESTS.rglob("test_*.py"))
-    if areas is not None and not any(in_area(path, areas) for path in paths):
+    if areas is not None and not has_tests(areas):
         raise pytest.UsageError(
             f"--area: no test file has {' or '.join(areas) or 'a word'} in its path: see tests/"
         )
-
-
-def in_area(path: str, areas: list[str]) -> bool:
-    """Tell whether a word of the area is part of the path of a test file."""
-    return any(area in path for area in areas)
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from tests import tiers
 from tests.conftest import check_flavors
+from tools.suite import run
 
 
 @pytest.mark.parametrize("area", ["kanal", "kanal,kafak", " , "])
@@ -44,3 +45,9 @@ def test_flavor_left_out_under_ci_is_refused(
         return
     with pytest.raises(pytest.UsageError, match=message):
         check_flavors(pytestconfig)
+
+
+def test_run_of_an_area_without_tests_ends_before_its_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--area", "kanal"])
+    assert "'kanal'" in capsys.readouterr().err

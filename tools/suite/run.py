@@ -25,7 +25,10 @@ SLOWEST_TESTS = 15
 
 def main(words: list[str] | None = None) -> int:
     """Run the steps in order; return 0, or the exit status of the first that failed."""
-    arguments = _parser().parse_args(words)
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    if arguments.area is not None and not has_tests(area_words(arguments.area)):
+        parser.error(f"--area: no test file has one of the words {arguments.area!r} in its path: see tests/")
     steps: dict[str, float] = json.loads(os.environ.get(STEPS_VARIABLE, "{}"))
     for name, command in steps_of(arguments.tier, arguments.area).items():
         os.environ[STEPS_VARIABLE] = json.dumps(steps)
@@ -35,6 +38,22 @@ def main(words: list[str] | None = None) -> int:
         if status:
             return status
     return 0
+
+
+def area_words(text: str) -> list[str]:
+    """Return the words of an area, which are divided by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def in_area(path: str, words: list[str]) -> bool:
+    """Tell whether a word of the area is part of the path of a test file."""
+    return any(word in path for word in words)
+
+
+def has_tests(words: list[str]) -> bool:
+    """Tell whether an area has a test file."""
+    paths = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+    return any(in_area(path, words) for path in paths)
 
 
 def steps_of(tier: str, area: str | None) -> dict[str, list[str]]:
