@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many tables into one: what is taken out of the target when one of them is emptied or read again."""
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.admin.cli.verify import EXIT_INCOMPLETE
 from penstock.model import TableName
-from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
+from penstock.pipeline.verify.differences import Kind
+from penstock.pipeline.verify.verify import verify
 from tests.fixture_types import FreshDatabase
+from tests.kept_log import penstock
 from tests.pipeline_oracle import delta_rows
-from tests.pipeline_running import opened, pipeline_of, run_to_end
+from tests.pipeline_running import opened, run_to_end
 from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
 
@@ -33,14 +38,16 @@ class Shards:
             )
         route = {"tables": f"{database}.orders_*", "to": f"{database}.orders", "shard_column": shard_column}
         steps: list[dict[str, Any]] = [{"map": {"add": {"n": "cast(n AS int)"}}}, {"route": route}]
-        self.settings: PipelineSettings = pipeline_of(
-            server,
-            database,
-            {"delta": {"path": str(self._lake)}},
-            folder,
-            steps=steps,
-            errors={"table": "skip_table"},
-        )
+        told = {
+            "source": {"url": server.url("root"), "name": "shop", "tables": f"{database}.*"},
+            "sink": {"delta": {"path": str(self._lake)}},
+            "batch": {"interval": 0},
+            "steps": steps,
+            "errors": {"table": "skip_table"},
+        }
+        self.file = folder / "shop.yaml"
+        self.file.write_text(json.dumps(told), encoding="utf-8")
+        self.settings = load_pipeline(self.file)
 
     def keys(self) -> list[int]:
         return sorted(int(row["id"]) for row in delta_rows(f"{self._lake}/{self.database}/orders"))
@@ -91,6 +98,15 @@ def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
     run_to_end(spark, shards.settings)
     assert shards.keys() == [4, 11, 12, 13, 21, 22, 23]
     assert shards.stopped() == [f"shop/{shards.table('b')}"]
+    # The rows of `b` are not compared; those of `c` no source has.
+    (result,) = verify(shards.settings, mend=True).results
+    assert {(one.row["id"], one.kind) for one in result.found} == {(key, Kind.EXTRA) for key in (21, 22, 23)}
+    assert [one.name for one in result.table.left_out] == [str(shards.table("b"))]
+    assert shards.keys() == [4, 11, 12, 13]
+    ran = penstock("verify", shards.file)
+    assert ran.code == EXIT_INCOMPLETE, ran
+    assert f"the rows of {shards.table('b')} were left out" in ran.out
+    assert "not everything was compared" in ran.out
 
 
 @pytest.mark.deep(
@@ -112,6 +128,11 @@ def test_rows_stay_where_they_may_be_those_of_a_shard_that_was_left(
     # Nothing tells the rows that `a` lost from those of `b`, so it is left as well, by name.
     assert shards.stopped() == [f"shop/{shards.table(name)}" for name in "ab"]
     assert set(shards.keys()) >= {11, 12, 13, 21, 22, 23}
+    (result,) = verify(shards.settings, mend=True).results
+    assert not result.found
+    assert "the pipeline goes on without it" in result.open
+    (told,) = map(json.loads, penstock("verify", shards.file, "--json").out.splitlines())
+    assert (told["equal"], told["complete"], told["open"]) == (False, False, result.open)
     # Both are read again at once; a table that is gone meanwhile keeps no row and stops nothing.
     shards.server.sql(
         "UPDATE orders_b SET n = 14 WHERE id = 14; DROP TABLE orders_c", database=shards.database

@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.errors import StepFailed
 from penstock.pipeline.dead_letter import dead_letters, replay, rows_of_letter
+from penstock.pipeline.verify.differences import Kind
+from penstock.pipeline.verify.verify import verify
 from tests.fixture_types import FreshDatabase
 from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
@@ -193,6 +195,15 @@ def test_rows_that_name_their_table_come_to_tables_made_for_them(
     for status in ("draft", "paid", "sent"):
         wanted = f"SELECT * FROM {database}.orders_0 WHERE status = '{status}' ORDER BY id"
         assert rows(target, f"SELECT * FROM {database}.of_{status} ORDER BY id") == rows(source, wanted)
+    # A table that no row names any more is compared as well.
+    source.sql(f"DELETE FROM {database}.orders_0 WHERE status = 'draft'")
+    pipeline.run(spark, until="caught-up")
+    target.sql(f"INSERT INTO {database}.of_draft SELECT * FROM {database}.of_paid LIMIT 1")
+    found = {one.table.target.name.table: one for one in verify(pipeline.settings).results}
+    assert sorted(found) == ["of_draft", "of_paid", "of_sent"]
+    assert [one.kind for one in found["of_draft"].found] == [Kind.EXTRA]
+    assert found["of_paid"].equal
+    assert found["of_sent"].equal
 
 
 def test_a_poison_row_stops_where_nothing_else_is_said(

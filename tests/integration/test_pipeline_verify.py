@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.capture.status import State
+from penstock.errors import SchemaChanged
 from penstock.pipeline.verify.differences import Kind
+from penstock.pipeline.verify.report import lines
 from penstock.pipeline.verify.verify import Verification, verify
 from tests.captured_log import capturing, head_of, settings_of, wait_for_position, wait_for_state
 from tests.fixture_types import FreshDatabase
@@ -260,6 +262,45 @@ def test_a_table_that_cannot_be_told_as_it_was_says_so_and_the_others_are_compar
     assert "emptied or defined anew" in found["emptied"].open
     assert "emptied or defined anew" in found["altered"].open
     assert "no primary key" in found["keyless"].open
+    # A table that the target has lost keeps no other from being compared, unless there is no other.
+    mariadb_server.sql(f"DROP TABLE {database}.kept")
+    mysql_server.sql("CREATE TABLE later (id INT PRIMARY KEY)", database=database)
+    found = {one.table.target.name.table: one for one in verify(pipeline.settings).results}
+    assert "has no table" in found["kept"].open
+    assert "emptied or defined anew" in found["later"].open
+    with pytest.raises(SchemaChanged, match="has no table"):
+        verify(pipeline.settings, [f"{database}.kept"])
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_pipeline_comparison.py::test_texts_of_values_that_no_type_holds_are_compared_where_a_sink_writes_them"
+)
+def test_dates_that_are_none_are_compared_and_mended_by_their_text(pair: Pair, tmp_path: Path) -> None:
+    lenient = "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'; "
+    pair.source.sql(
+        lenient + "CREATE TABLE odd (id INT PRIMARY KEY, day DATE, note VARCHAR(9));"
+        " INSERT INTO odd VALUES (1, '0000-00-00', 'a'), (2, '2026-02-30', 'b'), (3, '2026-02-00', 'c'),"
+        " (4, NULL, 'd')",
+        database=pair.database,
+    )
+    pair.pipeline.load()
+    assert pair.verify("odd").equal
+    pair.spoil("UPDATE odd SET day = NULL WHERE id = 1")
+    pair.spoil(lenient + "UPDATE odd SET day = '2026-02-31' WHERE id = 2")
+    pair.spoil(lenient + "UPDATE odd SET day = '0000-00-00' WHERE id = 4")
+    found = pair.verify("odd", mend=True)
+    (result,) = found.results
+    assert {(one.row["id"], one.columns) for one in result.found} == {
+        (1, ("day",)),
+        (2, ("day",)),
+        (4, ("day",)),
+    }
+    assert "day is None, not '0000-00-00'" in "\n".join(lines(result, 10))
+    assert found.repaired == 3
+    assert pair.verify("odd").equal
+    # A column that is left out is not compared by its text either.
+    pair.spoil("UPDATE odd SET day = NULL WHERE id = 1")
+    assert pair.verify("odd", columns_left_out=["day"]).equal
 
 
 def test_a_batch_that_was_begun_leaves_its_keys_unsettled(pair: Pair) -> None:

@@ -86,3 +86,45 @@ def test_what_differs_is_found_and_mended(
     differing = {(one.row["id"], one.kind) for result in found.results for one in result.found}
     assert differing == {(9001, Kind.MISSING), (9002, Kind.CHANGED)}
     assert verify(pipeline.settings).equal
+
+
+# What each of these targets has no place for, and the columns of it that the source fills with such values.
+_NOT_HELD = {
+    "clickhouse": ("(1, '1820-01-01', '2400-01-01 00:00:00', 'kept')", {"day": 1, "at": 1}),
+    "postgres": ("(1, '1820-01-01', '2400-01-01 00:00:00', CONCAT('a', CHAR(0), 'b'))", {"note": 1}),
+}
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_pipeline_comparison.py::test_a_value_that_a_target_cannot_hold_is_expected_to_be_null"
+)
+@pytest.mark.parametrize("kind", sorted(_NOT_HELD))
+def test_values_that_a_target_cannot_hold_are_told_apart_from_differences(
+    kind: str,
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    server_of: Callable[[str], Server],
+    missing_part: MissingPart,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    target = running_backend(kind, request.config, server_of, missing_part)
+    rows, not_held = _NOT_HELD[kind]
+    mysql_server.sql(
+        "CREATE TABLE t (id INT PRIMARY KEY, day DATE, at DATETIME, note VARCHAR(9));"
+        f" INSERT INTO t VALUES {rows}, (2, '2026-01-01', '2026-01-01 00:00:00', 'kept')",
+        database=database,
+    )
+    pipeline = HandDriven(mysql_server, f"{database}.*", {kind: {"url": target.server.url}}, tmp_path)
+    pipeline.load()
+    for mend in (False, True):
+        found = verify(pipeline.settings, mend=mend)
+        (result,) = found.results
+        assert found.equal, result.found
+        assert result.not_held == not_held
+        assert found.repaired == 0
+    # A difference in another column of such a row is found, and mended.
+    mysql_server.sql("UPDATE t SET id = 3 WHERE id = 1", database=database)
+    pipeline.follow()
+    assert verify(pipeline.settings).equal

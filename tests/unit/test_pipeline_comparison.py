@@ -4,6 +4,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -18,9 +19,11 @@ from penstock.pipeline.settings import StepSettings, pipeline_of_values
 from penstock.pipeline.step import Rejected
 from penstock.pipeline.verify.differences import Kind, differences
 from penstock.pipeline.verify.hashed import Gathered, hashes, is_among
+from penstock.pipeline.verify.kept_values import TEXTS, expected_values, values_not_held
 from penstock.pipeline.verify.system_columns import as_changes, with_version
 from penstock.pipeline.verify.touched import Touched
 from penstock.pipeline.verify.unjudged import Unjudged
+from penstock.sinks.sink import Sink, make_sink, settings_of
 
 TARGET = Target(
     TableName("shop", "orders"),
@@ -138,7 +141,8 @@ def test_differences_say_what_differs_and_how() -> None:
         (5, "besides"),
         (6, "null", None, "null"),
     )
-    found = list(differences(TARGET, TARGET.column_names, [expected], [theirs]))
+    mine = expected.rows.select(TARGET.column_names)
+    found = list(differences(TARGET, TARGET.column_names, [mine], [theirs]))
     assert sorted((one.row["id"], str(one.kind), one.columns) for one in found) == [
         (2, "changed", ("owner", "plan")),
         (3, "missing", ()),
@@ -146,11 +150,7 @@ def test_differences_say_what_differs_and_how() -> None:
         (5, "extra", ()),
         (6, "changed", ("plan",)),
     ]
-    assert not list(
-        differences(
-            TARGET, ("id", "total"), [expected.with_rows(expected.rows.slice(0, 2))], [theirs.slice(1, 2)]
-        )
-    )
+    assert not list(differences(TARGET, ("id", "total"), [mine.slice(0, 2)], [theirs.slice(1, 2)]))
     (missing,) = [one for one in found if one.kind is Kind.MISSING]
     assert missing.target is None
 
@@ -204,6 +204,92 @@ def test_a_known_part_of_the_key_tells_which_rows_cannot_be_judged() -> None:
     rows = [{"id": number, "owner": "x", "total": None, "plan": None, "shard": "a"} for number in (1, 2)]
     there = pyarrow.RecordBatch.from_pylist(rows, schema=merged.arrow())
     assert unjudged.among(there).tolist() == [False, True]
+
+
+DAYS = Target(
+    TableName("shop", "days"),
+    (
+        Column("id", "int", None, False),
+        Column("day", "date"),
+        Column("at", "datetime(0)"),
+        Column("note", "varchar(20)", "utf8mb4"),
+    ),
+    ("id",),
+)
+
+
+def days(*rows: tuple[Any, ...], texts: dict[int, dict[str, str]] | None = None) -> Changes:
+    """Return rows of DAYS; `texts` are those of values that no type holds, by id."""
+    schema = DAYS.arrow()
+    values = pyarrow.RecordBatch.from_pylist(
+        [dict(zip(schema.names, (*row, *[None] * 3), strict=False)) for row in rows], schema=schema
+    )
+    made = as_changes(DAYS, values, "insert", Position(0, "bin.000001", 160), instance="here")
+    metadata = made.rows.column("_metadata")
+    maps = [list((texts or {}).get(row[0], {}).items()) or None for row in rows]
+    fields = [
+        pyarrow.array(maps, one.type) if one.name == "unrepresentable" else metadata.field(one.name)
+        for one in metadata.type
+    ]
+    column = pyarrow.StructArray.from_arrays(fields, fields=list(metadata.type))
+    place = made.rows.schema.get_field_index("_metadata")
+    return made.with_rows(made.rows.set_column(place, made.rows.schema.field(place), column))
+
+
+def sink_of(kind: str, **told: Any) -> Sink:
+    return make_sink(kind, settings_of(kind).model_validate(told))
+
+
+def test_a_value_that_a_target_cannot_hold_is_expected_to_be_null() -> None:
+    rows = days((1, None, None, "a\0b"), (2, date(1700, 1, 1), datetime(2400, 1, 1)), (3, date(2026, 1, 1)))
+    columns = DAYS.column_names
+    postgres = sink_of("postgres", url="postgresql://root@127.0.0.1/x")
+    kept = expected_values(postgres, DAYS, columns, rows.rows)
+    assert kept.column("note").to_pylist() == [None, None, None]
+    assert kept.column("day").to_pylist() == [None, date(1700, 1, 1), date(2026, 1, 1)]
+    assert values_not_held(postgres, DAYS, columns, rows.rows) == {"note": 1}
+    clickhouse = sink_of("clickhouse")
+    kept = expected_values(clickhouse, DAYS, columns, rows.rows)
+    assert kept.schema.types == DAYS.arrow().types
+    assert kept.to_pylist()[1] == {"id": 2, "day": None, "at": None, "note": None}
+    assert values_not_held(clickhouse, DAYS, columns, rows.rows) == {"day": 1, "at": 1}
+    assert values_not_held(clickhouse, DAYS, ["id", "at"], rows.rows) == {"at": 1}
+
+
+def test_zero_dates_are_counted_where_a_target_has_no_text_for_them() -> None:
+    rows = days((1,), (2,), texts={1: {"day": "0000-00-00"}}).rows
+    delta = sink_of("delta", path="/nowhere")
+    assert values_not_held(delta, DAYS, DAYS.column_names, rows) == {"day": 1}
+    assert values_not_held(sink_of("mysql", url="mysql://root@127.0.0.1"), DAYS, ["id", "day"], rows) == {}
+
+
+def test_texts_of_values_that_no_type_holds_are_compared_where_a_sink_writes_them() -> None:
+    mysql = sink_of("mysql", url="mysql://root@127.0.0.1")
+    columns = DAYS.column_names
+    source = days(
+        (1,),
+        (2,),
+        (3,),
+        (4,),
+        texts={1: {"day": "0000-00-00"}, 3: {"day": "2026-02-30"}, 4: {"note": "0xFF"}},
+    )
+    target = days((1,), (2,), (3,), (4,), texts={3: {"day": "2026-02-31"}})
+    mine = expected_values(mysql, DAYS, columns, source.rows)
+    theirs = expected_values(mysql, DAYS, columns, target.rows)
+    assert (hashes(mine, [*columns, TEXTS]) == hashes(theirs, [*columns, TEXTS])).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    found = {one.row["id"]: one for one in differences(DAYS, columns, [mine], [theirs])}
+    assert {key: (one.columns, one.not_held) for key, one in found.items()} == {
+        1: (("day",), ()),
+        3: (("day",), ()),
+        # Bytes that are no text have no place in a text column of another set.
+        4: ((), ("note",)),
+    }
+    assert not list(differences(DAYS, ["id", "at"], [mine], [theirs]))
 
 
 def test_rows_become_changes_that_stand_before_what_follows_a_position() -> None:

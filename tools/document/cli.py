@@ -12,7 +12,10 @@ from tools.document.markdown import document, table
 def page() -> str:
     """Return the page."""
     command: Any = get_command(make_app())
-    head = [command.help or "", "Exit status: 0 done, 1 findings, 2 operator, 3 stream, 4 transient."]
+    head = [
+        command.help or "",
+        "Exit status: 0 done, 1 findings, 2 operator, 3 stream, 4 transient, 5 not all was compared.",
+    ]
     verbs = [part for name, verb in sorted(command.commands.items()) for part in describe(name, verb)]
     return document("Command line", "src/penstock/admin/cli", *head, *verbs)
 

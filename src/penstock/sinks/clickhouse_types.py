@@ -11,7 +11,7 @@ A date that ClickHouse cannot hold (it has the years 1900 to 2299) is null.
 
 import re
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 
 import pyarrow
 import pyarrow.compute as pc
@@ -68,14 +68,24 @@ class Stored:
 
     def cast(self, values: pyarrow.Array) -> pyarrow.Array:
         """Return values as they are sent. Raises pyarrow.ArrowInvalid."""
-        if self.sql == "Date32":
-            values = _within(values, *_DATES)
-        elif self.sql.startswith("DateTime64"):
-            values = _within(values.cast(pyarrow.timestamp("us")), *_TIMES)
+        values = self.within(values)
+        if self.sql.startswith("DateTime64"):
+            values = values.cast(pyarrow.timestamp("us"))
         elif self.sql.startswith("Array"):
             # An array has no null, and no vector is empty.
             values = pc.if_else(pc.is_null(values), pyarrow.scalar([], values.type), values)
         return values.cast(self.arrow)
+
+    def within(self, values: pyarrow.Array) -> pyarrow.Array:
+        """Return values with null for dates and times that the column cannot hold."""
+        if self.sql == "Date32":
+            return _within(values, *_DATES)
+        if self.sql.startswith("DateTime64"):
+            zone = values.type.tz
+            return _within(
+                values.cast(pyarrow.timestamp("us", zone)), *(_in_zone(one, zone) for one in _TIMES)
+            )
+        return values
 
 
 def stored_columns(target: Target) -> list[Stored]:
@@ -159,6 +169,10 @@ def _sent(word: str, text: str, arrow: pyarrow.DataType) -> tuple[pyarrow.DataTy
         digits, scale = (int(found[1]), int(found[2] or 0)) if found else _DECIMAL_DEFAULT
         return pyarrow.decimal256(digits, scale), f"Decimal({digits}, {scale})"
     return arrow, "String"
+
+
+def _in_zone(moment: datetime, zone: str | None) -> datetime:
+    return moment if zone is None else moment.replace(tzinfo=UTC)
 
 
 def _within(values: pyarrow.Array, low: date, high: date) -> pyarrow.Array:

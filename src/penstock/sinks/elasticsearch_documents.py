@@ -2,8 +2,9 @@
 """Rows as Elasticsearch's documents, and back.
 
 A document is the row as JSON, behind its `_commit_version`. Its `_id` is the primary key as text, the values
-of several columns divided by colons; inside one a colon is %3A, a percent sign %25. What stands in `_source`
-is exact; how it is found is the mapping's.
+of several columns divided by colons; inside one a colon is %3A, a percent sign %25. No `_id` may be
+empty: of a key that is one empty text it is %, and one of percent signs alone has one more. What stands in
+`_source` is exact; how it is found is the mapping's.
 """
 
 import base64
@@ -166,11 +167,13 @@ def _ids(changes: Changes) -> pyarrow.Array:
     if len(parts) > 1:
         for text, other in (("%", "%25"), (":", "%3A")):
             parts = [pc.replace_substring(part, text, other) for part in parts]
+    else:
+        parts = [pc.replace_substring_regex(parts[0], "\\A(%*)\\z", "\\1%")]
     texts = pc.binary_join_element_wise(*parts, ":")
     if texts.null_count:
         raise ValueMalformed(
             f"a key of {changes.target.name} has no value that its columns could hold",
-            hint="Make a text of it with a map step, or set the rows' errors to dead_letter",
+            hint="Make a text of it with a map step, or set errors: {table: skip_table}",
         )
     made = _native.json_objects(pyarrow.record_batch({"i": texts}), [("i", "longtext", "utf8mb4", True)])
     quoted = pc.binary_slice(pyarrow.array(made).cast(pyarrow.binary()), len('{"i":'), -1)
@@ -205,7 +208,7 @@ def _reader(target: Target, field: pyarrow.Field) -> Callable[[Any], Any]:
         if _is_geometry(text):
             raise OptionInvalid(
                 f"column {field.name} of {target.name} is text in Elasticsearch and cannot be read back",
-                hint="Compare the other columns",
+                hint=f"Compare the other columns: penstock verify FILE --leave-out {field.name}",
             )
         return base64.b64decode
     if types.is_duration(field.type):

@@ -95,5 +95,5 @@ def check_keys(target: Target, rows: pyarrow.Table) -> None:
         if len(odd):
             raise ValueMalformed(
                 f"the key column {name} of {target.name} cannot hold {odd[0].as_py()!r}",
-                hint="Make a text of it with a map step, or set the rows' errors to dead_letter",
+                hint="Make a text of it with a map step, or set errors: {table: skip_table}",
             )

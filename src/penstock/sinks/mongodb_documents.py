@@ -120,7 +120,7 @@ def _key(target: Target, fields: dict[str, pyarrow.Array]) -> pyarrow.Array:
         if part.null_count:
             raise ValueMalformed(
                 f"a key of {target.name} has no value that its column {name} could hold",
-                hint="Make a text of it with a map step, or set the rows' errors to dead_letter",
+                hint="Make a text of it with a map step, or set errors: {table: skip_table}",
             )
     if len(parts) == 1:
         return parts[0]

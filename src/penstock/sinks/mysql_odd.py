@@ -21,7 +21,8 @@ LENIENT = b"SET SESSION sql_mode='ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO'"
 
 _EMPTY_MEMBER = re.compile(r"[(,]''[,)]")
 _NO_MEMBER = 1265
-_BROKEN = "0x"
+# How the text of bytes that are none of their character set begins.
+BROKEN_TEXT = "0x"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def divided(batch: pyarrow.RecordBatch, target: Target) -> Divided:
             unnamed = pc.or_(unnamed, pc.fill_null(pc.equal(batch.column(column.name), ""), False))
     texts = pc.struct_field(batch.column("_metadata"), "unrepresentable")
     if texts.null_count < len(texts):
-        told = [any(text.startswith(_BROKEN) for _, text in one or ()) for one in texts.to_pylist()]
+        told = [any(text.startswith(BROKEN_TEXT) for _, text in one or ()) for one in texts.to_pylist()]
         broken = pyarrow.array(told, pyarrow.bool_())
     if not pc.any(pc.or_(unnamed, broken)).as_py():
         return Divided(batch, batch.slice(0, 0), batch.slice(0, 0))
@@ -56,12 +57,12 @@ def without_broken_texts(row: pyarrow.RecordBatch, target: Target, counted: Coun
     metadata = row.column("_metadata").to_pylist()[0]
     spares = dict(metadata["unrepresentable"])
     for name, text in spares.items():
-        if text.startswith(_BROKEN):
+        if text.startswith(BROKEN_TEXT):
             counted.lose(target, name, 1)
             place = row.schema.get_field_index(name)
             if place >= 0 and not target.column(name).nullable:
                 row = row.set_column(place, row.schema.field(place), pyarrow.array([""], pyarrow.string()))
-    kept = [(name, text) for name, text in spares.items() if not text.startswith(_BROKEN)]
+    kept = [(name, text) for name, text in spares.items() if not text.startswith(BROKEN_TEXT)]
     place = row.schema.get_field_index("_metadata")
     field = row.schema.field(place)
     return row.set_column(place, field, pyarrow.array([metadata | {"unrepresentable": kept}], field.type))

@@ -24,7 +24,8 @@ def rows_of(
     low: Mapping[str, Any] | None,
     high: Mapping[str, Any] | None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows of a table in the order of its key; with bounds those from `low` to below `high`."""
+    """Yield the rows of a table in the order of its key, with `_metadata` behind their columns; with bounds
+    those from `low` to below `high`."""
     wanted = ", ".join(_expression(one) for one in target.columns)
     statement = f"SELECT {wanted} FROM {target.name.sql}"
     conditions = [*_bound(session, low, ">="), *_bound(session, high, "<")]
@@ -49,7 +50,7 @@ def rows_of(
         timestamp_us=0,
     )
     for batch in session.batches(statement, result):
-        yield pyarrow.record_batch(batch).select(list(target.column_names))
+        yield pyarrow.record_batch(batch).select([*target.column_names, "_metadata"])
 
 
 def _expression(column: Column) -> str:

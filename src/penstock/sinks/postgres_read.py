@@ -2,7 +2,7 @@
 """Rows of a PostgreSQL table, in the types that changes have."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow
@@ -27,6 +27,19 @@ def rows_of(
     for batch in session.copy_out(query, types):
         arrays = [_in_type(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def without_zero_bytes(rows: pyarrow.RecordBatch, left: Collection[str]) -> pyarrow.RecordBatch:
+    """Return rows with null for texts that have a zero byte, which no text of PostgreSQL has; `left` are
+    columns that stay as they are."""
+    for place, field in enumerate(rows.schema):
+        if field.name in left or not pyarrow.types.is_string(field.type):
+            continue
+        zero = pc.fill_null(pc.match_substring(rows.column(place), "\0"), False)
+        if pc.any(zero).as_py():
+            kept = pc.if_else(zero, pyarrow.scalar(None, field.type), rows.column(place))
+            rows = rows.set_column(place, field.with_nullable(True), kept)
+    return rows
 
 
 def _expression(field: pyarrow.Field) -> str:

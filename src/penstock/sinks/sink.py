@@ -172,6 +172,9 @@ class Sink(ABC):
     in_driver: bool = False
     # Whether `read` between bounds costs what is between them, and not the whole table.
     reads_ranges: bool = True
+    # Whether values that Arrow's types cannot hold are written as the source's text. Then rows that `read`
+    # yields have `_metadata` behind their columns, where those texts stand.
+    keeps_texts: bool = False
 
     @abstractmethod
     def check(self) -> Sequence[Finding]:
@@ -222,6 +225,13 @@ class Sink(ABC):
             f"a {self.kind} sink keeps no table that can be compared",
             hint="Compare mirrors: delta, iceberg, mysql, postgres, clickhouse, mongodb and elasticsearch",
         )
+
+    def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """Return rows of `target.arrow()` as the target keeps them: null for what its types cannot hold.
+
+        `read` yields the same for them. Keys are left as they are: a sink refuses those that it cannot hold.
+        """
+        return rows
 
     def close(self) -> None:
         """Let go of connections that calls have left open. It can be used again."""

@@ -15,6 +15,7 @@ from penstock.pipeline.verify.report import counts, lines, store
 from penstock.pipeline.verify.verify import SHARE_ROWS, Verification, verify
 
 EXIT_DIFFERENCES = 1
+EXIT_INCOMPLETE = 5
 
 
 def run(
@@ -53,7 +54,8 @@ def run(
     """Compare a pipeline's target with its source, row by row, at one position of the log.
 
     A pipeline that does not run is compared exactly where it stands, whatever the source did since. One that
-    runs is compared as it goes on. Exits with 1 where rows differ that were not repaired.
+    runs is compared as it goes on. Exits with 1 where rows differ that were not repaired, and with 5 where no
+    row is known to differ but not everything was compared.
     """
     settings = load_pipeline(file)
     found = verify(
@@ -74,8 +76,10 @@ def run(
             for line in lines(result, shown):
                 typer.echo(line)
         _tell_outcome(found, repair=repair)
-    if not (found.equal or found.mended):
+    if found.differs:
         raise typer.Exit(EXIT_DIFFERENCES)
+    if not found.whole:
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def _tell_outcome(found: Verification, *, repair: bool) -> None:
@@ -86,8 +90,10 @@ def _tell_outcome(found: Verification, *, repair: bool) -> None:
         typer.echo(f"repaired: {found.repaired:,} rows")
     if found.requests:
         typer.echo(f"the runner was asked to read again: requests {', '.join(found.requests)}")
-    if not found.equal and not repair:
+    if found.differs and not repair:
         typer.echo("penstock verify --repair makes the target right")
+    if not found.whole:
+        typer.echo("not everything was compared")
 
 
 def _spreading(settings: PipelineSettings, master: str | None) -> Spreading:

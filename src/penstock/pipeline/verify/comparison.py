@@ -10,20 +10,22 @@ Either way the first look keeps two numbers of each row, and only keys that may 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy
 import pyarrow
 
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import ServerBehind
+from penstock.errors import PenstockError, ServerBehind
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.state import PipelineState, Standing, table_key
 from penstock.pipeline.verify.differences import Difference, Kind, differences, hashes_of
 from penstock.pipeline.verify.hashed import NONE, Hashes, hashes, is_among, joined
+from penstock.pipeline.verify.kept_values import expected_values
 from penstock.pipeline.verify.log_behind import LogBehind, position_of
 from penstock.pipeline.verify.shares import (
     ComparedTable,
@@ -60,7 +62,8 @@ class TableResult:
     """What came of one table.
 
     `found` are its differences, in full up to a limit; `beyond` counts further keys that differ or may.
-    `open` says why nothing can be told of the table, "" where it can.
+    `open` says why nothing can be told of the table, "" where it can. `not_held` counts, by column, values of
+    the source that the target cannot hold: where it has nothing for them, it is as equal as it can be.
     """
 
     table: ComparedTable
@@ -70,13 +73,32 @@ class TableResult:
     found: list[Difference] = field(default_factory=list)
     beyond: int = 0
     open: str = ""
+    not_held: Counter[str] = field(default_factory=Counter)
+    # Why a side cannot be read, None where both can.
+    problem: PenstockError | None = None
     # The rows that the target has to have, of the keys that differ and perhaps of others.
     expected: list[Changes] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, table: ComparedTable) -> Self:
+        """Return the result of a table that is not compared yet."""
+        return cls(table, open=table.open)
+
     @property
     def equal(self) -> bool:
-        """Whether nothing differs, and nothing is left open."""
-        return not (self.found or self.beyond or self.open)
+        """Whether nothing differs, and every row was compared."""
+        return not self.found and self.whole
+
+    @property
+    def differs(self) -> bool:
+        """Whether a row differs for certain."""
+        return any(one.kind is not Kind.UNSETTLED for one in self.found)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row of the source and of the target was compared, and could be judged."""
+        unjudged = self.beyond or self.rejected or self.count(Kind.UNSETTLED)
+        return not (self.open or self.table.left_out or unjudged)
 
     def count(self, kind: Kind) -> int:
         """Return how many rows differ in one way."""
@@ -186,12 +208,14 @@ class _Moved:
 class Comparison:
     """The comparison of some tables of one pipeline, share by share.
 
-    `limit` is how many keys of a table are read in full. `settle_for` is how long, in seconds, a running
+    `tables` that are open have a result and no shares. `limit` is how many keys of a table are read in full.
+    `settle_for` is how long, in seconds, a running
     pipeline is waited for until it has passed a moment.
     """
 
     def __init__(
         self,
+        tables: Sequence[ComparedTable],
         shares: Sequence[Share],
         state: PipelineState,
         *,
@@ -204,25 +228,34 @@ class Comparison:
         self._spreading = spreading
         self._limit = limit
         self._settle_for = settle_for
-        self.tables = list({share.table.target.name: share.table for share in shares}.values())
-        self._results = {table.target.name: TableResult(table) for table in self.tables}
+        self._every_table = list(tables)
+        self._tables = [table for table in tables if not table.open]
+        self._results = {table.target.name: TableResult.of(table) for table in tables}
 
     def run(self) -> list[TableResult]:
-        """Compare, and return what came of each table. Raises what reading either side raises."""
-        if self._state.runner() is None or not self._running():
-            self._results = {table.target.name: TableResult(table) for table in self.tables}
+        """Compare, and return what came of each table.
+
+        A table of which a side cannot be read is open. Raises what reading either side raises where that
+        concerns all tables, or each of them.
+        """
+        if self._shares and (self._state.runner() is None or not self._running()):
+            self._results = {table.target.name: TableResult.of(table) for table in self._every_table}
             self._stopped()
-        return list(self._results.values())
+        results = list(self._results.values())
+        problems = [one.problem for one in results if one.problem is not None]
+        if problems and len(problems) == len(results):
+            raise problems[0]
+        return results
 
     # --- A stopped pipeline -----------------------------------------------------------------
 
     def _stopped(self) -> None:
         standing = self._standing()
-        logs = _Logs(self.tables, standing.stands)
+        logs = _Logs(self._tables, standing.stands)
         try:
             # What the pipeline has read from the log may not be shown to readers of the tables yet.
             logs.settle()
-            unfinished = _KeysOfChanges(self.tables)
+            unfinished = _KeysOfChanges(self._tables)
             record = self._state.begun(standing)
             if record is not None:
                 logs.read(unfinished.take, {name: position_of(end) for name, end in record.end.items()})
@@ -230,7 +263,7 @@ class Comparison:
             self._note_open(logs, standing)
             first = self._first_look(logs.touched)
             # What the log did meanwhile may have hidden a difference, so those keys are looked at as well.
-            meanwhile = _KeysOfChanges(self.tables)
+            meanwhile = _KeysOfChanges(self._tables)
             logs.read(meanwhile.take)
             for share, keys in zip(self._shares, first, strict=True):
                 every = numpy.union1d(keys, meanwhile.of(share.table))
@@ -260,7 +293,7 @@ class Comparison:
 
     def _note_open(self, logs: _Logs, standing: Standing | None) -> None:
         """Note of which tables nothing can be told."""
-        for table in self.tables:
+        for table in self._tables:
             why = logs.why_open(table) or (_why_ahead(table, standing) if standing is not None else "")
             if why:
                 self._results[table.target.name].open = f"{why}: {_CATCH_UP}"
@@ -359,6 +392,9 @@ class Comparison:
             result.source_rows += found.source_rows
             result.target_rows += found.target_rows
             result.rejected += found.rejected
+            result.not_held += found.not_held
+            if found.problem is not None and not result.open:
+                result.problem, result.open = found.problem, str(found.problem)
         return suspects
 
     def _result(self, share: Share) -> TableResult:
@@ -373,9 +409,13 @@ class Comparison:
     def _keep(self, share: Share, found: Sequence[Difference], unsure: Hashes, unjudged: Unjudged) -> None:
         open_keys = set(unsure.tolist())
         judged = _judged(found, share.table.target, unjudged)
-        self._result(share).found += [
-            replace(one, kind=Kind.UNSETTLED) if one.hash in open_keys else one for one in judged
-        ]
+        result = self._result(share)
+        for one in judged:
+            unsettled = one.kind is Kind.UNSETTLED or one.hash in open_keys
+            if one.not_held and not one.columns and not unsettled:
+                result.not_held.update(one.not_held)
+            else:
+                result.found.append(replace(one, kind=Kind.UNSETTLED) if unsettled else one)
 
 
 def _judged(found: Sequence[Difference], target: Target, unjudged: Unjudged) -> list[Difference]:
@@ -414,7 +454,9 @@ def _differing(
 ) -> list[Difference]:
     """Return what differs; rows that no full load takes may be there or not."""
     table = share.table
-    found = list(differences(table.target, table.columns, mine, theirs))
+    sink = table.sink.make()
+    expected = [expected_values(sink, table.target, table.columns, one.rows) for one in mine]
+    found = list(differences(table.target, table.columns, expected, theirs))
     missing = [one for one in found if one.kind is Kind.MISSING]
     if not missing or not any(chunk.where for chunk in share.chunks):
         return found

@@ -12,8 +12,10 @@ from typing import Any
 import numpy
 import pyarrow
 
-from penstock.changes import Changes, Target
+from penstock.changes import Target
 from penstock.pipeline.verify.hashed import Hashes, hashes
+from penstock.pipeline.verify.kept_values import TEXTS
+from penstock.sinks.mysql_odd import BROKEN_TEXT
 
 
 class Kind(StrEnum):
@@ -29,13 +31,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One row. `hash` is that of its key; rows are values of `Target.arrow()`, None where there is none."""
+    """One row. `hash` is that of its key; rows are values of `Target.arrow()`, None where there is none.
+
+    Behind them stands, under TEXTS, what no such type holds, by column. `columns` differ; in those of
+    `not_held` the source has what the target's column cannot hold, and the target nothing.
+    """
 
     kind: Kind
     hash: int
     source: dict[str, Any] | None
     target: dict[str, Any] | None
     columns: tuple[str, ...] = ()
+    not_held: tuple[str, ...] = ()
 
     @property
     def row(self) -> dict[str, Any]:
@@ -48,12 +55,13 @@ class Difference:
 def differences(
     target: Target,
     columns: Sequence[str],
-    expected: Sequence[Changes],
+    expected: Sequence[pyarrow.RecordBatch],
     target_rows: Sequence[pyarrow.RecordBatch],
 ) -> Iterator[Difference]:
     """Yield what differs between two sides, by key; without a key, by whole rows.
 
-    Texts of JSON columns are the same where they say the same, as targets may write documents anew.
+    Texts of JSON columns are the same where they say the same, as targets may write documents anew. Rows that
+    differ only in what the target cannot hold come with no `columns`.
     """
     key = target.primary_key or tuple(columns)
     documents = {one.name for one in target.columns if one.type_text.lower() == "json"}
@@ -61,7 +69,7 @@ def differences(
     for hashed, row in _rows(target_rows, key):
         theirs[hashed].append(row)
     left: list[tuple[int, dict[str, Any]]] = []
-    for hashed, row in _rows([one.rows.select(target.column_names) for one in expected], key):
+    for hashed, row in _rows(expected, key):
         # Of rows with one key those that agree are paired first.
         others = theirs[hashed]
         same = next((one for one in others if not _unlike(row, one, columns, documents)), None)
@@ -72,7 +80,10 @@ def differences(
     for hashed, row in left:
         if theirs[hashed]:
             other = theirs[hashed].popleft()
-            yield Difference(Kind.CHANGED, hashed, row, other, _unlike(row, other, columns, documents))
+            unlike = _unlike(row, other, columns, documents)
+            lost = tuple(name for name in unlike if _is_not_held(row, other, name))
+            differing = tuple(name for name in unlike if name not in lost)
+            yield Difference(Kind.CHANGED, hashed, row, other, differing, lost)
         else:
             yield Difference(Kind.MISSING, hashed, row, None)
     for hashed, others in theirs.items():
@@ -87,7 +98,9 @@ def hashes_of(found: Sequence[Difference]) -> Hashes:
 
 def _rows(batches: Sequence[pyarrow.RecordBatch], key: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     for batch in batches:
-        yield from zip(hashes(batch, key).tolist(), batch.to_pylist(), strict=True)
+        for hashed, row in zip(hashes(batch, key).tolist(), batch.to_pylist(), strict=True):
+            texts = row.pop(TEXTS, None)
+            yield hashed, row if texts is None else row | {TEXTS: json.loads(texts)}
 
 
 def _unlike(
@@ -95,8 +108,24 @@ def _unlike(
 ) -> tuple[str, ...]:
     """Return the columns in which two rows differ."""
     return tuple(
-        name for name in columns if not _equal(one[name], other[name], is_document=name in documents)
+        name
+        for name in columns
+        if not _equal(one[name], other[name], is_document=name in documents)
+        or _text(one, name) != _text(other, name)
     )
+
+
+def _text(row: dict[str, Any], name: str) -> str | None:
+    """Return the text of a value that Arrow's types cannot hold, None for all others."""
+    text: str | None = row.get(TEXTS, {}).get(name)
+    return text
+
+
+def _is_not_held(source: dict[str, Any], target: dict[str, Any], name: str) -> bool:
+    """Tell whether the source has bytes that are no text and the target none, as a text column there cannot
+    have them."""
+    text = _text(source, name) or ""
+    return text.startswith(BROKEN_TEXT) and _text(target, name) is None and target[name] in (None, "")
 
 
 def _equal(one: Any, other: Any, *, is_document: bool) -> bool:

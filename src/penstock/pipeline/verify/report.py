@@ -13,6 +13,7 @@ from penstock.changes import Target
 from penstock.errors import DiskFailed
 from penstock.pipeline.verify.comparison import TableResult
 from penstock.pipeline.verify.differences import Difference, Kind
+from penstock.pipeline.verify.kept_values import TEXTS
 
 # One row for each difference. Rows are JSON objects with the values as the server's client shows them.
 SCHEMA = pyarrow.schema(
@@ -51,7 +52,10 @@ def counts(result: TableResult) -> dict[str, Any]:
         **{str(kind): result.count(kind) for kind in Kind},
         "beyond": result.beyond,
         "rejected": result.rejected,
+        "not_held": dict(sorted(result.not_held.items())),
+        "not_compared": [{"table": one.name, "why": one.why} for one in result.table.left_out],
         "open": result.open,
+        "complete": result.whole,
     }
 
 
@@ -61,15 +65,24 @@ def lines(result: TableResult, shown: int) -> Iterator[str]:
     rows = f"{result.source_rows:,} rows"
     if result.equal:
         yield f"{name}: equal, {rows}"
+    elif result.open and not (result.source_rows or result.target_rows):
+        yield f"{name}: not compared: {result.open}"
     else:
         told = [f"{result.count(kind):,} {kind}" for kind in Kind if result.count(kind)]
         if result.beyond:
             told.append(f"{result.beyond:,} keys more that were not looked at closely")
         if result.open:
             told.append(result.open)
-        yield f"{name}: {', '.join(told)}; {rows} in the source, {result.target_rows:,} in the target"
+        outcome = ", ".join(told) or "no difference found, and not all was compared"
+        yield f"{name}: {outcome}; {rows} in the source, {result.target_rows:,} in the target"
+    for left in result.table.left_out:
+        if not result.open:
+            yield f"  the rows of {left.name} were left out: {left.why}"
     if result.rejected:
         yield f"  {result.rejected:,} rows that a step cannot work on were left out"
+    if result.not_held:
+        columns = ", ".join(f"{column}: {count:,}" for column, count in sorted(result.not_held.items()))
+        yield f"  values that the target cannot hold are null there ({columns})"
     for one in result.found[:shown]:
         yield f"  {_told(result.table.target, one)}"
     if len(result.found) > shown:
@@ -81,8 +94,13 @@ def _told(target: Target, one: Difference) -> str:
     if not one.columns or one.source is None or one.target is None:
         return f"{one.kind}: {key}"
     source, found = one.source, one.target
-    unlike = "; ".join(f"{name} is {found[name]!r}, not {source[name]!r}" for name in one.columns)
+    unlike = "; ".join(f"{name} is {_shown(found, name)}, not {_shown(source, name)}" for name in one.columns)
     return f"{one.kind}: {key}: {unlike}"[:500]
+
+
+def _shown(row: dict[str, Any], name: str) -> str:
+    """Return a value as a person reads it; of one that no type of Arrow holds its text."""
+    return repr(row.get(TEXTS, {}).get(name, row[name]))
 
 
 def _batch(result: TableResult) -> pyarrow.RecordBatch:

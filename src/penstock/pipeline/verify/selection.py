@@ -2,72 +2,133 @@
 """Which tables of a pipeline's target are compared, whose rows come into each, and how it is divided."""
 
 from collections.abc import Iterator, Sequence
-
-import structlog
+from dataclasses import dataclass, field
+from typing import Self
 
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, SourceMissing
 from penstock.model import TableName, TablePatterns
+from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, take_watermark
 from penstock.pipeline.settings import LoadSettings, PipelineSettings
-from penstock.pipeline.state import Standing, table_key
-from penstock.pipeline.step import Rejected, Step, through
+from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
+from penstock.pipeline.step import Rejected, ShardValue, Step, named_by_rows, through
 from penstock.pipeline.verify.kept_keys import keeps_column
-from penstock.pipeline.verify.shares import ComparedTable, Share
+from penstock.pipeline.verify.merges import may_share_rows, shard_of, targets_of_table
+from penstock.pipeline.verify.shares import ComparedTable, LeftOut, Share
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, chunks_of
-
-_log = structlog.get_logger(__name__)
 
 
 def compared_tables(
     settings: PipelineSettings,
-    standing: Standing,
+    state: PipelineState,
     tables: TablePatterns,
     columns_left_out: Sequence[str] = (),
 ) -> list[ComparedTable]:
     """Return the tables of the target that are meant, by name of the target's table or of a source's.
 
-    Tables that the pipeline goes on without, and those whose load is not finished, are left out with a
-    warning. Raises OptionInvalid where a step cannot be compared or a column is unknown, SourceMissing where
-    no table is meant.
+    Tables of a source that the pipeline goes on without, or has not loaded to their end, are left out.
+    Raises OptionInvalid where a step cannot be compared or a column is unknown, SourceMissing where no table
+    is meant.
     """
     refuse_unlike(settings)
-    steps = settings.make_steps()
-    made: dict[TableName, tuple[Target, list[SourceTable]]] = {}
+    known = _KnownTables.of(state)
+    chain = settings.make_steps()
+    made: dict[TableName, _Merge] = {}
     meant: set[TableName] = set()
     try:
-        for one in _source_tables(settings, standing):
-            for target in _targets(steps, one):
-                made.setdefault(target.name, (target, []))[1].append(one)
+        for one, why in _source_tables(settings, known):
+            shard = shard_of(chain, settings.steps, one.table, one.source.name)
+            for target in _targets(chain, one, known.targets, read=not why):
+                merge = made.setdefault(target.name, _Merge(target))
+                if why:
+                    merge.left_out.append(LeftOut(str(one.table.name), why, shard))
+                else:
+                    merge.sources.append((one, shard))
                 if any(tables.matches(name.database, name.table) for name in (target.name, one.table.name)):
                     meant.add(target.name)
     finally:
-        for step in steps:
+        for step in chain:
             step.close()
     if not meant:
         raise SourceMissing(
-            "the pipeline has no such table that is loaded",
+            "the pipeline has no such table",
             hint="penstock pipelines show NAME tells its tables and how far they are loaded",
         )
     return [
         ComparedTable(
-            target,
-            tuple(sources),
+            merge.target,
+            tuple(one for one, _ in merge.sources),
             settings.steps,
             settings.sink,
-            _columns(target, columns_left_out),
+            _columns(merge.target, columns_left_out),
+            tuple(merge.left_out),
+            merge.why_open(),
         )
-        for name, (target, sources) in sorted(made.items())
+        for name, merge in sorted(made.items())
         if name in meant
     ]
 
 
+@dataclass
+class _Merge:
+    """A table of the target on its way: the tables whose rows come into it, and their shards."""
+
+    target: Target
+    sources: list[tuple[SourceTable, ShardValue | None]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def why_open(self) -> str:
+        """Return why no row can be compared, "" where some can: a left-out table may have any of them."""
+        for left in self.left_out:
+            if not self.sources or any(may_share_rows(left.shard, shard) for _, shard in self.sources):
+                return f"{left.name}: {left.why}"
+        return ""
+
+
+@dataclass
+class _KnownTables:
+    """What the pipeline's state knows of tables, by key, and the targets that it has prepared.
+
+    `streamed` are those that are never loaded; None where nothing was noted yet.
+    """
+
+    standing: Standing
+    tables: dict[str, Target]
+    streamed: frozenset[str] | None
+    targets: list[TableName]
+
+    @classmethod
+    def of(cls, state: PipelineState) -> Self:
+        standing, value = state.standing(), state.get_large("tables")
+        assert standing is not None, "a pipeline that never ran is refused before"
+        if value is None:
+            return cls(standing, {}, None, [])
+        return cls(
+            standing,
+            {key: Target.from_json(one["current"]) for key, one in value["tables"].items()},
+            frozenset(key for key, one in value["tables"].items() if one["streamed"]),
+            [Target.from_json(one).name for one in value["targets"]],
+        )
+
+    def why_left(self, key: str, *, loads: bool) -> str:
+        """Return why a table is not compared, "" where it is. `loads`: whether the pipeline loads tables."""
+        load = self.standing.loads.get(key)
+        if key in self.standing.stopped:
+            return f"the pipeline goes on without it ({self.standing.stopped[key]})"
+        if load is not None:
+            return "" if load.finished else "it is not loaded to its end"
+        if self.streamed is not None and loads and key not in self.streamed:
+            return "the pipeline has not loaded it yet"
+        return ""
+
+
 def shares_of(tables: Sequence[ComparedTable], load: LoadSettings, chunk_rows: int) -> list[Share]:
-    """Divide tables into shares of about `chunk_rows` rows, where their keys allow it."""
+    """Divide tables that are not open into shares of about `chunk_rows` rows, where their keys allow it."""
     watermarks: dict[str, Watermark] = {}
-    return [one for table in tables for one in _shares(table, load, chunk_rows, watermarks)]
+    return [one for table in tables if not table.open for one in _shares(table, load, chunk_rows, watermarks)]
 
 
 def refuse_unlike(settings: PipelineSettings) -> None:
@@ -80,14 +141,14 @@ def refuse_unlike(settings: PipelineSettings) -> None:
             )
 
 
-def _targets(steps: Sequence[Step], one: SourceTable) -> list[Target]:
-    """Return the tables that a source's rows go to: one, none, or those that its rows name."""
-    target: Target | None = one.table
-    for step in steps:
-        if target is not None and step.named_by_rows(target):
-            return _named_by_rows(steps, one)
-        target = step.target(target) if target is not None else None
-    return [] if target is None else [target]
+def _targets(
+    chain: Sequence[Step], one: SourceTable, known: Sequence[TableName], *, read: bool
+) -> list[Target]:
+    """Return the tables that a source's rows go to, or have gone to: one, none, or those that rows name."""
+    found = {target.name: target for target in targets_of_table(chain, one.table, known)}
+    if read and named_by_rows(chain, one.table):
+        found |= {target.name: target for target in _named_by_rows(chain, one)}
+    return list(found.values())
 
 
 def _named_by_rows(steps: Sequence[Step], one: SourceTable) -> list[Target]:
@@ -128,19 +189,21 @@ def _shares(
         yield Share(table, (chunk,))
 
 
-def _source_tables(settings: PipelineSettings, standing: Standing) -> Iterator[SourceTable]:
+def _source_tables(settings: PipelineSettings, known: _KnownTables) -> Iterator[tuple[SourceTable, str]]:
+    """Yield every table of the sources, and why it is not compared, "" where it is."""
     for source in settings.sources:
-        if source.name not in standing.offsets:
-            continue
-        for table in targets_of(address_of(source), source.tables):
-            key = table_key(source.name, table.name)
-            load = standing.loads.get(key)
-            if key in standing.stopped:
-                _log.warning("not compared: the pipeline goes on without it", table=key)
-            elif load is not None and not load.finished:
-                _log.warning("not compared: it is not loaded to its end", table=key)
+        there = targets_of(address_of(source), PipelinePatterns(source.tables))
+        for table in there:
+            if source.name in known.standing.offsets:
+                why = known.why_left(table_key(source.name, table.name), loads=settings.load.mode != "none")
             else:
-                yield SourceTable(source, table)
+                why = "the pipeline has not read its source yet"
+            yield SourceTable(source, table), why
+        # A table that the pipeline goes on without may be gone; its target is there.
+        names = {table_key(source.name, table.name) for table in there}
+        for key in sorted(known.standing.stopped.keys() & known.tables.keys() - names):
+            if split_key(key)[0] == source.name:
+                yield SourceTable(source, known.tables[key]), known.why_left(key, loads=True)
 
 
 def _columns(target: Target, left_out: Sequence[str]) -> tuple[str, ...]:

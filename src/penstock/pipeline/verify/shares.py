@@ -4,27 +4,52 @@
 Everything here pickles and runs where it is told to: in this process, or in a task of Spark.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import Changes, Target
+from penstock.errors import (
+    OptionInvalid,
+    PenstockError,
+    PrivilegeMissing,
+    SchemaInvalid,
+    ServerUnsupported,
+    StreamError,
+)
 from penstock.pipeline.settings import SinkSettings, StepSettings
-from penstock.pipeline.step import Rejected, Step, through
+from penstock.pipeline.step import Rejected, ShardValue, Step, through
 from penstock.pipeline.steps.soft_delete import Settings as SoftDelete
-from penstock.pipeline.verify.hashed import Gathered, Hashes, hashes, is_among
+from penstock.pipeline.verify.hashed import NONE, Gathered, Hashes, hashes, is_among
+from penstock.pipeline.verify.kept_values import TEXTS, expected_values, values_not_held, with_texts
+from penstock.pipeline.verify.merges import in_shard
 from penstock.pipeline.verify.source_rows import Bound, SourceChunk, SourceTable
 from penstock.pipeline.verify.touched import Touched
 from penstock.pipeline.verify.unjudged import Unjudged
+
+# Errors that concern one table alone: the others are compared.
+_OF_ONE_TABLE = (OptionInvalid, PrivilegeMissing, SchemaInvalid, ServerUnsupported, StreamError)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A source's table that is not compared, and why. `shard` tells which rows of the target are its
+    own, None where nothing does."""
+
+    name: str
+    why: str
+    shard: ShardValue | None = None
 
 
 @dataclass(frozen=True)
 class ComparedTable:
     """A table of the target, and every table of a source whose rows come into it.
 
-    `columns` are those that are compared, the key's among them.
+    `columns` are those that are compared, the key's among them. `left_out` are further tables whose rows come
+    into it and are not compared; `open` says why nothing of the table can be, "" where it can.
     """
 
     target: Target
@@ -32,6 +57,20 @@ class ComparedTable:
     steps: tuple[StepSettings, ...]
     sink: SinkSettings
     columns: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    open: str = ""
+
+    @property
+    def read_columns(self) -> Target:
+        """The target with only those of its columns that a comparison reads; all where rows have no key."""
+        marks = {one.settings.column for one in self.steps if isinstance(one.settings, SoftDelete)}
+        wanted = {
+            *self.columns,
+            *marks,
+            *(one.shard.column for one in self.left_out if one.shard is not None),
+        }
+        columns = tuple(one for one in self.target.columns if one.name in wanted)
+        return replace(self.target, columns=columns) if self.target.primary_key else self.target
 
 
 @dataclass(frozen=True)
@@ -54,12 +93,17 @@ TouchedBySource = dict[tuple[str, str], Touched]
 
 @dataclass
 class Suspects:
-    """What comparing a share found: the hashes of keys that may differ, and how many rows were looked at."""
+    """What comparing a share found: the hashes of keys that may differ, and how many rows were looked at.
+
+    `not_held` counts, by column, values that the target cannot hold; `problem` is why a side cannot be read.
+    """
 
     keys: Hashes
     source_rows: int = 0
     target_rows: int = 0
     rejected: int = 0
+    not_held: Counter[str] = field(default_factory=Counter)
+    problem: PenstockError | None = None
 
 
 @dataclass
@@ -71,20 +115,35 @@ class SourceRows:
 
 
 def suspects_of(share: Share, touched: TouchedBySource) -> Suspects:
-    """Return the keys of which the two sides of a share do not have the same rows."""
-    table = share.table
-    expected = Gathered(table.target.primary_key, table.columns)
-    rejected = 0
-    for made in expected_rows(share, touched, loaded=True):
-        if isinstance(made, Rejected):
-            rejected += len(made.changes)
+    """Return the keys of which the two sides of a share do not have the same rows.
+
+    An error of this one table is returned; others are raised.
+    """
+    try:
+        return _suspects(share, touched)
+    except _OF_ONE_TABLE as problem:
+        return Suspects(NONE, problem=problem)
+
+
+def _suspects(share: Share, touched: TouchedBySource) -> Suspects:
+    table, sink = share.table, share.table.sink.make()
+    key, columns = table.target.primary_key, table.columns
+    if sink.keeps_texts:
+        # Texts count in a row's values, never in its key.
+        key, columns = key or columns, (*columns, TEXTS)
+    expected, found = Gathered(key, columns), Gathered(key, columns)
+    made = Suspects(NONE)
+    for one in expected_rows(share, touched, loaded=True):
+        if isinstance(one, Rejected):
+            made.rejected += len(one.changes)
         else:
-            expected.add(made.rows)
-    found = Gathered(table.target.primary_key, table.columns)
+            expected.add(expected_values(sink, table.target, table.columns, one.rows))
+            made.not_held += values_not_held(sink, table.target, table.columns, one.rows)
     for rows in target_rows(share):
         found.add(rows)
-    differing = expected.done().differing(found.done())
-    return Suspects(differing, expected.count, found.count, rejected)
+    made.keys = expected.done().differing(found.done())
+    made.source_rows, made.target_rows = expected.count, found.count
+    return made
 
 
 def source_rows_of(
@@ -144,16 +203,22 @@ def stepped(table: ComparedTable, changes: Changes) -> Iterator[Changes]:
 
 
 def target_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows that the target has."""
-    sink = share.table.sink.make()
-    marks = [one.settings.column for one in share.table.steps if isinstance(one.settings, SoftDelete)]
-    marks = [name for name in marks if name in share.table.target.column_names]
+    """Yield the rows that the target has, but those of shards that are left out. With a sink that keeps texts
+    the column TEXTS stands behind the others."""
+    table, sink = share.table, share.table.sink.make()
+    target = table.read_columns
+    marks = [one.settings.column for one in table.steps if isinstance(one.settings, SoftDelete)]
+    marks = [name for name in marks if name in target.column_names]
     try:
-        for rows in sink.read(share.table.target, *share.bounds):
+        for rows in sink.read(target, *share.bounds):
             for name in marks:
                 # What is marked as deleted is no row of the source any more.
                 rows = rows.filter(pc.not_equal(pc.cast(rows.column(name), pyarrow.int64()), 1))
-            yield rows
+            for one in table.left_out:
+                if one.shard is not None:
+                    rows = rows.filter(pyarrow.array(~in_shard(rows, one.shard)))
+            values = rows.select(target.column_names)
+            yield with_texts(values, rows, table.columns) if sink.keeps_texts else values
     finally:
         sink.close()
 

@@ -34,15 +34,19 @@ class Verification:
     requests: list[str] = field(default_factory=list)
 
     @property
-    def mended(self) -> bool:
-        """Whether every difference there was is repaired."""
-        found = sum(len(one.found) for one in self.results)
-        return self.repaired == found and not any(one.beyond or one.open for one in self.results)
+    def equal(self) -> bool:
+        """Whether every table was what its source is."""
+        return all(one.equal for one in self.results)
 
     @property
-    def equal(self) -> bool:
-        """Whether every table is what its source is."""
-        return all(one.equal for one in self.results)
+    def differs(self) -> bool:
+        """Whether a row differs for certain, and was not repaired."""
+        return sum(len(mended(one)) for one in self.results) > self.repaired
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row was compared, and could be judged."""
+        return all(one.whole for one in self.results)
 
 
 def verify(
@@ -58,7 +62,8 @@ def verify(
     """Compare a pipeline's target with its sources, and with `mend` make it right where it differs.
 
     `tables` are patterns of the target's tables or of the sources', none for all. `limit` is how many
-    differing keys of a table are read in full. Raises OptionInvalid where the pipeline never ran or its sink
+    differing keys of a table are read in full. Tables that cannot be compared have results that say
+    why. Raises OptionInvalid where the pipeline never ran or its sink
     keeps no table that can be compared, SchemaChanged, and what reading either side raises.
     """
     if not keeps_tables(settings.make_sink()):
@@ -74,9 +79,9 @@ def verify(
                 f"the pipeline {settings.name} never ran, so there is nothing to compare",
                 hint="penstock run PIPELINE --until caught-up",
             )
-        compared = compared_tables(settings, standing, TablePatterns(list(tables)), columns_left_out)
+        compared = compared_tables(settings, state, TablePatterns(list(tables)), columns_left_out)
         shares = shares_of(compared, settings.load, share_rows)
-        comparison = Comparison(shares, state, spreading=spreading, limit=limit)
+        comparison = Comparison(compared, shares, state, spreading=spreading, limit=limit)
         results = comparison.run()
         found = Verification(results, dict(standing.offsets), state.runner() is not None)
         if mend and any(mended(one) for one in results):

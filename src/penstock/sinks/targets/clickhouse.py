@@ -150,6 +150,16 @@ class ClickHouseSink(Sink):
             cast = [read_cast(table.column(name), schema.field(name).type) for name in schema.names]
             yield from pyarrow.Table.from_arrays(cast, schema=schema).to_batches()
 
+    def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        for place, stored in enumerate(stored_columns(target)):
+            if stored.name in target.primary_key:
+                continue
+            values = rows.column(place)
+            kept = stored.within(values).cast(values.type)
+            if kept.null_count > values.null_count:
+                rows = rows.set_column(place, rows.schema.field(place).with_nullable(True), kept)
+        return rows
+
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
@@ -218,7 +228,7 @@ class _TableWriter(Writer):
                 raise ValueMalformed(
                     f"a key of {target.name} has no value that its column {one.name} could hold",
                     position=place.sql,
-                    hint="Make a text of it with a map step, or set the rows' errors to dead_letter",
+                    hint="Make a text of it with a map step, or set errors: {table: skip_table}",
                 )
         # In one piece, as the server remembers inserts piece by piece.
         sent = pyarrow.table({**columns, **own}).combine_chunks()

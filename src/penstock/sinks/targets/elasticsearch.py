@@ -408,7 +408,7 @@ def _refusal(kind: str, message: str, place: str | None) -> PenstockError:
         return ValueMalformed(
             f"Elasticsearch cannot index a document: {message}",
             position=place,
-            hint="Map the field otherwise in the index, or set the rows' errors to dead_letter",
+            hint="Map the field otherwise in the index, or set errors: {table: skip_table}",
         )
     return ServerUnsupported(f"Elasticsearch answers: {kind}: {message}", position=place)
 

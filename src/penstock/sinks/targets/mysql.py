@@ -104,6 +104,7 @@ class MysqlSink(Sink):
     kind = "mysql"
     delivery = Delivery.EXACTLY_ONCE
     metadata_read = ("absent", "unrepresentable")
+    keeps_texts = True
     load_spread = Spread.RANGES
 
     def __post_init__(self) -> None:

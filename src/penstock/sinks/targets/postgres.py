@@ -14,7 +14,7 @@ from penstock.model import TableName
 from penstock.settings_values import Bytes, in_our_words
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.postgres_connection import Session
-from penstock.sinks.postgres_read import rows_of
+from penstock.sinks.postgres_read import rows_of, without_zero_bytes
 from penstock.sinks.postgres_tables import layout_of, make_schema, statements, table_sql
 from penstock.sinks.postgres_writer import Manner, PostgresWriter
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
@@ -158,6 +158,9 @@ class PostgresSink(Sink):
                     hint="Run the pipeline first: it makes the table",
                 )
             yield from rows_of(session, target, low, high)
+
+    def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        return without_zero_bytes(rows, left=target.primary_key)
 
     def _session(self) -> Session:
         return Session(self.settings.url, self.settings.user, self.settings.secret())

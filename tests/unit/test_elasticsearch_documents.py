@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as Elasticsearch's documents: their ids, and what cannot be read back."""
+
+import json
+
+import pytest
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid
+from penstock.model import Column, TableName
+from penstock.sinks.elasticsearch_documents import put_lines, rows_of_sources
+from tests.changes_made import changes_of, insert
+
+NOTES = Target(
+    TableName("shop", "notes"),
+    (Column("name", "varchar(20)", "utf8mb4", False), Column("place", "point")),
+    ("name",),
+)
+
+
+def ids(*names: str) -> list[str]:
+    changes = changes_of(NOTES, *(insert(1, name=name, place=None) for name in names))
+    lines = b"\n".join(put_lines(changes, ["name"])).decode().split("\n")
+    return [json.loads(line)["index"]["_id"] for line in lines[::2]]
+
+
+def test_an_empty_key_has_an_id_that_no_other_key_has() -> None:
+    names = ["", "%", "%%", "a", "a%", "%a", "\n", ":", "%25"]
+    found = ids(*names)
+    assert found == ["%", "%%", "%%%", "a", "a%", "%a", "\n", ":", "%25"]
+
+
+def test_a_geometry_that_cannot_be_read_back_is_left_out_by_name() -> None:
+    with pytest.raises(OptionInvalid) as refused:
+        rows_of_sources(NOTES, [{"name": "a", "place": "POINT(1 1)"}])
+    assert "--leave-out place" in str(refused.value.hint)
+    (column, _) = NOTES.columns
+    rows = rows_of_sources(Target(NOTES.name, (column,), ("name",)), [{"name": "a", "place": "POINT(1 1)"}])
+    assert rows.to_pylist() == [{"name": "a"}]
