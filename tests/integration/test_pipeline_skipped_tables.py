@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from penstock.admin.cli.app import make_app
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PrivilegeMissing, ValueMalformed
 from penstock.model import TableName
+from penstock.pipeline.preview import preview
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.spark.pipeline.run import PipelineRun
@@ -187,6 +188,25 @@ def test_what_is_wrong_with_all_tables_stops_none_of_them(
         assert tables.stop([Failure(ConnectionLost("away"), one), Failure(PrivilegeMissing("no"), other)])
         assert list(tables.stopped) == [other]
         assert not tables.stop([Failure(PrivilegeMissing("no"), other)]), "it was left out already"
+
+
+def test_a_mask_that_is_for_no_table_is_refused_before_anything_is_made(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE customers (id INT PRIMARY KEY, email TEXT)", database=database)
+    mask = {"mask": {"tables": f"{database}.custmers", "columns": {"email": "hash"}}}
+    sink = {"delta": {"path": str(tmp_path / "lake")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, steps=[mask])
+    (finding,) = [one for one in preview(settings)["findings"] if one["fatal"]]
+    assert finding["mend"] == f"Did you mean {database}.customers?"
+    with state_of(settings) as state:
+        tables = PipelineTables(
+            settings, state, settings.make_sink(), settings.make_steps(), lambda *_, **__: None
+        )
+        with pytest.raises(OptionInvalid, match=f"no table matches {database}.custmers"):
+            tables.open()
+    assert not (tmp_path / "lake" / database).exists()
 
 
 @pytest.mark.deep(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ POISONED = (
     insert(2, row=6, id=3, status="3"),
     delete(3, id=4, status="four"),
 )
+
+
+def test_entries_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    told = settings(tmp_path, status="int")
+    folder = Path(told.dead_letter)
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    entries = list(folder.iterdir())
+    assert entries
+    assert {stat.S_IMODE(one.stat().st_mode) for one in entries} == {0o600}
+    # An attempt that died left a file that others may read.
+    half = entries[0].with_name(f"{entries[0].name}.part")
+    half.write_bytes(b"")
+    half.chmod(0o644)
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    assert {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()} == {0o600}
 
 
 def test_rows_are_put_aside_as_the_source_gave_them_with_place_and_reason(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow
@@ -33,6 +34,7 @@ from penstock.sinks.sink import BatchMark, Delivery, Receipt, Sink, Spread
 _TOLD = b"penstock"
 _SUFFIX = ".arrow"
 _REPLAYED = "replayed"
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 # Rows that are put aside are held so far, then written.
 _HELD_BYTES_MAX = 64 << 20
 # A condition on keys is kept in the state, whose records are small.
@@ -277,6 +279,13 @@ def mark_of_rest(mark: BatchMark) -> BatchMark:
 # --- Files ----------------------------------------------------------------------------------
 
 
+def _open_private(path: str, flags: int) -> int:
+    entry = os.open(path, flags, _FILE_MODE)
+    # A file that an attempt before this one left keeps the mode it was made with.
+    os.fchmod(entry, _FILE_MODE)
+    return entry
+
+
 class _Folder:
     """The folder of a dead letter, on a disk or in an object store."""
 
@@ -304,17 +313,20 @@ class _Folder:
         )
 
     def write(self, name: str, rows: pyarrow.RecordBatch, told: Mapping[str, Any]) -> None:
-        """Write an entry, whole or not at all."""
+        """Write an entry, whole or not at all. On a disk nobody but the owner can read it: it has what `mask`
+        hides from the target."""
         schema = rows.schema.with_metadata({_TOLD: json.dumps(dict(told)).encode()})
         options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
 
         def put() -> None:
-            self._files.create_dir(self._root, recursive=True)
+            self._make_folder(self._root)
             place = f"{self._root}/{name}"
             # An object appears when it is closed; a file is renamed then.
             half = f"{place}.part" if self._is_disk else place
             with (
-                self._files.open_output_stream(half) as out,
+                open(half, "wb", opener=_open_private)
+                if self._is_disk
+                else self._files.open_output_stream(half) as out,
                 pyarrow.ipc.new_file(out, schema, options=options) as writer,
             ):
                 writer.write_batch(rows.replace_schema_metadata(schema.metadata))
@@ -342,10 +354,17 @@ class _Folder:
         """Move an entry to a folder inside."""
 
         def put() -> None:
-            self._files.create_dir(f"{self._root}/{below}", recursive=True)
+            self._make_folder(f"{self._root}/{below}")
             self._files.move(f"{self._root}/{name}", f"{self._root}/{below}/{name}")
 
         self._told(put)
+
+    def _make_folder(self, place: str) -> None:
+        if self._is_disk:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            Path(place).mkdir(_FOLDER_MODE, exist_ok=True)
+        else:
+            self._files.create_dir(place, recursive=True)
 
     def _read(self, name: str) -> tuple[DeadLetter, pyarrow.Table]:
         def get() -> pyarrow.Table:

@@ -21,11 +21,15 @@ def table_of_ghost(name: TableName) -> TableName | None:
 
 class PipelinePatterns(TablePatterns):
     """A source's tables, without the ghosts of those that match, and without some that are left out.
-    Pickles."""
+
+    A table that is named without a star is no ghost. Pickles.
+    """
 
     def __init__(self, patterns: TablePatterns, left_out: frozenset[TableName] = frozenset()) -> None:
         super().__init__(list(patterns.include) or None, list(patterns.exclude) or None)
         self.left_out = left_out
+        named = [TablePatterns([pattern]).single() for pattern in patterns.include]
+        self._named = frozenset(name for name in named if name is not None)
 
     def matches(self, database: str, table: str) -> bool:
         """Tell whether rows of the table are wanted."""
@@ -33,4 +37,6 @@ class PipelinePatterns(TablePatterns):
         if name in self.left_out or not super().matches(database, table):
             return False
         ghost_of = table_of_ghost(name)
-        return ghost_of is None or not super().matches(ghost_of.database, ghost_of.table)
+        return (
+            ghost_of is None or name in self._named or not super().matches(ghost_of.database, ghost_of.table)
+        )

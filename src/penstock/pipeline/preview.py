@@ -3,9 +3,11 @@
 
 from typing import Any
 
+from penstock.changes import Target
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import plan_chunks
 from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.pattern_check import pattern_findings, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.step import target_through
 
@@ -18,8 +20,10 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
     """
     sink, steps = settings.make_sink(), settings.make_steps()
     sources, targets = [], []
+    known: dict[str, list[Target]] = {}
     for source in settings.sources:
         found = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
+        known[source.name] = found
         sources.append({"name": source.name, "tables": [str(target.name) for target in found]})
         for target in found:
             made = target_through(steps, target)
@@ -39,7 +43,7 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
             )
     findings = [
         {"subject": one.subject, "what": one.what, "fatal": one.fatal, "mend": one.mend}
-        for one in sink.check()
+        for one in (*sink.check(), *pattern_findings(settings, tables_on_servers(settings), known))
     ]
     sink.close()
     return {

@@ -17,6 +17,9 @@ SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, INDEX_NAME AS name, CO
 FROM information_schema.STATISTICS
 WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND TABLE_SCHEMA NOT IN ({marks})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX"""
+_TABLES = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table` FROM information_schema.TABLES
+WHERE TABLE_TYPE NOT IN ('VIEW', 'SYSTEM VIEW', 'SEQUENCE') AND TABLE_SCHEMA NOT IN ({marks})"""
 _SEQUENCES = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table` FROM information_schema.TABLES
 WHERE TABLE_TYPE = 'SEQUENCE'"""
@@ -31,6 +34,14 @@ def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) ->
     """
     with connect(address, READING_SECONDS_MAX) as connection:
         return read_targets(connection, patterns)
+
+
+def table_names(address: ServerAddress) -> list[TableName]:
+    """Return every table of a server, by name, but views and those of the server's own databases. Raises what
+    `connect` raises."""
+    marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
+    with connect(address) as connection:
+        return sorted(_name(row) for row in connection.query(_TABLES.format(marks=marks), SYSTEM_DATABASES))
 
 
 def read_targets(connection: Connection, patterns: TablePatterns | None = None) -> list[Target]:

@@ -28,6 +28,7 @@ from penstock.model import Column, TableName, TablePatterns
 from penstock.pipeline.evolution import evolved, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.pipeline.step import Step, could_be_named, named_by_rows, target_through
@@ -133,6 +134,10 @@ class PipelineTables:
         self.targets = {target.name: target for target in prepared}
         for source in self._settings.sources:
             self._read_server(source)
+        known: dict[str, list[Target]] = {}
+        for key, one in self._tables.items():
+            known.setdefault(split_key(key)[0], []).append(one.current)
+        refuse_fatal(pattern_findings(self._settings, tables_on_servers(self._settings), known))
         self._prepare()
 
     def known(self, floors: Mapping[str, int]) -> dict[str, KnownTable]:

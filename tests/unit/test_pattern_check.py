@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patterns of steps and loads that match no table."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid
+from penstock.model import Column, TableName, TablePatterns
+from penstock.pipeline.ghosts import PipelinePatterns
+from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+
+
+def table(name: str) -> Target:
+    columns = (Column("id", "int", None, False), Column("email", "varchar(20)", "utf8mb4", True))
+    return Target(TableName("shop", name), columns, ("id",))
+
+
+TABLES = {"here": [table("customers"), table("orders")]}
+
+
+THERE = {"here": [TableName("shop", name) for name in ("_orders_old", "customers", "orders")]}
+
+
+def settings(folder: Path, tables: str = "shop.*", **more: Any) -> PipelineSettings:
+    source = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": tables}
+    return pipeline_of_values({"name": "one", "source": source, "sink": "stdout", **more}, folder)
+
+
+def findings(made: PipelineSettings) -> list[tuple[str, str, bool, str]]:
+    return [(one.subject, one.what, one.fatal, one.mend) for one in pattern_findings(made, THERE, TABLES)]
+
+
+def test_a_mask_for_no_table_keeps_the_pipeline_from_running(tmp_path: Path) -> None:
+    mask = {"tables": "shop.custmers", "columns": {"email": "hash"}}
+    made = settings(tmp_path, "shop.customers,shop.orders", steps=[{"mask": mask}])
+    wanted = ("steps[0].mask.tables", "no table matches shop.custmers", True, "Did you mean shop.customers?")
+    assert findings(made) == [wanted]
+    with pytest.raises(
+        OptionInvalid, match=r"steps\[0\].mask.tables: no table matches shop.custmers"
+    ) as told:
+        refuse_fatal(pattern_findings(made, THERE, TABLES))
+    assert told.value.hint == "Did you mean shop.customers?"
+
+
+def test_nothing_is_said_of_a_source_whose_tables_nobody_knows(tmp_path: Path) -> None:
+    mask = {"tables": "shop.custmers", "columns": {"email": "hash"}}
+    made = settings(tmp_path, "shop.nothere", steps=[{"mask": mask}])
+    assert pattern_findings(made, {}, TABLES) == []
+
+
+def test_other_patterns_for_no_table_are_told(tmp_path: Path) -> None:
+    made = settings(
+        tmp_path,
+        "shop.customers,shop.oders,shop.orders",
+        steps=[{"filter": {"tables": ["shop.order*", "shop.items"], "where": "id > 0"}}],
+        load={"where": {"shop.custoomers": "id > 0", "shop.orders": "id > 0"}},
+    )
+    assert findings(made) == [
+        ("source here: tables", "no table matches shop.oders", False, "Did you mean shop.orders?"),
+        ("load.where", "no table matches shop.custoomers", False, "Did you mean shop.customers?"),
+        ("steps[0].filter.tables", "no table matches shop.items", False, findings(made)[-1][3]),
+    ]
+    refuse_fatal(pattern_findings(made, THERE, TABLES))
+
+
+def test_steps_are_for_tables_by_the_names_that_reach_them(tmp_path: Path) -> None:
+    route: dict[str, Any] = {"tables": "shop.customers", "to": "lake.people"}
+    mask: dict[str, Any] = {"tables": "lake.people", "columns": {"email": "hash"}}
+    tables = "shop.customers,shop.orders"
+    assert findings(settings(tmp_path, tables, steps=[{"route": route}, {"mask": mask}])) == []
+    (found,) = findings(settings(tmp_path, tables, steps=[{"mask": mask}, {"route": route}]))
+    assert found[0] == "steps[0].mask.tables"
+    # Rows name the table, so it may be any that fits.
+    by_rows = route | {"to": "lake.of_{email}"}
+    fits, fails = mask | {"tables": "lake.of_me"}, mask | {"tables": "lake.for_me"}
+    assert findings(settings(tmp_path, tables, steps=[{"route": by_rows}, {"mask": fits}])) == []
+    assert len(findings(settings(tmp_path, tables, steps=[{"route": by_rows}, {"mask": fails}]))) == 1
+
+
+def test_a_table_that_is_taken_for_a_copy_is_told_and_read_where_it_is_named(tmp_path: Path) -> None:
+    ((place, what, fatal, _),) = findings(settings(tmp_path))
+    assert (place, fatal) == ("source here: tables", False)
+    assert what.startswith("shop._orders_old is taken for the copy")
+    assert findings(settings(tmp_path, "shop._orders_old,shop.customers,shop.orders")) == []
+    named = PipelinePatterns(TablePatterns(["shop._orders_old", "shop.*"]))
+    assert named.matches("shop", "_orders_old")
+    assert not named.matches("shop", "_orders_gho")
+    assert not PipelinePatterns(TablePatterns(["shop._orders*", "shop.orders"])).matches(
+        "shop", "_orders_old"
+    )
