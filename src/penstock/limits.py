@@ -98,6 +98,10 @@ RANGE_BYTES_DEFAULT = 128 * MIB
 HOLD_SECONDS_MAX = 30 * 24 * 3600
 HOLDS_PER_ACCOUNT_MAX = 1000
 HOLD_BYTES_DEFAULT = 256 * 1024 * MIB
+# Holds give way, the furthest back first, before they fill the disk and stop the capture.
+HOLD_FREE_BYTES_DEFAULT = 1024 * MIB
+# A named consumer that has not come back for this long holds nothing any longer.
+HOLD_AGE_SECONDS_DEFAULT = 7 * 24 * 3600
 
 # Files of which a process, and a host's folder for temporary files, remember where events begin: 8 bytes for
 # each MiB of a file.

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from penstock.limits import HOLD_BYTES_DEFAULT, MIB
+from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, TablePatterns, is_server_url
 from penstock.settings_file import Problem, read_yaml, refuse, told_by_pydantic
 from penstock.settings_listen import (
@@ -102,7 +102,15 @@ class RetentionSettings(Section):
     )
     hold_bytes: Bytes | None = Field(
         default=HOLD_BYTES_DEFAULT,
-        description="the bytes behind a reader's hold above which it holds nothing; null sets no bound",
+        description="the bytes after a hold above which it holds nothing; null sets no bound",
+    )
+    hold_free_bytes: Bytes | None = Field(
+        default=HOLD_FREE_BYTES_DEFAULT,
+        description="the free bytes of the disk below which holds give way, the furthest back first",
+    )
+    hold_age: Seconds | None = Field(
+        default=float(HOLD_AGE_SECONDS_DEFAULT),
+        description="how long a named consumer that does not come back holds the log; null: no consumer does",
     )
 
 

@@ -308,6 +308,53 @@ def test_a_hold_past_its_bytes_holds_nothing(log: Log) -> None:
         assert len(retention(log, policy).plan(log.segments).departures) == left
 
 
+def put_holds(log: Log, **holds: int) -> None:
+    """Set holds at the beginnings of segments, by number."""
+    for name, at in holds.items():
+        segment = log.segments[at]
+        place = Position(segment.epoch, log.segment_head(segment).file, segment.base)
+        Holds(log.disk, log.layout).put(Hold(name, place))
+
+
+def broken_by(kept: Retention) -> dict[str, str]:
+    return {one.hold.name: one.why.split(":")[0] for one in kept.broken}
+
+
+def test_a_hold_gives_way_before_the_disk_is_full(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(log.segments)
+    put_holds(log, far=2, middle=4, near=8)
+    free = [10_000_000]
+    monkeypatch.setattr(log.disk, "free_bytes", lambda _: free[0])
+    # What is missing are the third and the fourth segment.
+    bound = free[0] + sum(one.stored_bytes for one in before[:4])
+    kept = retention(log, RetentionPolicy(age_seconds=0, hold_free_bytes=free[0]))
+    assert len(kept.run(log).departures) == 2
+    assert kept.broken == ()
+    kept = retention(log, RetentionPolicy(age_seconds=0, hold_free_bytes=bound))
+    free[0] += sum(one.stored_bytes for one in before[:2])
+    plan = kept.run(log)
+    assert broken_by(kept) == {"far": "the disk has less than hold_free_bytes free"}
+    assert [one.segment for one in plan.departures] == before[2:4]
+    # The disk has room again, and what the hold was to keep is gone.
+    free[0] = bound
+    assert not kept.run(log).departures
+    assert broken_by(kept) == {"far": "what it was to keep has left the log"}
+    assert kept.plan(log.segments).held_by == Hold("middle", kept.holds.all()[1].position)
+
+
+def test_a_broken_hold_is_told_once_and_when_it_holds_again(log: Log) -> None:
+    put_holds(log, far=1)
+    kept = retention(log, RetentionPolicy(age_seconds=None, hold_bytes=1))
+    with capture_logs() as lines:
+        kept.run(log)
+        kept.run(log)
+        put_holds(log, far=len(log.segments) - 1)
+        kept.policy = RetentionPolicy(age_seconds=None)
+        kept.run(log)
+    told = [(line["event"], line["hold"]) for line in lines if "hold" in line]
+    assert told == [("a hold is broken and holds nothing", "far"), ("a hold is no longer broken", "far")]
+
+
 def test_a_hold_of_0_1_0_is_read(log: Log) -> None:
     head = log.head()
     written = seal_json({"position": str(head), "expires_us": None})

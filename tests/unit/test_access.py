@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from penstock.errors import AccessDenied, QuotaReached
+from penstock.errors import AccessDenied, QuotaReached, ServerBusy
 from penstock.model import TableName, TablePatterns
 from penstock.serve.access import WHOLE, Access, Account, scramble411
 from penstock.serve.arrivals import Arrivals
@@ -252,7 +252,7 @@ class DoubtfulInstance:
         return {"state": "running", "tables_in_doubt": [{"table": "shop.orders"}, {"table": "hr.wages"}]}
 
     def log(self) -> Any:
-        """Nobody asks for it."""
+        raise ServerBusy("its log is being opened")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.holds import BrokenHold, Hold, Holds
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.prepared import HOLD_NAME
 from penstock.settings import LogSettings
@@ -79,6 +79,25 @@ def test_hold_is_removed_by_its_account_or_an_admin_alone(daemon: ServedLog) -> 
     assert (missing.status, missing.json["type"]) == (404, "SourceMissing")
     # The name is free.
     assert hold(daemon, "first", "search").status == 200
+
+
+def test_broken_hold_is_shown_to_its_account_and_to_an_admin(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(daemon, "cache", "orders")
+    start = daemon.log.earliest()
+    assert start is not None
+    daemon.log.broken_holds = (BrokenHold(Hold("cache", start, account="orders"), "it is too far back"),)
+    told = {"reader": "cache", "position": str(start), "why": "it is too far back"}
+    for account, broken in (("orders", [told]), ("search", []), (None, [told])):
+        token = f"{account}-token" if account else TOKEN
+        (status,) = daemon.ask("GET", "/v1/status", token=token).json["instances"]
+        assert status["broken_holds"] == broken
+    (shown,) = daemon.ask("GET", HOLDS).json["holds"]
+    assert shown["broken"] == "it is too far back"
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
+    listed = penstock("holds", "list", INSTANCE, "--url", f"http://127.0.0.1:{daemon.port()}")
+    assert listed.lines[1].endswith("broken: it is too far back")
 
 
 def test_hold_of_the_daemon_itself_is_neither_set_nor_removed_by_anybody() -> None:

@@ -60,6 +60,14 @@ class Hold:
         return self.expires_us is not None and self.expires_us <= now_us
 
 
+@dataclass(frozen=True)
+class BrokenHold:
+    """A hold that is past a bound and holds nothing, and why."""
+
+    hold: Hold
+    why: str
+
+
 class Holds:
     """The holds of one log: a small file for each, so that they outlast the process.
 

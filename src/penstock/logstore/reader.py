@@ -5,7 +5,7 @@ What is behind `visible`, the end of the last whole transaction, is not there fo
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from penstock.gtid_sets import LoggedSet, union
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.epochs import EpochFile, stored_segments
 from penstock.logstore.gtids import gtid_set_before
+from penstock.logstore.holds import BrokenHold
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, BlockIndex, SegmentIndex, scan
 from penstock.logstore.layout import Layout, StoredSegment
 from penstock.logstore.locate import Located, Locator
@@ -79,6 +80,8 @@ class LogReader:
         self._visible: Position | None = None
         self._heads: dict[int, SegmentHead] = {}
         self._scanned: tuple[int, int] | None = None
+        # As the last pass of upkeep found them, in the process that writes the log.
+        self.broken_holds: Sequence[BrokenHold] = ()
 
     @classmethod
     def open(cls, folder: Path, disk: Disk | None = None) -> Self:

@@ -24,7 +24,7 @@ from penstock.errors import (
 from penstock.limits import HOLD_BYTES_DEFAULT
 from penstock.logstore.catalog import SegmentCatalog
 from penstock.logstore.disk import TMP_SUFFIX, Disk
-from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.holds import BrokenHold, Hold, Holds
 from penstock.logstore.index import SegmentIndex
 from penstock.logstore.layout import COLD_SUFFIX, INDEX_SUFFIX, SEGMENT_SUFFIX, Layout
 from penstock.logstore.records import TIERED, SegmentRecord
@@ -54,14 +54,16 @@ class RetentionPolicy:
     """How much is kept, whichever bound is met first; None sets no bound.
 
     `age_seconds` counts from the end of the hour in which a segment was begun. `bytes_max` is for the
-    segments on this host, `free_bytes` is what the disk should have left. A hold behind which this host has
-    more than `hold_bytes` holds nothing any longer.
+    segments on this host, `free_bytes` is what the disk should have left. A hold after which this host has
+    more than `hold_bytes` holds nothing any longer; while the disk has less than `hold_free_bytes` left,
+    those furthest back hold nothing, as far as that frees what is missing.
     """
 
     age_seconds: float | None = AGE_SECONDS_DEFAULT
     bytes_max: int | None = None
     free_bytes: int | None = None
     hold_bytes: int | None = HOLD_BYTES_DEFAULT
+    hold_free_bytes: int | None = None
 
 
 class Reason(StrEnum):
@@ -83,11 +85,12 @@ class Departure:
 
 @dataclass(frozen=True)
 class RetentionPlan:
-    """What would leave, oldest first; and what would too, but for a hold."""
+    """What would leave, oldest first; what would too, but for a hold; and the holds that are broken."""
 
     departures: list[Departure]
     held: list[Departure] = field(default_factory=list)
     held_by: Hold | None = None
+    broken: tuple[BrokenHold, ...] = ()
 
     @property
     def bytes_freed(self) -> int:
@@ -112,6 +115,10 @@ class Retention:
     ) -> None:
         self.policy = policy
         self.holds = Holds(disk, layout)
+        # As the last pass found them.
+        self.broken: tuple[BrokenHold, ...] = ()
+        # Where the last segment ended that left.
+        self._gone_to: tuple[int, ...] = ()
         self._disk = disk
         self._layout = layout
         self._tier = tier
@@ -128,6 +135,7 @@ class Retention:
         with self.holds.unchanged():
             self.holds.remove_expired(self._clock())
             plan = self.plan(catalog.segments)
+            self._report(plan.broken)
             self.expire(catalog, plan)
         self._sweep_store(notes)
         return plan
@@ -135,16 +143,18 @@ class Retention:
     def plan(self, segments: SegmentIndex) -> RetentionPlan:
         """Return what would leave now, and why; nothing is changed."""
         now = self._clock()
-        holds = self._counting(self.holds.readable(now), segments)
+        holds = self.holds.readable(now)
         # The newest always stays: it may be open, and it is where the log goes on.
         candidates = list(segments)[:-1]
         due = self._due(candidates, sum(map(_local_bytes, segments)), now)
-        hold = min(holds, key=lambda hold: hold.position, default=None)
+        broken = self._broken(holds, segments, due)
+        names = {one.hold.name for one in broken}
+        hold = min((one for one in holds if one.name not in names), key=_place_of, default=None)
         free = len(due)
         if hold is not None:
-            place = (hold.position.epoch, hold.position.file_number, hold.position.offset)
+            place = _place_of(hold)
             free = next((at for at, one in enumerate(due) if _end_of(one.segment) > place), len(due))
-        return RetentionPlan(due[:free], due[free:], hold if free < len(due) else None)
+        return RetentionPlan(due[:free], due[free:], hold if free < len(due) else None, tuple(broken))
 
     def expire(self, catalog: SegmentCatalog, plan: RetentionPlan) -> None:
         """Take the plan's segments out of L1 and out of sight; the next sweep removes them."""
@@ -159,6 +169,7 @@ class Retention:
         if not plan.departures:
             return
         versions = {one.segment.version for one in plan.departures}
+        self._gone_to = _end_of(plan.departures[-1].segment)
         try:
             # L1 first: from here on no reader is sent to a file that is about to move.
             catalog.drop(versions)
@@ -225,27 +236,61 @@ class Retention:
             self._disk.sync_folder(self._layout.folder / EXPIRED_FOLDER)
         return freed
 
-    def _counting(self, holds: list[Hold], segments: SegmentIndex) -> list[Hold]:
-        """Return the holds that are within the bytes that one may hold; report the others."""
+    def _broken(self, holds: list[Hold], segments: SegmentIndex, due: list[Departure]) -> list[BrokenHold]:
+        """Return the holds that are past a bound, and hold nothing."""
+        floor = self._floor_of_bytes(segments)
+        broken = []
+        within = []
+        for hold in holds:
+            if _place_of(hold) < self._gone_to:
+                broken.append(BrokenHold(hold, "what it was to keep has left the log"))
+            elif _place_of(hold) < floor:
+                broken.append(BrokenHold(hold, f"more than hold_bytes follow it: {self.policy.hold_bytes}"))
+            else:
+                within.append(hold)
+        floor = self._floor_of_free_bytes(within, due)
+        bound = self.policy.hold_free_bytes
+        why = f"the disk has less than hold_free_bytes free: {bound}"
+        return broken + [BrokenHold(hold, why) for hold in within if _place_of(hold) < floor]
+
+    def _floor_of_bytes(self, segments: SegmentIndex) -> tuple[float, ...]:
+        """Return the place before which a hold would keep more bytes of this host than one may."""
         bound, behind, newest = self.policy.hold_bytes, 0, len(segments) - 1
-        floor: tuple[float, ...] = ()
         for at in range(newest, -1, -1):
             behind += _local_bytes(segments[at])
             if bound is not None and behind > bound:
-                floor = _end_of(segments[at]) if at < newest else (math.inf,)
+                return _end_of(segments[at]) if at < newest else (math.inf,)
+        return ()
+
+    def _floor_of_free_bytes(self, holds: list[Hold], due: list[Departure]) -> tuple[float, ...]:
+        """Return the place before which holds give way to the free bytes that the disk is short of."""
+        bound = self.policy.hold_free_bytes
+        kept = min(map(_place_of, holds), default=None)
+        if bound is None or kept is None:
+            return ()
+        short = bound - self._disk.free_bytes(self._layout.folder)
+        floor: tuple[float, ...] = ()
+        for one in due:
+            if short <= 0:
                 break
-        counting = []
-        for hold in holds:
-            if (hold.position.epoch, hold.position.file_number, hold.position.offset) >= floor:
-                counting.append(hold)
-                continue
-            _log.error(
-                "a hold is past its bound and holds nothing",
-                hold=hold.name,
-                position=str(hold.position),
-                hold_bytes=bound,
-            )
-        return counting
+            short -= _local_bytes(one.segment)
+            floor = _end_of(one.segment)
+        return floor
+
+    def _report(self, broken: tuple[BrokenHold, ...]) -> None:
+        """Say once of each hold that a bound broke it, and that it holds again."""
+        before = {one.hold.name for one in self.broken}
+        for one in broken:
+            if one.hold.name not in before:
+                _log.error(
+                    "a hold is broken and holds nothing",
+                    hold=one.hold.name,
+                    position=str(one.hold.position),
+                    why=one.why,
+                )
+        for name in sorted(before - {one.hold.name for one in broken}):
+            _log.info("a hold is no longer broken", hold=name)
+        self.broken = broken
 
     def _due(self, candidates: list[SegmentRecord], bytes_held: int, now_us: int) -> list[Departure]:
         """Return what the policy alone would let go, oldest first."""
@@ -322,6 +367,10 @@ class Retention:
 
 def _end_of(segment: SegmentRecord) -> tuple[int, int, int]:
     return segment.epoch, segment.file_number, segment.source_end
+
+
+def _place_of(hold: Hold) -> tuple[int, int, int]:
+    return hold.position.epoch, hold.position.file_number, hold.position.offset
 
 
 def _local_bytes(segment: SegmentRecord) -> int:

@@ -47,7 +47,9 @@ class Upkeep:
         self.retention = Retention(
             disk,
             layout,
-            RetentionPolicy(kept.age, kept.bytes, kept.free_bytes, kept.hold_bytes),
+            RetentionPolicy(
+                kept.age, kept.bytes, kept.free_bytes, kept.hold_bytes, _hold_free_bytes(settings)
+            ),
             tier=self._tier,
         )
 
@@ -60,7 +62,13 @@ class Upkeep:
         """
         first: PenstockError | None = None
         # What is prepared is held before anything leaves.
-        for step in (self._prepared.run, self.retention.run, self._compress_one, self._move_one):
+        for step in (
+            self._prepared.run,
+            self.retention.run,
+            self._show_broken_holds,
+            self._compress_one,
+            self._move_one,
+        ):
             try:
                 step(log)
             except PenstockError as problem:
@@ -83,6 +91,9 @@ class Upkeep:
             self.retention.run(FolderCatalog.load(self._disk, self._layout))
         finally:
             held.close()
+
+    def _show_broken_holds(self, log: Log) -> None:
+        log.broken_holds = self.retention.broken
 
     def _compress_one(self, catalog: SegmentCatalog) -> None:
         def compress(segment: SegmentRecord) -> None:
@@ -119,3 +130,9 @@ class Upkeep:
             return self._tier is not None
         begun = timegm(time.strptime(str(segment.hour), "%Y%m%d%H"))
         return time.time() - (begun + _HOUR_SECONDS) >= self._cold_after
+
+
+def _hold_free_bytes(settings: LogSettings) -> int | None:
+    """Return below how many free bytes holds give way: before the capture holds, whatever is set."""
+    bound = settings.retention.hold_free_bytes
+    return None if bound is None else max(bound, 2 * settings.free_bytes_min)

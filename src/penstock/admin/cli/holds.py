@@ -50,7 +50,8 @@ def list_holds(instance: Instance, url: Url = None, config: Config = None, json:
         expires_us = hold["expires_us"]
         expires = None if expires_us is None else datetime.fromtimestamp(expires_us // _SECOND_US, UTC)
         keeps = bytes_text(hold["behind_bytes"])
-        lines.write([hold["reader"], hold["account"], keeps, expires, hold["position"], hold["remark"]])
+        remark = f"broken: {hold['broken']}" if hold["broken"] else None
+        lines.write([hold["reader"], hold["account"], keeps, expires, hold["position"], remark])
 
 
 def remove(

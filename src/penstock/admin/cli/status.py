@@ -209,6 +209,11 @@ def _remarks(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remarks.append(("note", one["note"], "cyan"))
     # A daemon of an earlier version does not say what is prepared.
     remarks += [("prepared", text, "yellow") for text in one.get("prepared", ())]
+    # Nor which holds are broken.
+    remarks += [
+        ("broken hold", f"{hold['reader']} at {hold['position']} holds nothing: {hold['why']}", "red")
+        for hold in one.get("broken_holds", ())
+    ]
     if one["error"] and one["state"] in ("stopped", "waiting", "behind"):
         told = one["error"]
         text = told["kind"] + (f" at {told['position']}" if told["position"] else "")

@@ -6,6 +6,7 @@ An account sees, moves and removes its own holds; an admin those of all accounts
 
 import functools
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -64,7 +65,8 @@ async def _list(served: Served, request: Request) -> Response:
     account, log = account_of(request), log_of(served, request)
     holds = await run_in_threadpool(_all, log)
     seen = [hold for hold in holds if account.admin or hold.account == account.name]
-    shown = [_shown(log, hold) for hold in sorted(seen, key=lambda hold: hold.position)]
+    broken = {one.hold.name: one.why for one in log.broken_holds}
+    shown = [_shown(log, hold, broken) for hold in sorted(seen, key=lambda hold: hold.position)]
     return JSONResponse({"holds": shown})
 
 
@@ -91,12 +93,12 @@ def _all(log: Log) -> list[Hold]:
     return Holds(log.disk, log.layout).readable(time.time_ns() // 1000)
 
 
-def _shown(log: Log, hold: Hold) -> dict[str, Any]:
+def _shown(log: Log, hold: Hold, broken: Mapping[str, str]) -> dict[str, Any]:
     return {
         "reader": hold.name,
         "position": str(hold.position),
         "account": hold.account,
         "expires_us": hold.expires_us,
         "behind_bytes": log.bytes_behind(hold.position),
-        "remark": "",
+        "broken": broken.get(hold.name),
     }

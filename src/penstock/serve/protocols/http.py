@@ -17,10 +17,10 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, PenstockError
 from penstock.logstore.log import Log
 from penstock.model import Position, TableName
-from penstock.serve.access import account_of
+from penstock.serve.access import Account, account_of
 from penstock.serve.answers import StreamedAnswer
 from penstock.serve.query import Query, instance_of, log_of
 from penstock.serve.served import Served, ServedInstance
@@ -80,8 +80,23 @@ def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[s
         "tables_in_doubt": [
             doubt for name, doubt in doubts if account.may_read_table(name.database, name.table)
         ],
+        "broken_holds": _broken_holds(account, instance),
         "subscribers": served.subscribers.count(instance.name),
     }
+
+
+def _broken_holds(account: Account, instance: ServedInstance) -> list[dict[str, str]]:
+    """Return the holds that a bound has broken, of those that the account may see."""
+    try:
+        broken = instance.log().broken_holds
+    except PenstockError:
+        # The status says itself why there is no log now.
+        return []
+    return [
+        {"reader": one.hold.name, "position": str(one.hold.position), "why": one.why}
+        for one in broken
+        if account.admin or one.hold.account == account.name
+    ]
 
 
 async def _epochs(served: Served, request: Request) -> Response:
