@@ -12,7 +12,14 @@ from pyspark.sql import SparkSession
 
 from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import wait_until
-from tests.pipeline_running import opened, pipeline_of, running, wait_for_batches, wait_until_loaded
+from tests.pipeline_running import (
+    opened,
+    pipeline_of,
+    run_to_end,
+    running,
+    wait_for_batches,
+    wait_until_loaded,
+)
 from tests.replicas import gtids_executed, replica_of
 from tests.spark_session import spark  # noqa: F401
 from tools.servers import Server
@@ -129,3 +136,39 @@ def test_pipeline_that_is_behind_follows_a_fail_over(
         follower.sql("INSERT INTO behind.t VALUES (1000, 1)")
         wait_until(lambda: mariadb_server.sql(query) == follower.sql(query))
     mariadb_server.sql("DROP DATABASE behind")
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_restarts.py::test_first_load_deletes_what_only_the_target_has_where_an_earlier_run_wrote_it"
+)
+@pytest.mark.parametrize("how", ["lost", "reset"])
+def test_rows_deleted_while_the_state_was_away_are_deleted_from_the_target(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+    how: str,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY, n INT)", database=database)
+    mysql_server.sql("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)", database=database)
+    settings = pipeline_of(mysql_server, database, {"mysql": {"url": mariadb_server.url("root")}}, tmp_path)
+    run_to_end(spark, settings)
+    mysql_server.sql("DELETE FROM t WHERE id = 2; UPDATE t SET n = 30 WHERE id = 3", database=database)
+    if how == "lost":
+        for path in tmp_path.glob("penstock-pipelines.db*"):
+            path.unlink()
+    else:
+        with opened(settings) as state:
+            state.reset()
+    run_to_end(spark, settings)
+    with opened(settings) as state:
+        standing = state.standing()
+        assert standing is not None
+        # Commit versions go on rising, on whatever server it begins.
+        assert standing.offsets["shop"]["epoch"] == (1 if how == "reset" else 0)
+    mysql_server.sql("INSERT INTO t VALUES (4, 4)", database=database)
+    run_to_end(spark, settings)
+    assert mariadb_server.sql("SELECT * FROM t ORDER BY id", database=database) == [(1, 1), (3, 30), (4, 4)]
+    mariadb_server.sql(f"DROP DATABASE {database}")

@@ -107,6 +107,14 @@ def test_changes_made_before_a_table_is_read_again_still_come(driver: Driver, my
     assert (again.done, again.floor) == (0, first.floor)
 
 
+@pytest.mark.parametrize("earlier", [None, {}])
+def test_first_load_deletes_what_only_the_target_has_where_an_earlier_run_wrote_it(
+    driver: Driver, earlier: dict[str, Any] | None
+) -> None:
+    standing = driver.loading.planned(replace(driver.standing, earlier=earlier), driver.tables)
+    assert standing.loads[driver.key].remove == (earlier is not None)
+
+
 def test_a_request_whose_runner_died_behind_its_last_batch_ends(driver: Driver) -> None:
     standing = driver.loading.planned(driver.standing, driver.tables)
     driver.loading.reread("shop", driver.table, "somebody asked")

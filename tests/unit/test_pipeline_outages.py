@@ -214,6 +214,32 @@ def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
     assert not thread.is_alive()
 
 
+# --- State ----------------------------------------------------------------------------------
+
+
+def test_feed_whose_state_is_gone_is_not_written_twice(
+    settings: PipelineSettings, state: PipelineState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = run_of(settings, monkeypatch)
+    fresh = Standing.new()
+    assert run._look_for_earlier_rows(fresh) is fresh
+    (tmp_path / "feed/_penstock/penstock/test/0123456789ab").mkdir(parents=True)
+    with pytest.raises(OptionInvalid, match="would be written again"):
+        run._look_for_earlier_rows(fresh)
+    # Whoever resets the pipeline has accepted it.
+    state.take()
+    state.close()
+    with closing(PipelineState.open(settings.state, settings.name)) as after:
+        after.reset()
+        after.reset()
+        again = after.take()
+        assert again.earlier == {}
+        assert run._look_for_earlier_rows(again) is again
+    with closing(PipelineState.open(settings.state, settings.name)) as later:
+        assert later.take().earlier == {}
+        assert later.get_large("reset") is None
+
+
 # --- Servers --------------------------------------------------------------------------------
 
 

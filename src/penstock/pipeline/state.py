@@ -7,6 +7,7 @@
                    /tables     the definitions that targets were prepared for
                    /loads      the chunks that full loads and resnapshots were cut into
                    /requests   resnapshots that were asked for, and what became of them
+                   /reset      where it stood before it was reset, until its next run
                    /pause      stands while the pipeline is not to run
                    /progress   what the runner shows of itself
 
@@ -104,7 +105,8 @@ class Standing:
     `generation` is another one after a reset. `token` fences the runner. `loads` are the tables that are or
     were loaded, by key; `stopped` those that the pipeline goes on without, and why. `planned` tells that
     every table of the full load is in `loads`. `skips` are stretches of a source's log that are passed over,
-    ascending: the offsets of their begin and end.
+    ascending: the offsets of their begin and end. `earlier` tells, by source, where an earlier generation
+    stood whose rows the target may have; None where there was none.
     """
 
     generation: str
@@ -115,11 +117,12 @@ class Standing:
     planned: bool = False
     token: int = 0
     skips: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
+    earlier: Mapping[str, Mapping[str, Any]] | None = None
 
     @classmethod
-    def new(cls) -> Self:
+    def new(cls, earlier: Mapping[str, Mapping[str, Any]] | None = None) -> Self:
         """Return where a pipeline begins."""
-        return cls(uuid.uuid4().hex[:12])
+        return cls(uuid.uuid4().hex[:12], earlier=earlier)
 
     @property
     def loading(self) -> bool:
@@ -265,7 +268,7 @@ class PipelineState:
                 f" {_LEASE_SECONDS:.0f} seconds",
             )
         record = self.store.get(self._at("standing"))
-        standing = Standing.new() if record is None else Standing.decode(record.value)
+        standing = Standing.decode(record.value) if record is not None else self._new_standing()
         if token_before not in (None, standing.token):
             self._lease.release()
             raise self._taken_over()
@@ -273,7 +276,12 @@ class PipelineState:
         batch = self.store.get(self._at("batch"))
         self._batch_version = ABSENT if batch is None else batch.version
         # Whoever held it before can write no more once this stands.
-        return self.write(replace(standing, token=self._lease.token))
+        written = self.write(replace(standing, token=self._lease.token))
+        self.drop_large("reset")
+        return written
+
+    def _new_standing(self) -> Standing:
+        return Standing.new(self.get_large("reset"))
 
     def runner(self) -> Holder | None:
         """Return who runs the pipeline now, None where nobody does."""
@@ -485,7 +493,7 @@ class PipelineState:
             return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
 
     def reset(self) -> None:
-        """Forget everything: the next run begins anew, under another generation.
+        """Forget everything but where it stood: the next run begins anew, under another generation.
 
         Raises LeaseLost while the pipeline runs.
         """
@@ -494,7 +502,11 @@ class PipelineState:
                 f"the pipeline {self.name} is run by {runner.name}",
                 hint=f"penstock pipelines pause {self.name}, and wait until it has stopped",
             )
+        standing = self.standing()
+        before = self.get_large("reset") if standing is None else standing.offsets
         self._delete_below(self._path)
+        if before is not None:
+            self.put_large("reset", dict(before))
 
     def _delete_below(self, path: str) -> None:
         for name in self.store.list(path):

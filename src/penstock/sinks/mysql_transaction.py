@@ -13,7 +13,7 @@ from penstock.errors import ConnectionLost, LeaseLost, PenstockError, ServerBusy
 from penstock.model import TableName
 from penstock.sinks.mysql_connection import NO_SUCH_DATABASE, NO_SUCH_TABLE, Session, number_of
 from penstock.sinks.mysql_tables import layout_of, make_database
-from penstock.sinks.sink import BatchMark
+from penstock.sinks.sink import BatchMark, applications_of
 
 _Found = TypeVar("_Found")
 
@@ -162,6 +162,18 @@ def claim_statement(positions: TableName, mark: BatchMark, part: int) -> bytes:
 def _text(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def are_remembered(session: Session, positions: TableName, pipeline: str) -> bool:
+    """Tell whether the target has numbers of a pipeline's batches."""
+    begin = applications_of(pipeline)
+    try:
+        query = f"SELECT 1 FROM {positions.sql} WHERE LEFT(application, %s) = %s LIMIT 1"
+        return bool(session.run(query, (len(begin), begin)))
+    except PenstockError as error:
+        if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
+            return False
+        raise
 
 
 def number_stored(session: Session, positions: TableName, mark: BatchMark, part: int) -> int | None:

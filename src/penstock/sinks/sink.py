@@ -89,7 +89,12 @@ class BatchMark:
     @property
     def application(self) -> str:
         """The name under which a target remembers the number."""
-        return f"penstock/{self.pipeline}/{self.generation}"
+        return f"{applications_of(self.pipeline)}{self.generation}"
+
+
+def applications_of(pipeline: str) -> str:
+    """Return how the names begin under which a target remembers a pipeline's numbers, of any generation."""
+    return f"penstock/{pipeline}/"
 
 
 @dataclass(frozen=True)
@@ -232,6 +237,11 @@ class Sink(ABC):
         `read` yields the same for them. Keys are left as they are: a sink refuses those that it cannot hold.
         """
         return rows
+
+    def remembers(self, pipeline: str) -> bool:
+        """Tell whether the target has numbers of a pipeline's batches, of any generation. False where they
+        are kept by table, or not at all."""
+        return False
 
     def close(self) -> None:
         """Let go of connections that calls have left open. It can be used again."""

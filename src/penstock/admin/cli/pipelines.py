@@ -90,7 +90,11 @@ def reset(
     file: _File,
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
 ) -> None:
-    """Forget where a pipeline stands: its next run loads everything again, into the target as it is."""
+    """Forget where a pipeline stands: its next run loads everything again, into the target as it is.
+
+    The load deletes rows that only the target has, where the target can be read back. A feed receives every
+    row again.
+    """
     place = place_of_state(file)
     if not yes:
         raise OptionInvalid(
@@ -102,7 +106,10 @@ def reset(
         state.reset()
     finally:
         state.close()
-    typer.echo(f"{place.name} is as if it had never run")
+    typer.echo(
+        f"{place.name} begins with a full load: rows that only the target has are deleted,"
+        " a feed receives every row again"
+    )
 
 
 def skip(

@@ -26,7 +26,17 @@ from penstock.settings_values import Bytes, Section
 from penstock.sinks.lake_rows import feed_fields, stored_rows, stored_schema, unrepresentable_counts
 from penstock.sinks.lake_types import is_widened
 from penstock.sinks.parquet_files import DataFile, Folder, PartFiles
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
+from penstock.sinks.sink import (
+    BatchMark,
+    Delivery,
+    Evolution,
+    Finding,
+    Receipt,
+    Sink,
+    Spread,
+    Writer,
+    applications_of,
+)
 
 EXTRA = ""
 
@@ -95,6 +105,13 @@ class FilesSink(Sink):
             with _InOurWords(self.settings.path):
                 folder.filesystem.create_dir(folder.file(_STAGED), recursive=True)
                 _put(folder, _SCHEMA, lambda stream: parquet.write_table(schema.empty_table(), stream))
+
+    def remembers(self, pipeline: str) -> bool:
+        """Look for manifests."""
+        manifests = self._folder(f"{_MANIFESTS}/{applications_of(pipeline).rstrip('/')}")
+        with _InOurWords(self.settings.path):
+            found = manifests.filesystem.get_file_info(manifests.path)
+            return bool(found.type == pyarrow.fs.FileType.Directory)
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return _FeedWriter(self, mark, part)

@@ -18,7 +18,7 @@ from penstock.sinks.mysql_connection import Session, connect
 from penstock.sinks.mysql_log import make_commit_log
 from penstock.sinks.mysql_read import rows_of
 from penstock.sinks.mysql_tables import layout_of, make_database, statements
-from penstock.sinks.mysql_transaction import make_positions, number_stored
+from penstock.sinks.mysql_transaction import are_remembered, make_positions, number_stored
 from penstock.sinks.mysql_writer import Manner, MysqlWriter
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 from penstock.sinks.sql_rows import DoneWriter, feed_target
@@ -142,6 +142,11 @@ class MysqlSink(Sink):
         found = layout_of(session, target.name)
         made = make_database(session, target.name.database) if found is None else []
         return made + statements(target, found, evolution, session.dialect)
+
+    def remembers(self, pipeline: str) -> bool:
+        """Look among the positions."""
+        with self._session() as session:
+            return are_remembered(session, self.positions, pipeline)
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:

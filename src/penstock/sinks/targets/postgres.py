@@ -17,7 +17,7 @@ from penstock.sinks.postgres_connection import Session
 from penstock.sinks.postgres_read import rows_of, without_zero_bytes
 from penstock.sinks.postgres_tables import layout_of, make_schema, statements, table_sql
 from penstock.sinks.postgres_writer import Manner, PostgresWriter
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, applications_of
 from penstock.sinks.sql_rows import DoneWriter, feed_target
 
 EXTRA = "postgres"
@@ -129,6 +129,15 @@ class PostgresSink(Sink):
             " number bigint NOT NULL, written timestamptz NOT NULL DEFAULT now(),"
             " PRIMARY KEY (application, part))"
         )
+
+    def remembers(self, pipeline: str) -> bool:
+        """Look among the positions."""
+        begin = applications_of(pipeline)
+        with self._session() as session:
+            if layout_of(session, self.positions) is None:
+                return False
+            query = f"SELECT 1 FROM {table_sql(self.positions)} WHERE left(application, %s) = %s LIMIT 1"
+            return bool(session.run(query, (len(begin), begin)))
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:

@@ -21,7 +21,7 @@ from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, Resnapshot, Standing, TableLoad, split_key, table_key
-from penstock.sinks.sink import Sink
+from penstock.sinks.sink import Sink, keeps_tables
 from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.tables import PipelineTables
 
@@ -64,7 +64,7 @@ class Loading:
             if self._settings.load.mode != "none":
                 for key in tables.there():
                     if key not in loads and key not in tables.stopped and not tables.is_streamed(key):
-                        made = self._plan(key, tables, loads, None)
+                        made = self._plan(key, tables, loads, None, remove=self._is_written_before(standing))
                         if made is not None:
                             loads[key] = made
             for wish in asked:
@@ -87,6 +87,10 @@ class Loading:
                 # A runner did its last batch and died before it could say so.
                 self._note_ended(wish.number, standing)
         return standing
+
+    def _is_written_before(self, standing: Standing) -> bool:
+        """Tell whether target tables may have rows of an earlier generation, and can be compared."""
+        return standing.earlier is not None and self._sink.keeps_state and keeps_tables(self._sink)
 
     def _note_ended(self, number: str, standing: Standing) -> None:
         """Note what became of a request whose last batch is done."""
@@ -152,9 +156,10 @@ class Loading:
         wish: Resnapshot | None,
         *,
         afresh: bool = False,
+        remove: bool = False,
     ) -> TableLoad | None:
         """Cut a table into chunks; None where nothing of it is to be read. `afresh` tells that the pipeline
-        went on without it until now."""
+        went on without it until now, `remove` that its first load deletes what only the target has."""
         name, table = split_key(key)
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.targets_of_source(key) is None:
@@ -182,7 +187,7 @@ class Loading:
             rows=sum(chunk.rows for chunk in chunks),
             pages=pages,
             where=where,
-            remove=wish is not None and wish.remove,
+            remove=remove or (wish is not None and wish.remove),
             request=wish.number if wish is not None else "",
             floor=floor if not source.options.is_kept else 0,
             read_to=before.read_to if before is not None else 0,

@@ -219,12 +219,34 @@ class PipelineRun:
 
     def _begin(self, state: PipelineState, standing: Standing) -> Standing:
         """Note where each source begins, before anything of it is read, then get to know the tables."""
+        if not standing.offsets:
+            standing = self._look_for_earlier_rows(standing)
         new = {
-            name: log.first().to_json() for name, log in self._logs.items() if name not in standing.offsets
+            name: log.first((standing.earlier or {}).get(name)).to_json()
+            for name, log in self._logs.items()
+            if name not in standing.offsets
         }
         if new:
             standing = state.write(replace(standing, offsets={**standing.offsets, **new}))
         self._retried(self._tables.open, state)
+        return standing
+
+    def _look_for_earlier_rows(self, standing: Standing) -> Standing:
+        """Find out whether the target has rows of this pipeline, though nothing was done yet.
+
+        Raises OptionInvalid for a feed whose state was lost: every row would be in it twice.
+        """
+        if standing.earlier is None and self._sink.remembers(self._settings.name):
+            if not self._sink.keeps_state:
+                raise OptionInvalid(
+                    f"the target has changes that {self._settings.name} wrote before, and its state is gone:"
+                    " they would be written again",
+                    hint="Restore the state, or accept them again: penstock pipelines reset FILE --yes;"
+                    " or empty the target, with what the pipeline keeps there",
+                )
+            standing = replace(standing, earlier={})
+        if standing.earlier is not None and self._sink.keeps_state:
+            _log.warning("the target has rows of an earlier run: the load deletes what its source has not")
         return standing
 
     # --- What is next -----------------------------------------------------------------------
@@ -450,7 +472,9 @@ class PipelineRun:
         return replace(record, ranges=tuple(ranges))
 
     def _mark(self, standing: Standing, record: BatchRecord) -> BatchMark:
-        loads = not record.ranges and not any(one.request or one.exact for one in record.chunks)
+        loads = not record.ranges and not any(
+            chunk.request or chunk.exact or chunk.remove for chunk in record.chunks
+        )
         return BatchMark(self._settings.name, standing.generation, record.number, loads)
 
     @staticmethod

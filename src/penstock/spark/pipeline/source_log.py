@@ -14,7 +14,7 @@ from penstock.spark.batch import whole_files
 from penstock.spark.kept_stream_log import KeptStreamLog
 from penstock.spark.offsets import Offset
 from penstock.spark.options import ENVELOPE, ReadSettings
-from penstock.spark.stream_log import StreamLog
+from penstock.spark.stream_log import StreamLog, epoch_after
 from penstock.spark.tracking import TrackedSchemas
 
 
@@ -47,9 +47,14 @@ class SourceLog:
         """End the sessions. The log can be asked again."""
         self._log.close()
 
-    def first(self) -> Offset:
-        """Return where the pipeline begins in this log."""
-        return self._log.first()
+    def first(self, earlier: Mapping[str, Any] | None = None) -> Offset:
+        """Return where the pipeline begins in this log. `earlier` is where it stood before it was reset: what
+        comes now has higher commit versions, whatever the files' numbers are."""
+        first = self._log.first()
+        if earlier is None or self.source.options.address is None:
+            return first
+        epoch = epoch_after(Offset.from_json(earlier).position)
+        return replace(first, position=replace(first.position, epoch=epoch))
 
     def target(self) -> Offset:
         """Return the end of the log now, where a run that ends by itself is to end."""
