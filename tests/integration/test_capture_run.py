@@ -164,6 +164,8 @@ def test_a_dead_network_path_is_noticed_by_silence(
             assert status.connects >= 3
             assert status.error is not None
             assert "no heartbeat" in status.error.message
+            assert status.error.cleared_us is not None
+            assert status.error.cleared_us > status.error.time_us
     assert_equal_to_server(tmp_path / "shop", mariadb_server, start)
 
 
@@ -335,6 +337,16 @@ def test_capture_holds_while_the_disk_is_full(
         time.sleep(0.3)
         assert capture.snapshot().position is None
     with capturing(settings) as capture:
+        wait_for_position(capture, head_of(mariadb_server))
+    with capturing(settings) as capture:
+        wait_for(capture, lambda status: status.lag_bytes == 0)
+        log = capture.log()
+        log.settings = log.settings.model_copy(update={"free_bytes_min": 1 << 60})
+        # The server goes on, and how far is asked while nothing is received.
+        write(mariadb_server, database, 3)
+        wait_for_state(capture, State.HELD)
+        wait_for(capture, lambda status: capture.measure_lag() or bool(status.lag_bytes))
+        log.settings = settings.log_of("shop")
         wait_for_position(capture, head_of(mariadb_server))
     assert_equal_to_server(tmp_path / "shop", mariadb_server, start)
 

@@ -241,8 +241,11 @@ def test_settings_are_proved_before_anything_starts(tmp_path: Path) -> None:
     done = cli("serve", str(file), "--check")
     assert done.returncode == 2
     assert "instances.shop.start" in done.stderr
-    file.write_text("instances: {shop: {source: mysql://a@b}}")
-    assert cli("serve", str(file), "--check").returncode == 0
+    file.write_text("instances: {shop: {source: mysql://a@127.0.0.1:1, log: {free_bytes_min: 1000TiB}}}")
+    done = cli("serve", str(file), "--check")
+    assert done.returncode == 2
+    assert "instances.shop: mysql://a@127.0.0.1:1: Can't connect" in done.stderr
+    assert "log.free_bytes_min" in done.stderr
     assert not (tmp_path / "penstock-log").exists()
     schema = json.loads(cli("serve", "--schema").stdout)
     assert "instances" in schema["properties"]

@@ -8,6 +8,7 @@ from penstock.errors import (
     ChecksumMismatch,
     ConnectionLost,
     DiskFailed,
+    DumpReplaced,
     LogDamaged,
     LogFull,
     LogLocked,
@@ -142,3 +143,20 @@ def test_the_pause_doubles_up_to_a_bound_and_never_gives_up() -> None:
     assert pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX
     made.progressed()
     assert made.pause_seconds() == RECONNECT_PAUSE_SECONDS_FIRST
+
+
+def test_pause_grows_while_two_replicas_replace_each_other(clock: Clock) -> None:
+    made = attempts()
+    pauses = []
+    for _ in range(9):
+        # Each of them receives something before the other one comes.
+        made.progressed()
+        made.failed(DumpReplaced("another replica has our id"))
+        pauses.append(made.pause_seconds())
+        clock.seconds += pauses[-1]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX
+    clock.seconds += 3600
+    made.progressed()
+    made.failed(DumpReplaced("another replica has our id"))
+    assert made.pause_seconds() == pauses[0]

@@ -9,6 +9,7 @@ import time
 from penstock.errors import (
     AuthenticationFailed,
     DiskFailed,
+    DumpReplaced,
     LimitExceeded,
     LogDamaged,
     LogFull,
@@ -34,6 +35,10 @@ from penstock.limits import (
 
 # Bytes that cannot be read may have been spoilt on the way: they are asked for again so often.
 STREAM_TRIES_MAX = 3
+
+# Two replicas under one id throw each other out as often as they connect, and each receives a little before:
+# that progress forgets no replacement younger than this.
+_REPLACED_REMEMBERED_SECONDS = 60.0
 
 # Nothing that the daemon could do again would change these.
 _NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded)
@@ -62,6 +67,9 @@ class Attempts:
         self._sending: int | None = None
         self._changes: list[float] = []
         self._refused: dict[int, PenstockError] = {}
+        # How often in a row another replica took the stream, and when it did last.
+        self._replaced = 0
+        self._replaced_at = 0.0
 
     def progressed(self) -> None:
         """Forget what failed: transactions arrived, or a connection held."""
@@ -85,6 +93,12 @@ class Attempts:
             if self._spoilt > STREAM_TRIES_MAX:
                 return problem
         now = time.monotonic()
+        if isinstance(problem, DumpReplaced):
+            if now - self._replaced_at > _REPLACED_REMEMBERED_SECONDS:
+                self._replaced = 0
+            self._replaced += 1
+            self._replaced_at = now
+            self._tries = self._replaced
         if self._failing_since is None:
             self._failing_since = now
         if isinstance(problem, _REFUSALS) and self.chosen is not None:

@@ -10,7 +10,7 @@ error in the status. What cannot stops this instance by name, and no other.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -446,9 +446,14 @@ class Capture:
             self._say(State.RUNNING)
         elif self._state is not State.HELD:
             _log.warning("held", instance=self._name, why=why)
+            # The server goes on meanwhile, so it is asked how much is still to come.
+            self._progress.caught_up = False
             self._say(State.HELD, why)
 
     def _say(self, state: State, why: str | None = None) -> None:
+        failure = self._failure
+        if state is State.RUNNING and failure is not None and failure.cleared_us is None:
+            self._failure = replace(failure, cleared_us=time.time_ns() // 1000)
         self._why = why
         self._state = state
 

@@ -31,13 +31,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as the status shows it. `time_us` is when it came, in microseconds UTC since 1970."""
+    """An error as the status shows it. `time_us` is when it came, `cleared_us` when capture went on after it,
+    both in microseconds UTC since 1970; None as long as it has not."""
 
     kind: str
     message: str
     position: str | None
     hint: str | None
     time_us: int
+    cleared_us: int | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ def run(
         Path | None, typer.Argument(metavar="penstock.yaml", help="The settings; docs/guides/serve.md.")
     ] = None,
     only_check: Annotated[
-        bool, typer.Option("--check", help="Prove the settings, say what is wrong, and end.")
+        bool,
+        typer.Option(
+            "--check", help="Prove the settings, connect to the servers, look at the disk, and end."
+        ),
     ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of the settings, for editors, and end.")
@@ -32,11 +35,14 @@ def run(
     if file is None:
         raise OptionInvalid("no settings file is named", hint="Run: penstock serve penstock.yaml")
     # The other verbs need neither a web server nor a log.
+    from penstock.admin.checked_settings import check_surroundings
     from penstock.daemon import Daemon, check
 
     settings = load_settings(file)
     if only_check:
         check(settings)
+        for remark in check_surroundings(settings):
+            typer.echo(remark)
         typer.echo(f"{file}: {len(settings.instances)} instances, nothing is wrong")
         for name, (host, port) in settings.listen.places().items():
             told = f"[{host}]" if ":" in host else host
