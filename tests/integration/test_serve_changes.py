@@ -226,7 +226,8 @@ def test_an_update_passes_whole_where_one_of_its_images_does(shop: Shop) -> None
 
 
 def test_shards_part_the_rows_by_the_columns_that_they_are_told(shop: Shop) -> None:
-    whole = sorted(key_of(row) for row in changes(shop.daemon).rows)
+    # Without the kinds: an update between two shards is a delete and an insert.
+    whole = sorted(key_of(row | {"_change_type": ""}) for row in changes(shop.daemon).rows)
     for columns in ({}, {"shop.*": ["customer"]}):
         found: list[Row] = []
         home: dict[int, int] = {}
@@ -241,9 +242,83 @@ def test_shards_part_the_rows_by_the_columns_that_they_are_told(shop: Shop) -> N
                 key = row["customer"] if columns else row["id"]
                 if row["_change_type"] != "update_preimage":
                     assert home.setdefault(key, shard) == shard
-                found.append(key_of(row))
+                found.append(key_of(row | {"_change_type": ""}))
         assert sorted(found) == whole
         assert len(set(home.values())) > 1
+
+
+def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(shop: Shop) -> None:
+    shop.server.sql(
+        "CREATE TABLE shop.moves (id INT PRIMARY KEY, customer INT, n INT);"
+        " INSERT INTO shop.moves VALUES (1, 1, 0), (2, 2, 0);"
+        # Customers 1 and 2 are in two shards of 2, and 1 and 3 in one.
+        " UPDATE shop.moves SET customer = 2 WHERE id = 1; UPDATE shop.moves SET customer = 3 WHERE id = 1;"
+        " UPDATE shop.moves SET customer = 1 WHERE id = 1; UPDATE shop.moves SET n = 1"
+    )
+    caught_up(shop.server, shop.daemon)
+    asked: dict[str, Any] = {"tables": ["shop.moves"], "subscriber": "moves"}
+    columns = {"shop.moves": ["customer"]}
+
+    def told(of: list[int], **more: Any) -> list[tuple[str, int, int]]:
+        part = changes(shop.daemon, **asked, shards={"count": 2, "of": of, "columns": columns}, **more)
+        return [(row["_change_type"], row["id"], row["customer"]) for row in part.rows]
+
+    one, other = sorted((told([0]), told([1])), key=lambda rows: rows[0][1])
+    assert one == [
+        ("insert", 1, 1),
+        ("delete", 1, 1),
+        ("insert", 1, 3),
+        ("update_preimage", 1, 3),
+        ("update_postimage", 1, 1),
+        ("update_preimage", 1, 1),
+        ("update_postimage", 1, 1),
+    ]
+    assert other == [
+        ("insert", 2, 2),
+        ("insert", 1, 2),
+        ("delete", 1, 2),
+        ("update_preimage", 2, 2),
+        ("update_postimage", 2, 2),
+    ]
+    assert sorted(told([0, 1])) == sorted(one + other)
+    # A condition looks at each of the two by itself, and for `changes` they are still an update.
+    entered = [row for shard in (0, 1) for row in told([shard], where="customer = 2 AND id = 1")]
+    assert sorted(entered) == [("delete", 1, 2), ("insert", 1, 2)]
+    inserts = [row for shard in (0, 1) for row in told([shard], changes=["insert"])]
+    assert sorted(inserts) == [("insert", 1, 1), ("insert", 2, 2)]
+    moved = {
+        shown["shards"]: shown["moved"]
+        for shown in shop.daemon.get("/v1/subscribers")["subscribers"]
+        if shown["subscriber"] == "moves"
+    }
+    # The whole was asked for once; the insert of customer 2 passed the condition too.
+    assert sorted(moved.values()) == [1, 2, 2]
+
+
+def test_update_with_an_image_in_part_stays_in_the_shard_of_its_key(shop: Shop) -> None:
+    statements = ["UPDATE shop.parts SET n = n + 1", "UPDATE shop.parts SET id = id + 100 WHERE id < 4"]
+    shop.server.sql(
+        "CREATE TABLE shop.parts (id INT PRIMARY KEY, n INT); SET SESSION binlog_row_image = MINIMAL;"
+        " INSERT INTO shop.parts VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0);" + ";".join(statements)
+    )
+    caught_up(shop.server, shop.daemon)
+    home: dict[int, int] = {}
+    for shard in range(3):
+        part = changes(shop.daemon, tables=["shop.parts"], shards={"count": 3, "of": [shard]}, columns=["id"])
+        for row in part.rows:
+            if row["id"] is not None:
+                assert home.setdefault(row["id"], shard) == shard
+    assert set(home) == {1, 2, 3, 4, 5, 101, 102, 103}
+    counts = [
+        len(changes(shop.daemon, tables=["shop.parts"], shards={"count": 3, "of": [shard]}).rows)
+        for shard in range(3)
+    ]
+    # Five inserts, five updates of two images, three moves.
+    assert sum(counts) == 5 + 10 + 6
+    assert min(counts) > 3
+    by_other = {"count": 3, "of": [0], "columns": {"shop.parts": ["n"]}}
+    (problem,) = changes(shop.daemon, tables=["shop.parts"], shards=by_other).of("problem")
+    assert "binlog_row_image=FULL" in problem["hint"]
 
 
 @pytest.mark.parametrize("format", ["debezium", "maxwell"])

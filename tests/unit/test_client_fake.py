@@ -48,6 +48,25 @@ def test_rows_are_objects_and_an_update_is_one() -> None:
     assert rows[0].commit_version < update.commit_version < rows[2].commit_version
 
 
+def test_update_between_two_shards_is_a_delete_and_an_insert() -> None:
+    fed = FakeChanges(key={"shop.orders": ["id"]})
+    fed.insert("shop.orders", {"id": 7})
+    fed.update("shop.orders", {"id": 7}, {"id": 8})
+    fed.update("shop.orders", {"id": 8}, {"id": 10})
+    told: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    lock = threading.Lock()
+
+    def keep(batch: ChangeBatch) -> None:
+        with lock:
+            told[batch.shard] += [(row.change_type, row["id"]) for row in batch.rows()]
+
+    FakeSubscriber(fed, shards=2).run(keep)
+    assert sorted(told.values()) == [
+        [("insert", 7), ("delete", 7)],
+        [("insert", 8), ("update", 10)],
+    ]
+
+
 def test_shards_are_consumed_beside_each_other_and_each_in_order() -> None:
     fed = FakeChanges(key={"shop.orders": ["id"]})
     for step in range(5):

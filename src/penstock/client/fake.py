@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow
 
-from penstock._native import shard_slots
 from penstock.client.consume import Consumption
 from penstock.client.consume_async import AsyncConsumption
 from penstock.client.flow import FailurePolicy, Place
@@ -25,6 +24,7 @@ from penstock.client.owned import OwnedShard, OwnedShards, Rows
 from penstock.client.split import Cut, split
 from penstock.client.supply import Taker
 from penstock.model import Position
+from penstock.source.sharding import preimages_of, sharded, slots_of
 
 _FILE = "fake-bin.000001"
 # A transaction of a fake log is as long as the shortest real one: so each has a commit version of its own.
@@ -145,8 +145,9 @@ class _Fed:
     def _feed(self, one: _Transaction) -> None:
         key = tuple(self._changes.key.get(one.table, ()))
         by = list(self._changes.shard_columns.get(one.table, key))
-        slots = pyarrow.array(shard_slots(one.rows, by, one.table))
-        with_slots = one.rows.append_column("_shard_slot", slots)
+        preimages = preimages_of(one.rows)
+        dealt = sharded(one.rows, slots_of(one.rows, by, one.table, preimages), preimages, self._count)
+        with_slots = dealt.rows.append_column("_shard_slot", pyarrow.array(dealt.slots))
         cuts = {number: Cut(0) for number in range(self._count)}
         rows_of = dict(split(with_slots, self._count, cuts))
         for number, shard in self._owned.all().items():

@@ -12,7 +12,6 @@ import numpy
 import pyarrow
 import pyarrow.compute as compute
 
-from penstock._native import shard_slots
 from penstock.errors import OptionInvalid
 from penstock.limits import SLOTS
 from penstock.model import TableName
@@ -20,13 +19,20 @@ from penstock.serve.piece import TYPED
 from penstock.serve.pieces import Piece, Pieces, View
 from penstock.serve.predicate import Predicate
 from penstock.source.reading import Batch
+from penstock.source.sharding import (
+    CHANGE_TYPE,
+    POSTIMAGE,
+    PREIMAGE,
+    ShardedRows,
+    preimages_of,
+    sharded,
+    slots_of,
+)
 
 SLOT_COLUMN = "_shard_slot"
-_CHANGE_TYPE = "_change_type"
-_BEFORE, _AFTER = "update_preimage", "update_postimage"
 
 # What `kind` of a message says of a change; from here on it is none.
-_MESSAGE_KINDS = {"insert": 0, _BEFORE: 1, _AFTER: 1, "delete": 2}
+_MESSAGE_KINDS = {"insert": 0, PREIMAGE: 1, POSTIMAGE: 1, "delete": 2}
 _NO_CHANGE = 3
 
 # Of each row or message, whether it passes.
@@ -59,17 +65,23 @@ class ShardSet:
 
 @dataclass(frozen=True)
 class Sifted:
-    """Rows that passed: of one table in its own types, or messages."""
+    """Rows that passed: of one table in its own types, or messages.
+
+    `moved` counts the updates among them that brought a row from another shard.
+    """
 
     batch: Batch
     arrow: pyarrow.RecordBatch
+    moved: int = 0
 
 
 @dataclass(frozen=True)
 class Sieve:
     """What one subscriber wants of the pieces of a view, which decodes enough for it: see `sieve_of`.
 
-    An update passes whole, both images, where one of them passes `where`. `changes` are those of `Selection`.
+    An update passes whole, both images, where one of them passes `where`. One that moves a row to another
+    shard is a delete and an insert, each of which passes by its own row. `changes` are those of `Selection`:
+    there such an update is still one.
     """
 
     view: View
@@ -95,7 +107,7 @@ class Sieve:
     def kept_bytes(self, piece: Piece) -> int:
         """Return how many bytes `sift` has made of a piece that stay with it, for all of the same shards."""
         parts = piece.derived.get(self._parts_key) if self._parts_key is not None else None
-        return sum(arrow.nbytes for arrow, _ in parts) if parts is not None else 0
+        return sum(part.rows.nbytes for part in parts) if parts is not None else 0
 
     @property
     def _parts_key(self) -> tuple[str, int] | None:
@@ -112,7 +124,7 @@ class Sieve:
         """
         if self.view.is_typed or self.where is None:
             return {}
-        columns = tuple(sorted({*self.where.columns, _CHANGE_TYPE}))
+        columns = tuple(sorted({*self.where.columns, CHANGE_TYPE}))
         view = View(TYPED, self.view.tables, columns, gtid_after=self.view.gtid_after)
         found: dict[str, list[_Mask]] = {}
         place = piece.start
@@ -137,38 +149,42 @@ class Sieve:
             return self._own_parts(self.shards, self._parts_key, piece)
         found = []
         for at, (batch, arrow) in enumerate(zip(piece.batches, piece.arrow(), strict=True)):
-            mask, slots = None, None
-            if self.shards is not None:
-                slots = _slots(piece)[at]
-                mask = self.shards.mask(slots)
-            if self.where is not None:
-                mask = _both(mask, _whole_updates(self.where.passes(arrow), _befores(piece)[at]))
+            mask, dealt = None, None
             if self.changes is not None:
                 wanted = pyarrow.array(self.changes)
-                mask = _both(mask, compute.is_in(arrow.column(_CHANGE_TYPE), wanted).to_numpy(False))
+                mask = compute.is_in(arrow.column(CHANGE_TYPE), wanted).to_numpy(False)
+            if self.shards is not None:
+                dealt = _sharded(piece, at, self.shards.count)
+                arrow = dealt.rows
+                mask = _both(mask, self.shards.mask(dealt.slots))
+            if self.where is not None:
+                befores = _befores(piece)[at] if dealt is None else dealt.preimages
+                mask = _both(mask, _whole_updates(self.where.passes(arrow), befores))
             if mask is not None and not mask.any():
                 continue
-            if slots is not None:
-                arrow = arrow.append_column(SLOT_COLUMN, pyarrow.array(slots))
+            moved = 0
+            if dealt is not None:
+                arrow = arrow.append_column(SLOT_COLUMN, pyarrow.array(dealt.slots))
+                moved = len(dealt.moved) if mask is None else int(mask[dealt.moved].sum())
             if mask is not None and not mask.all():
                 arrow = arrow.filter(pyarrow.array(mask))
-            found.append(Sifted(batch, self._projected(arrow)))
+            found.append(Sifted(batch, self._projected(arrow), moved))
         return found
 
     def _own_parts(self, shards: ShardSet, key: tuple[str, int], piece: Piece) -> list[Sifted]:
         """Return the rows of one shard: those of every shard are put side by side once, for all of them."""
         (shard,) = shards.of
-        parts: list[tuple[pyarrow.RecordBatch, numpy.ndarray]] | None = piece.derived.get(key)
+        parts: list[_Parted] | None = piece.derived.get(key)
         if parts is None:
             parts = piece.derived[key] = [
-                _parted(arrow, slots, shards.count)
-                for arrow, slots in zip(piece.arrow(), _slots(piece), strict=True)
+                _parted(_sharded(piece, at, shards.count), shards.count) for at in range(len(piece.batches))
             ]
         found = []
-        for batch, (arrow, bounds) in zip(piece.batches, parts, strict=True):
-            begin, end = bounds[shard : shard + 2].tolist()
+        for batch, part in zip(piece.batches, parts, strict=True):
+            begin, end = part.bounds[shard : shard + 2].tolist()
             if begin < end:
-                found.append(Sifted(batch, self._projected(arrow.slice(begin, end - begin))))
+                rows = self._projected(part.rows.slice(begin, end - begin))
+                found.append(Sifted(batch, rows, int(part.moved[shard])))
         return found
 
     def _projected(self, arrow: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
@@ -209,12 +225,15 @@ def sieve_of(view: View, *, shards: ShardSet | None = None, where: Predicate | N
         shared = replace(view, changes=None, message_per_row=True)
         return Sieve(shared, shards, where, changes)
     decoded_changes, left_changes = changes, None
-    if changes is not None and (_BEFORE in changes) != (_AFTER in changes):
+    if changes is not None and (PREIMAGE in changes) != (POSTIMAGE in changes):
         # Which shard an update is in, and whether it passes, both images tell.
-        decoded_changes, left_changes = tuple(sorted({*changes, _BEFORE, _AFTER})), changes
+        decoded_changes, left_changes = tuple(sorted({*changes, PREIMAGE, POSTIMAGE})), changes
     decoded_columns = columns
     if columns is not None:
-        needed = {_CHANGE_TYPE, *(where.columns if where is not None else ())}
+        needed = {CHANGE_TYPE, *(where.columns if where is not None else ())}
+        if shards is not None:
+            # It tells which columns an image in part lacks.
+            needed.add("_metadata")
         decoded_columns = tuple(dict.fromkeys([*columns, *sorted(needed)]))
     shared = replace(view, changes=decoded_changes, columns=decoded_columns, with_keys=shards is not None)
     return Sieve(shared, shards, where, left_changes, columns)
@@ -225,8 +244,8 @@ def row_parts(arrow: pyarrow.RecordBatch, rows_max: int) -> Iterator[pyarrow.Rec
     least two.
     """
     befores = None
-    if arrow.num_rows > rows_max and _CHANGE_TYPE in arrow.schema.names:
-        befores = _are_befores(arrow)
+    if arrow.num_rows > rows_max and CHANGE_TYPE in arrow.schema.names:
+        befores = preimages_of(arrow)
     begin = 0
     while begin < arrow.num_rows:
         end = min(begin + rows_max, arrow.num_rows)
@@ -244,15 +263,8 @@ def _befores(piece: Piece) -> Sequence[_Mask]:
     """Return for each batch which rows are the image before an update; the image after it follows."""
     found: Sequence[_Mask] | None = piece.derived.get("befores")
     if found is None:
-        found = piece.derived["befores"] = [_are_befores(arrow) for arrow in piece.arrow()]
+        found = piece.derived["befores"] = [preimages_of(arrow) for arrow in piece.arrow()]
     return found
-
-
-def _are_befores(arrow: pyarrow.RecordBatch) -> _Mask:
-    kinds = arrow.column(_CHANGE_TYPE)
-    # No other kind is as long, and to look at lengths alone costs next to nothing.
-    offsets = numpy.frombuffer(kinds.buffers()[1], numpy.int32)
-    return numpy.diff(offsets[kinds.offset : kinds.offset + len(kinds) + 1]) == len(_BEFORE)
 
 
 def _whole_updates(mask: _Mask, befores: _Mask) -> _Mask:
@@ -267,31 +279,41 @@ def _whole_updates(mask: _Mask, befores: _Mask) -> _Mask:
 
 
 def _slots(piece: Piece) -> Sequence[numpy.ndarray]:
-    """Return the slots of each batch's rows; an image before an update has that of the one after it."""
+    """Return the slots of each batch's rows, by each row's own values."""
     found: list[numpy.ndarray] | None = piece.derived.get("slots")
     if found is None:
-        found = []
-        for batch, arrow, befores in zip(piece.batches, piece.arrow(), _befores(piece), strict=True):
-            slots = pyarrow.array(shard_slots(arrow, list(batch.key), _plain_name(batch.table))).to_numpy()
-            (places,) = befores.nonzero()
-            if places.size:
-                slots = slots.copy()
-                slots[places] = slots[places + 1]
-            found.append(slots)
-        piece.derived["slots"] = found
+        found = piece.derived["slots"] = [
+            slots_of(arrow, batch.key, _plain_name(batch.table), befores)
+            for batch, arrow, befores in zip(piece.batches, piece.arrow(), _befores(piece), strict=True)
+        ]
     return found
 
 
-def _parted(
-    arrow: pyarrow.RecordBatch, slots: numpy.ndarray, count: int
-) -> tuple[pyarrow.RecordBatch, numpy.ndarray]:
-    """Return rows in the order of their shards, else as they were, and where each shard begins."""
-    shards = slots % count
+def _sharded(piece: Piece, at: int, count: int) -> ShardedRows:
+    """Return the rows of one batch of a piece as so many shards get them."""
+    return sharded(piece.arrow()[at], _slots(piece)[at], _befores(piece)[at], count)
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """Rows in the order of their shards, else as they were.
+
+    `bounds` is where each shard begins, and `moved` how many updates brought a row to it.
+    """
+
+    rows: pyarrow.RecordBatch
+    bounds: numpy.ndarray
+    moved: numpy.ndarray
+
+
+def _parted(dealt: ShardedRows, count: int) -> _Parted:
+    shards = dealt.slots % count
     order = numpy.argsort(shards, kind="stable")
-    arrow = arrow.append_column(SLOT_COLUMN, pyarrow.array(slots))
+    arrow = dealt.rows.append_column(SLOT_COLUMN, pyarrow.array(dealt.slots))
     if (order[1:] < order[:-1]).any():
         arrow = arrow.take(pyarrow.array(order))
-    return arrow, numpy.searchsorted(shards[order], numpy.arange(count + 1))
+    bounds = numpy.searchsorted(shards[order], numpy.arange(count + 1))
+    return _Parted(arrow, bounds, numpy.bincount(shards[dealt.moved], minlength=count))
 
 
 def _plain_name(table: str) -> str:

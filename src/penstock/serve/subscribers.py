@@ -20,7 +20,8 @@ _SHARDS_TEXT_MAX = 200
 class Subscriber:
     """One that follows an instance, over one request after the other, or one connection.
 
-    `rows` and `bytes` are what was sent since `since_us`, `position` what was sent last ends at.
+    `rows` and `bytes` are what was sent since `since_us`, `position` what was sent last ends at. `moved`
+    counts the updates that brought a row to its shards from another one.
     """
 
     protocol: str
@@ -31,6 +32,7 @@ class Subscriber:
     since_us: int
     position: Position | None = None
     rows: int = 0
+    moved: int = 0
     bytes: int = 0
     requests: int = 0
     seen_us: int = 0
@@ -55,6 +57,7 @@ class Subscriber:
             "seen_us": self.seen_us,
             "position": None if self.position is None else str(self.position),
             "rows": self.rows,
+            "moved": self.moved,
             "bytes": self.bytes,
         }
 

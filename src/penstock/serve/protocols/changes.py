@@ -179,6 +179,8 @@ class ChangesAnswer(StreamedAnswer):
         self._first = first
         self._following = following
         self._codec = None if asked.compression == "none" else asked.compression
+        # Updates of the piece in hand that moved a row from another shard.
+        self._moved = 0
 
     async def stream(self, send: Send) -> None:
         """Send frames until the credit is used up, or nothing has come for a while."""
@@ -205,6 +207,7 @@ class ChangesAnswer(StreamedAnswer):
             cursor.prefetch()
             size, rows = await self._send_piece(send, piece)
             subscriber.sent(size, rows, piece.end)
+            subscriber.moved += self._moved
             credit -= size
             # Inside a transaction there is no place to go on from.
             may_end, piece = piece.is_whole, None
@@ -270,6 +273,7 @@ class ChangesAnswer(StreamedAnswer):
 
     def _encoded(self, piece: Piece, passing: Any) -> list[_Frame]:
         sifted = self._sieve.sift(piece, passing)
+        self._moved = sum(one.moved for one in sifted)
         if not self._sieve.view.is_typed:
             return [frame for one in sifted for frame in self._encoded_messages(one)]
         return [
