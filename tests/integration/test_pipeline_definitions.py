@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import deltalake
 import pytest
 from pyspark.sql import SparkSession
 
@@ -28,6 +29,18 @@ _SWAP_FOR_AN_INDEX = """
     INSERT INTO _{t}_new SELECT * FROM {t};
     RENAME TABLE {t} TO _{t}_old, _{t}_new TO {t}; DROP TABLE _{t}_old;
     INSERT INTO {t} VALUES (90, 'after')"""
+
+_SWAP_FOR_A_SHORTER_TYPE = """
+    SET sql_mode = ''; UPDATE {t} SET name = 'long' WHERE id = 3;
+    CREATE TABLE _{t}_gho LIKE {t}; ALTER TABLE _{t}_gho MODIFY name VARCHAR(2);
+    INSERT INTO _{t}_gho SELECT * FROM {t};
+    RENAME TABLE {t} TO _{t}_del, _{t}_gho TO {t}"""
+
+_SWAP_FOR_A_UNIQUE_KEY = """
+    INSERT INTO {t} VALUES (4, 'a'), (5, 'b');
+    CREATE TABLE _{t}_new LIKE {t}; ALTER TABLE _{t}_new ADD UNIQUE (name);
+    INSERT IGNORE INTO _{t}_new SELECT * FROM {t};
+    RENAME TABLE {t} TO _{t}_old, _{t}_new TO {t}; DROP TABLE _{t}_old"""
 
 # What happens to a table, and whether it is read again for it.
 CASES = {
@@ -67,6 +80,38 @@ CASES = {
     ),
     "swapped": (_SWAP, True),
     "swapped_same": (_SWAP_FOR_AN_INDEX, False),
+    "swapped_shorter": (_SWAP_FOR_A_SHORTER_TYPE, True),
+    "swapped_unique": (_SWAP_FOR_A_UNIQUE_KEY, True),
+    "dropped_and_added": ("ALTER TABLE {t} DROP COLUMN name, ADD COLUMN name VARCHAR(20)", True),
+    "dropped_then_added": (
+        "ALTER TABLE {t} DROP COLUMN name; ALTER TABLE {t} ADD COLUMN name VARCHAR(20);"
+        "INSERT INTO {t} VALUES (4, 'd')",
+        True,
+    ),
+    "added_with_another_type": (
+        "INSERT INTO {t} VALUES (4, 'd'); ALTER TABLE {t} DROP COLUMN name;"
+        "ALTER TABLE {t} ADD COLUMN name INT; INSERT INTO {t} VALUES (5, 5)",
+        True,
+    ),
+    "null_refused": (
+        "INSERT INTO {t} VALUES (4, NULL); SET sql_mode = '';"
+        "ALTER TABLE {t} MODIFY name VARCHAR(20) NOT NULL",
+        True,
+    ),
+    "letters_lost": (
+        "INSERT INTO {t} VALUES (4, 'ü'); SET sql_mode = '';"
+        "ALTER TABLE {t} MODIFY name VARCHAR(20) CHARACTER SET ascii",
+        True,
+    ),
+    "computed": (
+        "ALTER TABLE {t} ADD COLUMN g INT AS (id + 1) STORED;ALTER TABLE {t} MODIFY g INT AS (id + 2) STORED",
+        True,
+    ),
+    "stamped": (
+        "SET explicit_defaults_for_timestamp = OFF; ALTER TABLE {t} ADD COLUMN ts TIMESTAMP(6);"
+        "INSERT INTO {t} (id, name) VALUES (4, 'd')",
+        True,
+    ),
     "partitioned": (
         "ALTER TABLE {t} PARTITION BY RANGE (id) (PARTITION a VALUES LESS THAN (2),"
         " PARTITION b VALUES LESS THAN (1000)); ALTER TABLE {t} DROP PARTITION a",
@@ -199,3 +244,42 @@ def test_columns_are_only_added_where_that_is_said(
             run_to_end(spark, settings)
     assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
     mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_pipeline_table_changes.py::"
+    "test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows"
+)
+@pytest.mark.parametrize("sink", ["delta", "add_only"])
+def test_a_column_that_comes_back_has_none_of_its_old_values(
+    sink: str,
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20)); INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+        database=database,
+    )
+    if sink == "delta":
+        settings = pipeline_of(mysql_server, database, {"delta": {"path": str(tmp_path / "lake")}}, tmp_path)
+    else:
+        target = {"mysql": {"url": mariadb_server.url("root")}}
+        settings = pipeline_of(mysql_server, database, target, tmp_path, schema_changes="add_only")
+    for statement in (
+        "SELECT 1",
+        "ALTER TABLE t DROP COLUMN name; INSERT INTO t VALUES (3)",
+        "ALTER TABLE t ADD COLUMN name VARCHAR(20); INSERT INTO t VALUES (4, 'd')",
+    ):
+        mysql_server.sql(statement, database=database)
+        run_to_end(spark, settings)
+    if sink == "delta":
+        rows = deltalake.DeltaTable(str(tmp_path / "lake" / database / "t")).to_pyarrow_table().to_pylist()
+        found = sorted((row["id"], row["name"]) for row in rows)
+    else:
+        found = mariadb_server.sql(f"SELECT id, name FROM {database}.t ORDER BY id")
+        mariadb_server.sql(f"DROP DATABASE {database}")
+    assert found == [(1, None), (2, None), (3, None), (4, "d")]

@@ -10,7 +10,7 @@ from penstock.changes import Target
 from penstock.errors import SchemaChanged
 from penstock.model import Column, Position, TableName
 from penstock.pipeline.column_types import common_column, keeps_values
-from penstock.pipeline.conforming import conformed
+from penstock.pipeline.conforming import columns_reread, conformed
 from penstock.pipeline.evolution import evolved, takes_rows
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.sinks.sink import Evolution
@@ -154,3 +154,18 @@ def test_a_batch_that_asks_for_the_same_again_stops_by_name_and_position() -> No
     error = no_progress(record, Surprise(OF_STATEMENT, 0, 1, "shop", statement))
     assert error.position == str(place)
     assert "penstock pipelines reset" in str(error)
+
+
+def test_older_rows_wait_for_the_reread_of_a_column_that_may_refuse_their_values() -> None:
+    older = target_of({"id": "int", "v": "varchar(20)", "w": "varchar(20)", "n": "varchar(20)"})
+    now = target_of({"id": "int", "v": "varchar(2)", "w": "varchar(30)", "n": "int"})
+    rows = changes_of(older, insert(1, id=1, v="long", w="long", n="x"))
+    with pytest.raises(SchemaChanged, match="column n of"):
+        conformed(rows, now)
+    reread = columns_reread(rows, now, now)
+    assert reread == {"v", "n"}
+    fitted = conformed(rows, now, reread).rows
+    assert [fitted.column(name).to_pylist() for name in ("v", "w", "n")] == [[None], ["long"], [None]]
+    assert not columns_reread(rows, now, None), "without a server no table is read again"
+    # Of a target that several tables share, another one's type is no reason to read this one again.
+    assert not columns_reread(rows, now, older)

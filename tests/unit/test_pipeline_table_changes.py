@@ -4,15 +4,18 @@
 import pytest
 
 from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.changes import Target
 from penstock.model import Column, Position, TableName, TablePatterns
 from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.ghosts import PipelinePatterns, table_of_ghost
-from penstock.pipeline.table_changes import columns_after, consequences_of
+from penstock.pipeline.table_changes import TableBefore, columns_after, consequences_of, same_rows
 from penstock.source.reading import LoggedStatement
 from penstock.source.statement import tables_of
 
 T = TableName("d", "t")
-COLUMNS = {T: (Column("id", "int", None, False), Column("name", "varchar(20)", "utf8mb4"))}
+COLUMNS = (Column("id", "int", None, False), Column("name", "varchar(20)", "utf8mb4"))
+NOW = Target(T, COLUMNS, ("id",))
+BEFORE = {T: TableBefore(COLUMNS, frozenset({"old"}), lambda: NOW)}
 SPELLING = ServerSpelling()
 
 
@@ -42,10 +45,87 @@ def statement(text: str) -> LoggedStatement:
         ("ALTER TABLE t MODIFY name TEXT", False),
         ("ALTER TABLE t CHANGE name title VARCHAR(20)", True),
         ("ALTER TABLE t RENAME COLUMN name TO title", True),
+        # A column that is dropped and added again has no value of before.
+        ("ALTER TABLE t DROP COLUMN name, ADD COLUMN name VARCHAR(20)", True),
+        ("ALTER TABLE t ADD COLUMN Name INT, DROP COLUMN name", True),
+        ("ALTER TABLE t ADD COLUMN OLD INT", True),
+        # What sessions that are not strict, and servers without explicit defaults, put into rows.
+        ("ALTER TABLE t ADD COLUMN a TIMESTAMP", True),
+        ("ALTER TABLE t ADD COLUMN a TIMESTAMP NULL", False),
+        ("ALTER TABLE t ADD COLUMN a INT NULL, ADD COLUMN b TIMESTAMP(3)", True),
+        ("ALTER TABLE t MODIFY name VARCHAR(20) NOT NULL", True),
+        ("ALTER TABLE t MODIFY name TIMESTAMP", True),
+        ("ALTER TABLE t MODIFY name VARCHAR(20) AS (id) STORED", True),
+        ("ALTER TABLE t MODIFY name VARCHAR(20) GENERATED ALWAYS AS (id + 1) STORED", True),
+        ("ALTER TABLE t MODIFY name VARCHAR(20) CHARACTER SET ascii", True),
+        ("ALTER TABLE t MODIFY name VARCHAR(20) CHARACTER SET utf8mb4", False),
+        ("ALTER TABLE t CONVERT TO CHARACTER SET latin1", True),
+        ("ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4", False),
+        ("ALTER TABLE t DEFAULT CHARACTER SET latin1", False),
     ],
 )
 def test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows(text: str, reread: bool) -> None:
-    assert (T in consequences_of(statement(text), SPELLING, COLUMNS).reread) == reread
+    assert (T in consequences_of(statement(text), SPELLING, BEFORE).reread) == reread
+
+
+@pytest.mark.parametrize(
+    ("text", "rekeyed"),
+    [
+        ("ALTER TABLE t ADD COLUMN a INT DEFAULT 5", False),
+        ("ALTER TABLE t MODIFY name VARCHAR(5)", False),
+        ("ALTER TABLE t MODIFY id INT UNSIGNED NOT NULL", True),
+        ("ALTER TABLE t CHANGE code id INT NOT NULL", True),
+        ("ALTER TABLE t RENAME COLUMN code TO id", True),
+        ("ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (name)", True),
+        ("ALTER TABLE t CONVERT TO CHARACTER SET latin1", True),
+        ("ALTER TABLE t FLIP name", True),
+    ],
+)
+def test_a_table_whose_keys_may_be_others_is_compared_as_well(text: str, rekeyed: bool) -> None:
+    assert (T in consequences_of(statement(text), SPELLING, BEFORE).rekeyed) == rekeyed
+
+
+def test_a_text_column_without_a_charset_takes_that_of_its_table() -> None:
+    latin = Target(T, (COLUMNS[0], Column("name", "varchar(20)", "latin1")), ("id",))
+    text = statement("ALTER TABLE t MODIFY name VARCHAR(20)")
+    before = TableBefore(COLUMNS, frozenset(), lambda: latin)
+    assert T in consequences_of(text, SPELLING, {T: before}).reread
+
+
+def test_columns_that_a_table_lost_are_told() -> None:
+    found = consequences_of(statement("ALTER TABLE t DROP name, CHANGE id no INT"), SPELLING, BEFORE)
+    assert found.dropped[T] == {"name", "id"}
+    traded = "ALTER TABLE t RENAME COLUMN id TO name, RENAME COLUMN name TO id"
+    assert not consequences_of(statement(traded), SPELLING, BEFORE).dropped[T]
+
+
+@pytest.mark.parametrize(
+    ("copied", "same"),
+    [
+        (Column("v", "varchar(50)", "latin1"), True),
+        (Column("v", "varchar(60)", "utf8mb4"), True),
+        (Column("v", "varchar(5)", "latin1"), False),
+        (Column("v", "varchar(50)", "ascii"), False),
+        (Column("v", "varchar(50)", "latin1", False), False),
+        (Column("w", "varchar(50)", "latin1"), False),
+    ],
+)
+def test_a_copy_has_the_rows_of_its_table_where_every_value_is_kept(copied: Column, same: bool) -> None:
+    assert same_rows([Column("v", "varchar(50)", "latin1")], [copied]) == same
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("datetime(6)", "datetime"),
+        ("time(6)", "time"),
+        ("enum('a')", "varchar(5)"),
+        ("enum('A')", "enum('a')"),
+        ("decimal(50,10)", "decimal(50,2)"),
+    ],
+)
+def test_a_copy_of_a_narrower_type_has_other_values(old: str, new: str) -> None:
+    assert not same_rows([Column("v", old)], [Column("v", new)])
 
 
 @pytest.mark.parametrize(
@@ -77,16 +157,16 @@ def test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows(text:
     ],
 )
 def test_tables_come_and_go(text: str, what: set[str]) -> None:
-    found = consequences_of(statement(text), SPELLING, COLUMNS)
+    found = consequences_of(statement(text), SPELLING, BEFORE)
     fields = ("emptied", "gone", "come", "made", "unlogged", "replaced", "swapped")
     assert {name for name in fields if T in getattr(found, name)} == what
 
 
 def test_columns_are_followed_through_statements() -> None:
-    columns = columns_after(T, COLUMNS[T], "ALTER TABLE t ADD COLUMN a INT, DROP COLUMN name", "d", SPELLING)
+    columns = columns_after(T, COLUMNS, "ALTER TABLE t ADD COLUMN a INT, DROP COLUMN name", "d", SPELLING)
     assert columns is not None
     assert [column.name for column in columns] == ["id", "a"]
-    assert columns_after(T, COLUMNS[T], "ALTER TABLE t DROP COLUMN nothing", "d", SPELLING) is None
+    assert columns_after(T, COLUMNS, "ALTER TABLE t DROP COLUMN nothing", "d", SPELLING) is None
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ def keeps_values(old: str, new: str) -> bool:
         return True
     if (a := _DECIMAL.fullmatch(old)) and (b := _DECIMAL.fullmatch(new)):
         return a[2] == b[2] and int(b[1]) >= int(a[1]) and a[3] == b[3]
+    if (a := _FRACTION.fullmatch(old)) and (b := _FRACTION.fullmatch(new)):
+        return a[1] == b[1] and int(b[2] or 0) >= int(a[2] or 0)
     if (a := _MEMBERS.fullmatch(old)) and (b := _MEMBERS.fullmatch(new)):
         return a[1] == b[1] and (b[2] == a[2] or b[2].startswith(a[2] + ","))
     return False

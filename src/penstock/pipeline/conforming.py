@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of one definition in the columns of another: those that a target was prepared for."""
 
+from dataclasses import replace
+
 import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import SchemaChanged
+from penstock.pipeline.column_types import keeps_column_values
 from penstock.sinks.template import column_texts
 
 
@@ -20,11 +23,12 @@ def check_key(prepared: Target, target: Target) -> None:
         )
 
 
-def conformed(changes: Changes, prepared: Target) -> Changes:
+def conformed(changes: Changes, prepared: Target, reread: frozenset[str] = frozenset()) -> Changes:
     """Return changes in the columns of their prepared target: all rows of a table in a batch have the same.
 
     A column that the target no longer has goes, one that the rows do not have yet is null, and one of another
-    type is converted: to text as the server shows it. Raises SchemaChanged where a value cannot be.
+    type is converted: to text as the server shows it. Columns of `reread` are null where a value may
+    not be converted, as their table is read again; for all others that raises SchemaChanged.
     """
     if changes.target is prepared:
         return changes
@@ -37,8 +41,16 @@ def conformed(changes: Changes, prepared: Target) -> Changes:
             array = pyarrow.nulls(rows.num_rows, field.type)
         else:
             array = rows.column(field.name)
-            if array.type != field.type:
-                array = _converted(changes, field.name, array, field.type)
+            if array.type == field.type and field.name in reread:
+                # A narrower type of the same kind, which may refuse what these rows have.
+                array = pyarrow.nulls(rows.num_rows, field.type)
+            elif array.type != field.type:
+                try:
+                    array = _converted(changes, field.name, array, field.type)
+                except SchemaChanged:
+                    if field.name not in reread:
+                        raise
+                    array = pyarrow.nulls(rows.num_rows, field.type)
         arrays.append(array)
         fields.append(pyarrow.field(field.name, field.type))
     for name in SYSTEM_COLUMNS:
@@ -46,6 +58,25 @@ def conformed(changes: Changes, prepared: Target) -> Changes:
         fields.append(rows.schema.field(name))
     made = pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(fields))
     return Changes(prepared, made, changes.source, changes.origin)
+
+
+def columns_reread(changes: Changes, prepared: Target, current: Target | None) -> frozenset[str]:
+    """Return the columns of older rows whose table has another type by now: `current`, as steps make of it.
+
+    The statement that gave them the type is further on in the log, and for it the table is read again.
+    """
+    if current is None or changes.target.columns == prepared.columns:
+        return frozenset()
+    of_rows = {column.name: column for column in changes.target.columns}
+    wanted = {column.name: column.type_text for column in prepared.columns}
+    return frozenset(
+        column.name
+        for column in current.columns
+        if column.name in of_rows
+        and column.name not in prepared.primary_key
+        and wanted.get(column.name) == column.type_text
+        and not keeps_column_values(of_rows[column.name], replace(column, nullable=True))
+    )
 
 
 def _converted(changes: Changes, name: str, array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import PenstockError, SchemaChanged
 from penstock.model import Position, TableName
-from penstock.pipeline.conforming import check_key, conformed
+from penstock.pipeline.conforming import check_key, columns_reread, conformed
 from penstock.pipeline.dead_letter import aside_of
 from penstock.pipeline.evolution import takes_rows
 from penstock.pipeline.load.watermark import Watermark
@@ -27,7 +27,7 @@ from penstock.pipeline.state import table_key
 from penstock.pipeline.step import Rejected, target_through, through
 from penstock.pipeline.told_values import refuse_partial
 from penstock.sinks.images import LastImages, with_metadata
-from penstock.sinks.sink import Receipt, Spread
+from penstock.sinks.sink import Evolution, Receipt, Spread
 from penstock.source.reading import Batch, LoggedStatement
 from penstock.spark.pipeline.joints import Ends
 from penstock.spark.pipeline.part_writing import PartWriting
@@ -250,9 +250,20 @@ class _Work:
             if prepared is None:
                 yield from self._surprise(OF_TARGET, one.target, self._work.source, one.target)
             elif not self._surprised:
-                made.append(conformed(one, prepared) if self._plan.shares_columns else one)
+                made.append(self._conformed(one, prepared))
         if made and not self._surprised:
             yield from self._take(made)
+
+    def _conformed(self, changes: Changes, prepared: Target) -> Changes:
+        plan = self._plan
+        if not plan.shares_columns or changes.target is prepared:
+            return changes
+        current: Target | None = None
+        is_reread = plan.keeps_state and plan.schema_changes is Evolution.EVOLVE
+        if is_reread and plan.sources[self._work.source].server is not None:
+            known = plan.tables.get(table_key(self._work.source, changes.source))
+            current = target_through(self._steps, known.current) if known is not None else None
+        return conformed(changes, prepared, columns_reread(changes, prepared, current))
 
     def _prepared(self, target: Target) -> Target | None:
         """Return the prepared target in whose columns rows fit, None where there is none."""

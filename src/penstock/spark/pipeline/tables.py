@@ -8,6 +8,7 @@ them in the order of the log, prepares targets, and says what the batch has to k
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -23,8 +24,10 @@ from penstock.errors import (
     ServerUnsupported,
     StreamError,
     TransientError,
+    ValueMalformed,
 )
 from penstock.model import Column, TableName, TablePatterns
+from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.evolution import evolved, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
@@ -32,8 +35,14 @@ from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tabl
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.pipeline.step import Step, could_be_named, named_by_rows, target_through
-from penstock.pipeline.table_changes import Consequences, columns_after, consequences_of
-from penstock.sinks.sink import Evolution, Sink
+from penstock.pipeline.table_changes import (
+    Consequences,
+    TableBefore,
+    columns_after,
+    consequences_of,
+    same_rows,
+)
+from penstock.sinks.sink import Evolution, Sink, keeps_tables
 from penstock.sinks.sql_rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
 from penstock.spark.pipeline.task_plan import (
@@ -47,6 +56,7 @@ from penstock.spark.pipeline.task_plan import (
     Surprise,
     place_key,
 )
+from penstock.spark.pipeline.tracked_table import TrackedTable, columns_agree, keys_of, same_columns
 
 _log = structlog.get_logger(__name__)
 
@@ -70,23 +80,6 @@ class Learned:
     altered: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass
-class _Table:
-    """A table of a source: its definitions by number, and the one that counts now.
-
-    `logged` are its columns where the log was read to, None where they cannot be told. Of a `streamed` one
-    the log has every row since it was made, so it is never loaded. `gone` follows the log alone, whatever its
-    server has by now, and `was_gone` tells the same of where the last batch that is done ended.
-    """
-
-    current: Target
-    definitions: dict[int, Target]
-    gone: bool = False
-    was_gone: bool = False
-    logged: tuple[Column, ...] | None = None
-    streamed: bool = False
-
-
 class PipelineTables:
     """All tables of a pipeline.
 
@@ -107,7 +100,7 @@ class PipelineTables:
         self._sink = sink
         self._steps = steps
         self._reread = reread
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, TrackedTable] = {}
         self.targets: dict[TableName, Target] = {}
         # Tables whose CREATE TABLE was met, and that are not known otherwise yet.
         self._made: set[str] = set()
@@ -120,16 +113,7 @@ class PipelineTables:
         """Take what the state has, and every table that the servers have now; prepare what is new."""
         value = self._state.get_large("tables") or {"tables": {}, "targets": []}
         for key, one in value["tables"].items():
-            self._tables[key] = _Table(
-                Target.from_json(one["current"]),
-                {int(number): Target.from_json(target) for number, target in one["definitions"]},
-                one["gone"],
-                one["gone"],
-                None
-                if one["logged"] is None
-                else tuple(Column.from_json(column) for column in one["logged"]),
-                one["streamed"],
-            )
+            self._tables[key] = TrackedTable.from_json(one)
         prepared = [Target.from_json(one) for one in value["targets"]]
         self.targets = {target.name: target for target in prepared}
         for source in self._settings.sources:
@@ -143,7 +127,7 @@ class PipelineTables:
     def known(self, floors: Mapping[str, int]) -> dict[str, KnownTable]:
         """Return the tables as tasks need them."""
         return {
-            key: KnownTable(one.definitions, one.current, floors.get(key, 0))
+            key: KnownTable(one.definitions, one.current, floors.get(key, 0), one.gone)
             for key, one in self._tables.items()
         }
 
@@ -177,11 +161,13 @@ class PipelineTables:
             found = self._tables.get(key)
             number = schema_version(target.columns)
             if found is None:
-                self._tables[key] = _Table(target, {number: target}, logged=target.columns)
+                self._tables[key] = TrackedTable(
+                    target, {number: target}, logged=target.columns, keys=keys_of(target)
+                )
                 self._tables[key].streamed = key in self._made
                 changed.add(key)
             elif found.current != target:
-                if not _same_columns(found.current, target):
+                if not same_columns(found.current, target):
                     changed.add(key)
                 found.current = target
                 found.definitions[number] = target
@@ -227,7 +213,7 @@ class PipelineTables:
         value, source = surprise.value, self._settings.source(surprise.source)
         key = table_key(surprise.source, value["table"])
         found = self._tables.get(key)
-        if found is None or not _columns_agree(found.current, value["columns"]):
+        if found is None or not columns_agree(found.current, value["columns"]):
             self._read_server(source, value["table"])
             found = self._tables.get(key)
         logged = Target(
@@ -238,10 +224,10 @@ class PipelineTables:
             found.current.mariadb if found else self._is_mariadb(source),
         )
         if found is None:
-            found = self._tables[key] = _Table(logged, {}, streamed=key in self._made)
+            found = self._tables[key] = TrackedTable(logged, {}, streamed=key in self._made)
         elif found.gone:
             found.gone = False
-        if _columns_agree(found.current, value["columns"]):
+        if columns_agree(found.current, value["columns"]):
             # The same columns; the server's words for their types are the better ones.
             logged = replace(found.current)
         elif source.server is None:
@@ -277,12 +263,12 @@ class PipelineTables:
         source = self._settings.source(surprise.source)
         patterns = PipelinePatterns(source.tables)
         spelling = ServerSpelling(self._is_mariadb(source))
-        columns = {
-            name: one.logged
+        before = {
+            name: TableBefore(one.logged, one.dropped, partial(self._now, source, name))
             for name in statement.tables
-            if (one := self._tables.get(table_key(source.name, name))) is not None and one.logged is not None
+            if (one := self._tables.get(table_key(source.name, name))) is not None
         }
-        found = consequences_of(statement, spelling, columns)
+        found = consequences_of(statement, spelling, before)
         _log.info(
             "a table's definition changes",
             source=source.name,
@@ -303,18 +289,8 @@ class PipelineTables:
         emptied = self._come_and_go(source, found, ours)
         if self._sink.keeps_state:
             self._ask_again(source, found, ours, statement, emptied)
-        if touched := ours(found.altered | found.swapped | found.replaced | found.unlogged):
-            for name in touched:
-                self._read_server(source, name)
-                one = self._tables.get(table_key(source.name, name))
-                if one is not None:
-                    one.gone = False
-                    replaced = name in found.swapped or name in found.replaced
-                    one.logged = (
-                        one.current.columns
-                        if replaced
-                        else columns_after(name, one.logged, statement.text, statement.database, spelling)
-                    )
+        for name in ours(found.altered | found.swapped | found.replaced | found.unlogged):
+            self._follow(source, name, found, statement, spelling)
         names: dict[str, TableName] = {}
         for name in sorted(emptied):
             key = table_key(source.name, name)
@@ -325,6 +301,39 @@ class PipelineTables:
                 names[key] = target.name
         learned.together |= set(names.values())
         learned.statements[place_key(source.name, statement.position)] = names
+
+    def _now(self, source: PipelineSource, name: TableName) -> Target | None:
+        """Return a table as its server has it now, None where no server is named."""
+        self._read_server(source, name)
+        return self.source_target(table_key(source.name, name)) if source.server is not None else None
+
+    def _follow(
+        self,
+        source: PipelineSource,
+        name: TableName,
+        found: Consequences,
+        statement: LoggedStatement,
+        spelling: ServerSpelling,
+    ) -> None:
+        """Take the definition that a table has after a statement."""
+        self._read_server(source, name)
+        table = self._tables.get(table_key(source.name, name))
+        if table is None:
+            return
+        table.gone = False
+        dropped = found.dropped.get(name, set())
+        logged: tuple[Column, ...] | None = table.current.columns
+        if name in found.swapped or name in found.replaced:
+            table.keys = keys_of(table.current)
+        else:
+            logged = columns_after(name, table.logged, statement.text, statement.database, spelling)
+            if found.alters_keys:
+                table.keys = None
+        if table.logged is not None:
+            there = {column.name.lower() for column in (logged or table.current.columns)}
+            dropped = dropped | ({column.name.lower() for column in table.logged} - there)
+        table.dropped |= dropped
+        table.logged = logged
 
     def _empties(self, key: str) -> bool:
         """Tell whether a table that was emptied empties its target."""
@@ -383,18 +392,14 @@ class PipelineTables:
     ) -> None:
         """Ask for tables to be read again whose values the log does not show."""
         emptied.update(ours(found.replaced))
+        lost = set(ours(found.unlogged))
+        lost |= {name for name in ours(found.swapped) if not self._is_copy(source, name)}
+        if keeps_tables(self._sink):
+            lost |= set(ours(found.rekeyed))
         # Rows that are gone are found by their keys. A table without a key is read into its emptied target.
-        compared = {name for name in ours(found.unlogged) if self._has_key(source, name)}
-        emptied.update(set(ours(found.unlogged)) - compared)
-        wanted = set(ours(found.reread | found.replaced | found.unlogged))
-        for name in ours(found.swapped):
-            before = self._tables.get(table_key(source.name, name))
-            old = before.logged if before is not None else None
-            self._read_server(source, name)
-            now = self._tables.get(table_key(source.name, name))
-            # The copy of a ghost whose columns are the same has the same rows.
-            if old is None or now is None or not _columns_agree(now.current, old):
-                wanted.add(name)
+        compared = {name for name in lost if self._has_key(source, name)}
+        emptied.update(lost - compared)
+        wanted = set(ours(found.reread | found.replaced)) | lost
         for name in sorted(wanted):
             if source.server is None:
                 raise SchemaChanged(
@@ -404,6 +409,19 @@ class PipelineTables:
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
             self._reread(source.name, name, statement.position, remove=name in compared)
+
+    def _is_copy(self, source: PipelineSource, name: TableName) -> bool:
+        """Tell whether the copy that took a table's place has the table's rows.
+
+        Tools for schema changes cut and round values to the copy's types, and leave out rows that are equal
+        by the copy's keys.
+        """
+        before = self._tables.get(table_key(source.name, name))
+        columns, keys = (None, None) if before is None else (before.logged, before.keys)
+        now = self._now(source, name)
+        if columns is None or keys is None or now is None:
+            return False
+        return keys == keys_of(now) and same_rows(columns, now.columns)
 
     def _has_key(self, source: PipelineSource, name: TableName) -> bool:
         table = self._tables.get(table_key(source.name, name))
@@ -499,34 +517,43 @@ class PipelineTables:
             wanted = evolved(before, target, policy, keeps_state=self._sink.keeps_state)
         if wanted == before and not anew:
             return
-        self._sink.prepare(wanted, self._settings.schema_changes)
-        self.targets[target.name] = wanted
+        self.targets[target.name] = self._fit(before, wanted)
+
+    def _fit(self, before: Target | None, wanted: Target) -> Target:
+        """Change a target's table; return what it was prepared for.
+
+        Rows of a mirror may not fit columns and unique keys that their table has by now, until the log tells
+        of the statement for which the table is read again. Such columns begin without values, and such keys
+        are added once that is done.
+        """
+        policy = self._settings.schema_changes
+        try:
+            self._sink.prepare(wanted, policy)
+            return wanted
+        except ValueMalformed:
+            if before is None or policy is not Evolution.EVOLVE or not self._sink.keeps_state:
+                raise
+        types = {column.name: column.type_text for column in before.columns}
+        columns = tuple(
+            column
+            for column in wanted.columns
+            if column.name in wanted.primary_key
+            or keeps_values(types.get(column.name, column.type_text), column.type_text)
+        )
+        names = {column.name for column in columns}
+        keys = tuple(key for key in wanted.unique_keys if key in before.unique_keys and names.issuperset(key))
+        _log.warning(
+            "rows of a target do not fit its table's definition, until it is read again",
+            table=str(wanted.name),
+        )
+        self._sink.prepare(replace(wanted, columns=columns, unique_keys=keys), policy)
+        fitted = replace(wanted, unique_keys=keys)
+        self._sink.prepare(fitted, policy)
+        return fitted
 
     def _save(self) -> None:
-        tables = {
-            key: {
-                "current": one.current.to_json(),
-                "definitions": [[number, target.to_json()] for number, target in one.definitions.items()],
-                # A batch that is run again meets the same statements, and has to learn the same from them.
-                "gone": one.was_gone,
-                "logged": None if one.logged is None else [column.to_json() for column in one.logged],
-                "streamed": one.streamed,
-            }
-            for key, one in self._tables.items()
-        }
+        tables = {key: one.to_json() for key, one in self._tables.items()}
         value = {"tables": tables, "targets": [target.to_json() for target in self.targets.values()]}
         if value != getattr(self, "_saved", None):
             self._state.put_large("tables", value)
             self._saved = value
-
-
-def _same_columns(one: Target, other: Target) -> bool:
-    return one.columns == other.columns and one.primary_key == other.primary_key
-
-
-def _columns_agree(target: Target, columns: Sequence[Any]) -> bool:
-    """Tell whether logged columns are those of a target, whatever words they are declared in."""
-    if [column.name for column in columns] != list(target.column_names):
-        return False
-    logged = Target(target.name, tuple(columns), mariadb=target.mariadb)
-    return bool(logged.arrow().types == target.arrow().types)

@@ -59,12 +59,14 @@ OF_CHUNK = "chunk"
 class KnownTable:
     """A source's table as the driver knows it: each definition met so far, by its number, and that of now.
 
-    `floor` is the commit version before which its changes are in its load already, 0 for none.
+    `floor` is the commit version before which its changes are in its load already, 0 for none. `gone` tells
+    that its source has dropped it; its rows stay in the target.
     """
 
     definitions: Mapping[int, Target]
     current: Target
     floor: int = 0
+    gone: bool = False
 
 
 @dataclass(frozen=True)
