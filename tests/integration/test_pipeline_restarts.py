@@ -241,3 +241,46 @@ def test_a_feed_loses_nothing_where_another_server_cuts_the_log_in_another_way(
     found = mariadb_server.sql(f"SELECT DISTINCT id FROM {database}.t ORDER BY id")
     assert found == [(number,) for number in range(3)]
     mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+def test_a_column_that_returns_has_its_table_read_again_though_the_driver_began_anew(driver: Driver) -> None:
+    assert driver.meet("ALTER TABLE t ADD COLUMN v INT", 1000) == ()
+    driver.meet("ALTER TABLE t DROP COLUMN v", 2000)
+    assert not driver.state.requests(), "a column that is new has null in older rows"
+    driver.begin()
+    driver.meet("ALTER TABLE t ADD COLUMN v VARCHAR(9)", 3000)
+    assert [one.table for one in driver.state.requests()] == [driver.table]
+
+
+def test_a_swap_for_a_unique_key_deletes_the_rows_that_the_copy_left_out(
+    driver: Driver, mysql_server: Server
+) -> None:
+    swap = "RENAME TABLE t TO _t_del, _t_gho TO t"
+    mysql_server.sql("ALTER TABLE t ADD INDEX (id)", database=driver.database)
+    driver.meet(swap, 1000)
+    assert not driver.state.requests(), "a copy with the same columns and keys has the same rows"
+    mysql_server.sql("ALTER TABLE t ADD UNIQUE (id)", database=driver.database)
+    # Its server has the new key before the log comes to the swap.
+    driver.begin()
+    driver.meet(swap, 2000)
+    assert [one.remove for one in driver.state.requests()] == [True]
+
+
+def test_a_table_without_a_key_is_loaded_exactly_in_a_batch_of_its_own(
+    driver: Driver, mysql_server: Server, tmp_path: Path
+) -> None:
+    mysql_server.sql("CREATE TABLE keyless (n INT)", database=driver.database)
+    feed = {"files": {"path": str(tmp_path / "feed")}}
+    settings = pipeline_of(mysql_server, driver.database, feed, tmp_path / "feeds", load="full", name="feed")
+    state = PipelineState.open(settings.state, settings.name)
+    feeding = Driver(settings, state, driver.database)
+    standing = feeding.loading.planned(feeding.standing, feeding.tables)
+    works, _, _ = feeding.loading.next(standing)
+    assert [(work.table.table, work.exact) for work in works] == [("keyless", True)]
+    done = {
+        key: replace(load, done=load.chunks if "keyless" in key else 0)
+        for key, load in standing.loads.items()
+    }
+    works, _, _ = feeding.loading.next(replace(standing, loads=done))
+    assert [(work.table.table, work.exact) for work in works] == [("t", False)]
+    state.close()

@@ -80,7 +80,9 @@ def test_shards_on_two_servers_become_one_table(
 @pytest.mark.deep(
     guard="tests/integration/test_load_watermark.py::test_an_exact_snapshot_of_rows_without_a_key_joins_the_log_without_a_gap_or_a_double"
 )
+@pytest.mark.parametrize("mode", ["full", "consistent"])
 def test_rows_without_a_key_are_loaded_at_one_place_of_the_log(
+    mode: str,
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -90,7 +92,7 @@ def test_rows_without_a_key_are_loaded_at_one_place_of_the_log(
     database = fresh_database(mysql_server)
     workload = Workload(mysql_server, database, seed=8, keyless=True, big_rows=200)
     workload.create()
-    settings = pipeline_of(mysql_server, database, sink_of(mariadb_server), tmp_path, load="consistent")
+    settings = pipeline_of(mysql_server, database, sink_of(mariadb_server), tmp_path, load=mode)
     with workload.busy(0.002):
         # A load that fails once has written what is no longer so by the next time.
         with pytest.MonkeyPatch.context() as patch:

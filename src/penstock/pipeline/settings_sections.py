@@ -187,8 +187,8 @@ class LoadSettings(Section):
 
     mode: Literal["full", "consistent", "none"] = Field(
         default="full",
-        description="full: every table, in chunks; consistent: tables without a key as of one known"
-        " position; none: changes alone",
+        description="full: every table, in chunks, one without a key at one exact place of the log;"
+        " consistent: the same; none: changes alone",
     )
     chunk_rows: int = Field(default=200_000, ge=1, description="about how many rows a chunk has")
     parallel: int | None = Field(

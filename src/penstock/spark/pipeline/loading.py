@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from penstock.errors import PenstockError, TransientError
+from penstock.errors import OptionInvalid, PenstockError, TransientError
 from penstock.model import Position, TableName
 from penstock.pipeline.load.chunks import plan_over
 from penstock.pipeline.load.session import LoadSession, open_session
@@ -44,6 +44,8 @@ class Loading:
         self._chunks: dict[str, list[dict[str, Any]]] = {}
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
         self._epochs: dict[str, int] = {}
+        # Tables, by key, of whose rows no key tells one from another.
+        self._keyless: set[str] = set()
 
     # --- What is to be read -----------------------------------------------------------------
 
@@ -74,6 +76,7 @@ class Loading:
                 session.close()
             self._sessions.clear()
         self._let_go(tables, loads)
+        self._keyless = {key for key in loads if tables.is_keyless(key)}
         if loads != standing.loads or not standing.planned or tables.stopped != standing.stopped:
             standing = self._state.write(
                 replace(standing, loads=loads, planned=True, stopped=dict(tables.stopped))
@@ -114,6 +117,10 @@ class Loading:
                 return
         if tables.source_target(key) is None:
             self._state.note_request(wish, "failed", f"the pipeline has no table {key}")
+            return
+        if tables.is_keyless(key) and wish.where is not None and self._sink.keeps_state:
+            why = "its rows have no key by which they could be replaced, so it has to be read whole"
+            self._state.note_request(wish, "failed", why)
             return
         if key in tables.stopped and wish.where is not None:
             why = "the pipeline went on without it, so it has to be read whole: without --where"
@@ -164,6 +171,12 @@ class Loading:
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.targets_of_source(key) is None:
             return None
+        if tables.is_keyless(key) and self._sink.keeps_state and tables.shares_target(key):
+            raise OptionInvalid(
+                f"{key} has no key, and its target has rows of other tables: rows that are read again could"
+                " not be told from those",
+                hint="Give the table a primary key, or write it to a target of its own",
+            )
         settings = self._settings.load
         session, watermark = self._session(source)
         chunks = plan_over(session, target, rows=settings.chunk_rows)
@@ -181,7 +194,7 @@ class Loading:
         keyless = wish is not None and not wish.remove and not target.primary_key
         anew = wish is None or (wish.where is None and (afresh or keyless))
         floor = watermark.version + 1 if anew else before.floor if before is not None else 0
-        _log.info("a table is loaded", table=key, chunks=len(chunks), rows=sum(one.rows for one in chunks))
+        _log.info("a load begins", table=key, chunks=len(chunks), rows=sum(one.rows for one in chunks))
         return TableLoad(
             chunks=len(chunks),
             rows=sum(chunk.rows for chunk in chunks),
@@ -224,7 +237,8 @@ class Loading:
             if room <= 0 or rows >= rows_max:
                 break
             source, table = split_key(key)
-            exact = self._settings.load.mode == "consistent" and not self._chunks_of(load)[0]["key"]
+            # Rows that are read a moment later than the log's place would come twice without a key.
+            exact = key in self._keyless and not self._chunks_of(load)[0]["key"]
             if exact and works:
                 break
             taken = []

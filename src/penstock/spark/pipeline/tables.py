@@ -139,6 +139,16 @@ class PipelineTables:
         """Whether the log has every row of a table since it was made."""
         return self._tables[key].streamed
 
+    def is_keyless(self, key: str) -> bool:
+        """Whether no key tells the rows of a table from one another."""
+        table = self._tables.get(key)
+        return table is not None and not table.current.row_key
+
+    def shares_target(self, key: str) -> bool:
+        """Whether rows of other tables come into a table's target."""
+        made = self.targets_of_source(key)
+        return made is not None and self._shares(key, made.name)
+
     def source_target(self, key: str) -> Target | None:
         """Return a table as its source has it now, None where it is not known."""
         found = self._tables.get(key)
@@ -356,11 +366,14 @@ class PipelineTables:
         there."""
         if not self._sink.keeps_state:
             return
-        if source.server is None:
+        if source.server is None or not self._has_key(source, name):
+            hint = "Name the server the log is of (source.server), so that the tables can be compared"
+            if source.server is not None:
+                hint = "Give the tables a primary key: without one nothing tells the rows of one from others'"
             raise SchemaChanged(
                 f"{name} was emptied, and its target has rows of other tables: {statement.text[:200]}",
                 position=str(statement.position),
-                hint="Name the server the log is of (source.server), so that the tables can be compared",
+                hint=hint,
             )
         self._reread(source.name, name, statement.position, remove=True)
 
