@@ -3,11 +3,13 @@
 
 import contextlib
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from penstock.errors import TransientError, ValueMalformed
+from penstock.errors import OptionInvalid, TransientError, ValueMalformed
+from penstock.model import Column
 from penstock.sinks.sink import BatchMark, Evolution, Sink
 from tests.changes_made import changes_of, delete, insert, update
 from tests.conformance.batches import MakeTarget, Pipe, runs_on
@@ -207,3 +209,24 @@ def test_deleted_row_frees_its_unique_value(backend: SqlBackend, sink: Sink, tab
     pipe.changes(seats, insert(1, id=1, seat=1))
     pipe.changes(seats, delete(2, id=1, seat=1), insert(3, id=2, seat=1))
     assert backend.stored(seats) == [(2, 1, None)]
+
+
+@runs_on(speaks_sql)
+def test_a_table_that_another_pipeline_made_is_altered_only_where_that_is_said(
+    backend: SqlBackend, table: MakeTarget
+) -> None:
+    narrow = table({"id": "int", "seat": "int"})
+    wide = replace(narrow, columns=(*narrow.columns, Column("label", "varchar(20)", "utf8mb4")))
+    first, second, taking = backend.sink(), backend.sink(), backend.sink(take_over=True)
+    first.pipeline, second.pipeline, taking.pipeline = "it's first", "second", "second"
+    first.prepare(wide, Evolution.EVOLVE)
+    # What fits already is nobody's business.
+    assert not second.plan(wide, Evolution.EVOLVE)
+    for attempt in (second.plan, second.prepare):
+        with pytest.raises(OptionInvalid, match="made by the pipeline it's first, and second would alter it"):
+            attempt(narrow, Evolution.EVOLVE)
+    first.prepare(narrow, Evolution.EVOLVE)
+    taking.prepare(wide, Evolution.EVOLVE)
+    second.prepare(narrow, Evolution.EVOLVE)
+    with pytest.raises(OptionInvalid, match="made by the pipeline second"):
+        first.prepare(wide, Evolution.EVOLVE)

@@ -151,7 +151,7 @@ def _difference(change: RowChange, rows: list[dict[str, Any]], outcome: Outcome)
             if name in dict(row["_metadata"]["unrepresentable"] or ()):
                 outcome.counts["values named as unrepresentable"] += 1
             elif isinstance(value, str) and "\ufffd" in value:
-                # A member with bytes that its character set does not have: the server's two texts of it differ.
+                # Bytes that the character set of a member lacks: the server's own two texts of it differ.
                 outcome.counts["values that the server cannot show"] += 1
             elif not is_equal(row[name], value):
                 return f"{name} is {row[name]!r}, on the server {value!r}"

@@ -265,3 +265,23 @@ def test_key_out_of_range_stops_the_batch(server: ClickHouse, database: str) -> 
     with pytest.raises(ValueMalformed, match=r"key of shop\.orders"):
         writer.finish()
     writer.abort()
+
+
+@pytest.mark.deep(
+    guard="tests/conformance/test_sinks_sql.py::test_a_table_that_another_pipeline_made_is_altered_only_where_that_is_said"
+)
+def test_a_table_of_another_pipeline_is_taken_over_only_where_that_is_said(
+    server: ClickHouse, database: str
+) -> None:
+    narrow = target_of({"id": "int", "seat": "int"})
+    wide = target_of({"id": "int", "seat": "int", "label": "varchar(20)"})
+    first, second = sink_of(server, database), sink_of(server, database)
+    taking = sink_of(server, database, take_over=True)
+    first.pipeline, second.pipeline, taking.pipeline = "it's first", "second", "second"
+    first.prepare(narrow, Evolution.EVOLVE)
+    with pytest.raises(OptionInvalid, match="made by the pipeline it's first"):
+        second.prepare(wide, Evolution.EVOLVE)
+    taking.prepare(wide, Evolution.EVOLVE)
+    second.prepare(narrow, Evolution.EVOLVE)
+    with pytest.raises(OptionInvalid, match="made by the pipeline second"):
+        first.prepare(wide, Evolution.EVOLVE)

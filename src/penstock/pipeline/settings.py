@@ -145,7 +145,9 @@ class PipelineSettings:
 
     def make_sink(self) -> Sink:
         """Make the sink; connects to nothing. Raises OptionInvalid, DependencyMissing."""
-        return self.sink.make()
+        sink = self.sink.make()
+        sink.pipeline = self.name
+        return sink
 
     def source(self, name: str) -> PipelineSource:
         """Return a source by its name. Raises KeyError."""

@@ -20,9 +20,10 @@ from penstock.errors import (
     ValueMalformed,
 )
 from penstock.model import Secret
-from penstock.sinks.clickhouse_tables import MADE_HERE, Layout, Place, literal
+from penstock.sinks.clickhouse_tables import Layout, Place, literal
 from penstock.sinks.endpoint import Endpoint, lost
 from penstock.sinks.sink import HINT_GONE, extra_missing
+from penstock.sinks.table_owner import owner_of
 
 _CONNECT_SECONDS_MAX = 10
 _ANSWER_SECONDS_MAX = 600
@@ -118,7 +119,7 @@ class ClickHouseSession:
             f"SELECT name FROM system.columns WHERE {where} AND is_in_sorting_key ORDER BY position"
         )
         order = self.rows(f"SELECT sorting_key FROM system.tables WHERE {named}")[0][0]
-        return Layout(columns, _in_order([name for (name,) in key], order), comment == MADE_HERE)
+        return Layout(columns, _in_order([name for (name,) in key], order), owner_of(comment))
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -13,6 +13,7 @@ from penstock.changes import Target
 from penstock.errors import OptionInvalid, SchemaChanged
 from penstock.sinks.clickhouse_types import Stored, holds, stored_columns
 from penstock.sinks.sink import Evolution
+from penstock.sinks.table_owner import comment_of
 
 VERSION = "_version"
 DELETED = "_is_deleted"
@@ -25,8 +26,6 @@ FEED = {
 }
 MIRROR = {VERSION: "UInt64", DELETED: "UInt8"}
 
-# By this comment a table made here is known from one that somebody else made.
-MADE_HERE = "made by Penstock"
 # So many inserts are remembered, so that one that comes again is not written twice.
 _INSERTS_REMEMBERED = 10_000
 
@@ -46,11 +45,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table as the target has it: types by column, the sorting key's columns, and who made it."""
+    """A table as the target has it: types by column, the sorting key's columns, and the pipeline that made
+    it, as `owner_of` tells."""
 
     columns: Mapping[str, str]
     key: tuple[str, ...]
-    made_here: bool
+    owner: str | None
+
+    @property
+    def made_here(self) -> bool:
+        """Whether a pipeline made it."""
+        return self.owner is not None
 
 
 def quoted(name: str) -> str:
@@ -64,7 +69,7 @@ def literal(text: str) -> str:
 
 
 def statements(
-    target: Target, place: Place, found: Layout | None, evolution: Evolution, mirror: bool
+    target: Target, place: Place, found: Layout | None, evolution: Evolution, mirror: bool, pipeline: str = ""
 ) -> list[str]:
     """Return what makes the target's table fit, [] where it does. Raises SchemaChanged, OptionInvalid."""
     if mirror and not target.primary_key:
@@ -76,7 +81,7 @@ def statements(
     if found is None:
         return [
             f"CREATE DATABASE IF NOT EXISTS {quoted(place.database)}",
-            _create(target, place, wanted, mirror),
+            _create(target, place, wanted, mirror, pipeline),
         ]
     _check_own(target, found, mirror)
     kept = _clauses_that_keep(wanted, found, MIRROR if mirror else FEED)
@@ -131,7 +136,7 @@ def _clauses_that_keep(wanted: Sequence[Stored], found: Layout, own: Mapping[str
     ]
 
 
-def _create(target: Target, place: Place, wanted: Sequence[Stored], mirror: bool) -> str:
+def _create(target: Target, place: Place, wanted: Sequence[Stored], mirror: bool, pipeline: str) -> str:
     own = MIRROR if mirror else FEED
     columns = [f"{quoted(one.name)} {one.declared}" for one in wanted]
     columns += [f"{quoted(name)} {text}" for name, text in own.items()]
@@ -144,7 +149,7 @@ def _create(target: Target, place: Place, wanted: Sequence[Stored], mirror: bool
         more = f" SETTINGS non_replicated_deduplication_window = {_INSERTS_REMEMBERED}"
     return (
         f"CREATE TABLE IF NOT EXISTS {place.sql} ({', '.join(columns)}) ENGINE = {engine} ORDER BY ({key})"
-        f"{more} COMMENT {literal(MADE_HERE)}"
+        f"{more} COMMENT {literal(comment_of(pipeline))}"
     )
 
 

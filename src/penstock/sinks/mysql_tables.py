@@ -16,9 +16,7 @@ from penstock.model import Column, TableName, quote_name
 from penstock.sinks.mysql_connection import Dialect, Session
 from penstock.sinks.sink import Evolution
 from penstock.sinks.sql_rows import refuse_other_key
-
-# By this comment a table made here is known from one that somebody else made.
-MADE_HERE = "made by Penstock"
+from penstock.sinks.table_owner import comment_of, owner_of
 
 # InnoDB's bound for the bytes of an index, and for those of a character.
 _INDEX_BYTES_MAX = 3072
@@ -41,8 +39,8 @@ _GENERATED = ("GENERATED", "VIRTUAL", "STORED", "PERSISTENT")
 class Layout:
     """A table as the target has it. `columns` by name, each with its type's text; `generated` take no values.
 
-    `unique_keys` are the columns of each unique index, the primary key first where there is one; `made_here`
-    tells whether it was made by a pipeline.
+    `unique_keys` are the columns of each unique index, the primary key first where there is one; `owner`
+    is the pipeline that made it, as `owner_of` tells.
     """
 
     columns: dict[str, Column]
@@ -50,7 +48,12 @@ class Layout:
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
     indexes: dict[str, tuple[str, ...]]
-    made_here: bool
+    owner: str | None
+
+    @property
+    def made_here(self) -> bool:
+        """Whether a pipeline made it."""
+        return self.owner is not None
 
 
 def layout_of(session: Session, table: TableName) -> Layout | None:
@@ -82,7 +85,7 @@ def layout_of(session: Session, table: TableName) -> Layout | None:
         indexes.get("PRIMARY", ()),
         tuple(indexes.values()),
         indexes,
-        text_of(found[0][0]) == MADE_HERE,
+        owner_of(text_of(found[0][0])),
     )
 
 
@@ -97,10 +100,12 @@ def make_database(session: Session, name: str) -> list[str]:
     return [] if found else [f"CREATE DATABASE IF NOT EXISTS {quote_name(name)}"]
 
 
-def statements(target: Target, found: Layout | None, evolution: Evolution, dialect: Dialect) -> list[str]:
+def statements(
+    target: Target, found: Layout | None, evolution: Evolution, dialect: Dialect, pipeline: str = ""
+) -> list[str]:
     """Return what makes the target's table fit, [] where it does. Raises SchemaChanged."""
     if found is None:
-        return [create(target, dialect)]
+        return [create(target, dialect, pipeline)]
     if evolution in (Evolution.ADD_ONLY, Evolution.IGNORE):
         clauses = _clauses_that_keep(target, found, dialect) if found.made_here else []
         if evolution is Evolution.ADD_ONLY:
@@ -115,14 +120,20 @@ def statements(target: Target, found: Layout | None, evolution: Evolution, diale
     return [f"ALTER TABLE {target.name.sql} {', '.join(clauses)}"] if clauses else []
 
 
-def create(target: Target, dialect: Dialect) -> str:
+def comment_sql(pipeline: str) -> str:
+    """Return the comment of a table that a pipeline makes, as SQL."""
+    text = comment_of(pipeline).replace("\\", "\\\\").replace("'", "''")
+    return f"COMMENT='{text}'"
+
+
+def create(target: Target, dialect: Dialect, pipeline: str = "") -> str:
     """Return the statement that makes a table for a target."""
     keyed = {name for key in (target.primary_key, *target.unique_keys) for name in key}
     lines = [definition(column, target.mariadb, dialect, column.name in keyed) for column in target.columns]
     if target.primary_key:
         lines.append(_primary_key(target))
     lines += [f"UNIQUE KEY ({_names(key)})" for key in indexable(target)]
-    return f"CREATE TABLE IF NOT EXISTS {target.name.sql} ({', '.join(lines)}) COMMENT='{MADE_HERE}'"
+    return f"CREATE TABLE IF NOT EXISTS {target.name.sql} ({', '.join(lines)}) {comment_sql(pipeline)}"
 
 
 def definition(column: Column, from_mariadb: bool, dialect: Dialect, keyed: bool) -> str:

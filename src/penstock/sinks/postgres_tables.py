@@ -16,8 +16,8 @@ from penstock.model import Column, TableName
 from penstock.sinks.postgres_connection import Session
 from penstock.sinks.sink import Evolution
 from penstock.sinks.sql_rows import FEED_COLUMNS, refuse_other_key
+from penstock.sinks.table_owner import comment_of, owner_of
 
-MADE_HERE = "made by Penstock"
 _NAME_BYTES_MAX = 63
 
 _ARROW_TYPES: dict[pyarrow.DataType, str] = {
@@ -53,7 +53,12 @@ class Layout:
     generated: frozenset[str]
     primary_key: tuple[str, ...]
     keys: dict[str, tuple[str, ...]]
-    made_here: bool
+    owner: str | None
+
+    @property
+    def made_here(self) -> bool:
+        """Whether a pipeline made it."""
+        return self.owner is not None
 
 
 def quoted(name: str) -> str:
@@ -107,7 +112,7 @@ def layout_of(session: Session, name: TableName) -> Layout | None:
         frozenset(column for column, _, _, made in columns if made),
         next((tuple(key) for _, primary, key in keys if primary), ()),
         {index: tuple(key) for index, _, key in keys},
-        comment == MADE_HERE,
+        owner_of(comment),
     )
 
 
@@ -142,10 +147,10 @@ def make_schema(session: Session, name: str) -> list[str]:
     return [] if found else [f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}"]
 
 
-def statements(target: Target, found: Layout | None, evolution: Evolution) -> list[str]:
+def statements(target: Target, found: Layout | None, evolution: Evolution, pipeline: str = "") -> list[str]:
     """Return what makes the target's table fit, [] where it does. Raises SchemaChanged."""
     if found is None:
-        return create(target)
+        return create(target, pipeline)
     if evolution in (Evolution.ADD_ONLY, Evolution.IGNORE):
         clauses = _clauses_that_keep(target, found) if found.made_here else []
         if evolution is Evolution.ADD_ONLY:
@@ -161,7 +166,13 @@ def statements(target: Target, found: Layout | None, evolution: Evolution) -> li
     return [f"ALTER TABLE {table_sql(target.name)} {', '.join(clauses)}"] if clauses else []
 
 
-def create(target: Target) -> list[str]:
+def comment_sql(name: TableName, pipeline: str) -> str:
+    """Return the statement that says which pipeline made a table."""
+    text = comment_of(pipeline).replace("'", "''")
+    return f"COMMENT ON TABLE {table_sql(name)} IS '{text}'"
+
+
+def create(target: Target, pipeline: str = "") -> list[str]:
     """Return the statements that make a table for a target."""
     required = set(target.primary_key)
     lines = [
@@ -172,7 +183,7 @@ def create(target: Target) -> list[str]:
         lines.append(f"PRIMARY KEY ({names_sql(target.primary_key)})")
     lines += [f"UNIQUE ({names_sql(key)})" for key in target.unique_keys]
     name = table_sql(target.name)
-    return [f"CREATE TABLE {name} ({', '.join(lines)})", f"COMMENT ON TABLE {name} IS '{MADE_HERE}'"]
+    return [f"CREATE TABLE {name} ({', '.join(lines)})", comment_sql(target.name, pipeline)]
 
 
 def _clauses(target: Target, found: Layout) -> tuple[list[str], list[str]]:

@@ -117,6 +117,8 @@ class Receipt:
     staged: tuple[Any, ...] = ()
     # Values that the target's types cannot hold, and that were written as null, by "table.column".
     unrepresentable: Mapping[str, int] = field(default_factory=dict)
+    # Rows that were not written, as the target has a later version of them.
+    outdated: int = 0
 
 
 class Writer(ABC):

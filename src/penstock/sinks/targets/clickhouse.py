@@ -44,6 +44,7 @@ from penstock.sinks.sink import (
     Spread,
     Writer,
 )
+from penstock.sinks.table_owner import comment_of, is_taken_over, refuse_foreign
 
 EXTRA = "clickhouse"
 
@@ -66,6 +67,10 @@ class Settings(Endpoint):
     )
     insert_bytes: Bytes = Field(
         default=_BYTES_DEFAULT, ge=1, description="gathered for an insert of a mirror"
+    )
+    take_over: bool = Field(
+        default=False,
+        description="whether tables that another pipeline made may be altered, and become this one's",
     )
 
 
@@ -111,7 +116,14 @@ class ClickHouseSink(Sink):
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         place = self.place(target)
         layout = self.session.layout(place)
-        return statements(target, place, layout, evolution, self.settings.write == "mirror")
+        mirror = self.settings.write == "mirror"
+        wanted = statements(target, place, layout, evolution, mirror, self.pipeline)
+        if layout is not None and wanted:
+            owner = layout.owner
+            refuse_foreign(place.sql, owner, self.pipeline, wanted, take_over=self.settings.take_over)
+            if is_taken_over(owner, self.pipeline):
+                wanted.append(f"ALTER TABLE {place.sql} MODIFY COMMENT {literal(comment_of(self.pipeline))}")
+        return wanted
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         for statement in self.plan(target, evolution):

@@ -17,11 +17,12 @@ from penstock.sinks.mysql_check import findings
 from penstock.sinks.mysql_connection import Session, connect
 from penstock.sinks.mysql_log import make_commit_log
 from penstock.sinks.mysql_read import rows_of
-from penstock.sinks.mysql_tables import layout_of, make_database, statements
+from penstock.sinks.mysql_tables import comment_sql, layout_of, make_database, statements
 from penstock.sinks.mysql_transaction import are_remembered, make_positions, number_stored
 from penstock.sinks.mysql_writer import Manner, MysqlWriter
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 from penstock.sinks.sql_rows import DoneWriter, feed_target
+from penstock.sinks.table_owner import is_taken_over, refuse_foreign
 
 EXTRA = ""
 
@@ -64,6 +65,11 @@ class Settings(Endpoint):
     )
     held_bytes: Bytes = Field(
         default=64 << 20, ge=1024, description="about how much one writer holds before it writes"
+    )
+
+    take_over: bool = Field(
+        default=False,
+        description="whether tables that another pipeline made may be altered, and become this one's",
     )
 
     @field_validator("url")
@@ -141,7 +147,13 @@ class MysqlSink(Sink):
         target = feed_target(target) if self._feed else target
         found = layout_of(session, target.name)
         made = make_database(session, target.name.database) if found is None else []
-        return made + statements(target, found, evolution, session.dialect)
+        wanted = statements(target, found, evolution, session.dialect, self.pipeline)
+        if found is not None and wanted:
+            name, owner = target.name.sql, found.owner
+            refuse_foreign(name, owner, self.pipeline, wanted, take_over=self.settings.take_over)
+            if is_taken_over(owner, self.pipeline):
+                wanted.append(f"ALTER TABLE {name} {comment_sql(self.pipeline)}")
+        return made + wanted
 
     def remembers(self, pipeline: str) -> bool:
         """Look among the positions."""

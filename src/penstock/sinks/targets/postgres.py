@@ -15,10 +15,11 @@ from penstock.settings_values import Bytes, in_our_words
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.postgres_connection import Session
 from penstock.sinks.postgres_read import rows_of, without_zero_bytes
-from penstock.sinks.postgres_tables import layout_of, make_schema, statements, table_sql
+from penstock.sinks.postgres_tables import comment_sql, layout_of, make_schema, statements, table_sql
 from penstock.sinks.postgres_writer import Manner, PostgresWriter
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, applications_of
 from penstock.sinks.sql_rows import DoneWriter, feed_target
+from penstock.sinks.table_owner import is_taken_over, refuse_foreign
 
 EXTRA = "postgres"
 
@@ -43,6 +44,11 @@ class Settings(Endpoint):
     )
     held_bytes: Bytes = Field(
         default=64 << 20, ge=1024, description="about how much one writer holds before it writes"
+    )
+
+    take_over: bool = Field(
+        default=False,
+        description="whether tables that another pipeline made may be altered, and become this one's",
     )
 
     @field_validator("url")
@@ -117,7 +123,13 @@ class PostgresSink(Sink):
         target = feed_target(target) if self._feed else target
         found = layout_of(session, target.name)
         made = make_schema(session, target.name.database) if found is None else []
-        return made + statements(target, found, evolution)
+        wanted = statements(target, found, evolution, self.pipeline)
+        if found is not None and wanted:
+            owner = found.owner
+            refuse_foreign(str(target.name), owner, self.pipeline, wanted, take_over=self.settings.take_over)
+            if is_taken_over(owner, self.pipeline):
+                wanted.append(comment_sql(target.name, self.pipeline))
+        return made + wanted
 
     def _make_positions(self, session: Session) -> None:
         if layout_of(session, self.positions) is not None:

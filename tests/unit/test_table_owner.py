@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who made a target's table, by its comment."""
+
+import pytest
+
+from penstock.errors import OptionInvalid
+from penstock.sinks.table_owner import comment_of, is_taken_over, owner_of, refuse_foreign
+
+
+def test_a_comment_names_the_pipeline_that_made_a_table() -> None:
+    assert owner_of(comment_of("shop-pg")) == "shop-pg"
+    assert owner_of(comment_of("")) == ""
+    # As tables were made before they named their pipeline.
+    assert owner_of("made by Penstock") == ""
+    assert owner_of("by hand") is None
+    assert owner_of(None) is None
+
+
+@pytest.mark.parametrize("owner", [None, "", "mine"])
+def test_a_table_of_nobody_or_of_the_pipeline_itself_is_altered(owner: str | None) -> None:
+    refuse_foreign("shop.t", owner, "mine", ["DROP COLUMN a"], take_over=False)
+    assert not is_taken_over(owner, "mine")
+
+
+def test_a_table_of_another_pipeline_is_altered_only_where_that_is_said() -> None:
+    refuse_foreign("shop.t", "theirs", "mine", [], take_over=False)
+    refuse_foreign("shop.t", "theirs", "mine", ["DROP COLUMN a"], take_over=True)
+    refuse_foreign("shop.t", "theirs", "", ["DROP COLUMN a"], take_over=False)
+    with pytest.raises(
+        OptionInvalid, match="made by the pipeline theirs, and mine would alter it: DROP COLUMN a"
+    ):
+        refuse_foreign("shop.t", "theirs", "mine", ["DROP COLUMN a"], take_over=False)
