@@ -15,6 +15,7 @@ import redis
 from clickhouse_connect.datatypes.format import clear_all_formats, set_read_format
 from pyspark.sql import SparkSession
 
+from penstock.pipeline.verify.verify import verify
 from tests.fixture_types import FreshDatabase, MissingPart
 from tests.patience import WAIT_SECONDS_MAX
 from tests.pipeline_oracle import (
@@ -27,7 +28,7 @@ from tests.pipeline_oracle import (
     redis_rows,
     source_rows,
 )
-from tests.pipeline_running import pipeline_of, run_to_end
+from tests.pipeline_running import opened, pipeline_of, run_to_end
 from tests.pipeline_workload import Workload
 from tests.sink_backends import SinkBackend, sink_backends
 from tests.spark_session import spark  # noqa: F401
@@ -124,3 +125,58 @@ def test_a_store_has_what_its_source_has(
         found = READERS[store.NAME](store.server, database, table)
         found = as_source(wanted, found, store.NAME in ("elasticsearch", "redis"))
         assert_same(wanted, found, key=workload.keys(table))
+
+
+@pytest.mark.deep(guard="tests/unit/test_pipeline_state.py::test_a_reset_leaves_how_far_each_source_was_read")
+def test_rows_of_another_server_replace_those_of_before_a_reset(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    missing_part: MissingPart,
+    tmp_path: Path,
+) -> None:
+    """The target keeps the row of the highest version, and the other server's files have lower numbers."""
+    backend = sink_backends()["clickhouse"]()
+    try:
+        backend.start()
+    except PartMissing as error:
+        missing_part("clickhouse", str(error))
+    database = fresh_database(mysql_server)
+    try:
+        mariadb_server.sql(f"CREATE DATABASE {database}")
+        for server, note in ((mysql_server, "before"), (mariadb_server, "after")):
+            server.sql(
+                f"CREATE TABLE t (id INT PRIMARY KEY, note VARCHAR(9)); INSERT INTO t VALUES (1, '{note}')",
+                database=database,
+            )
+        while file_number(mysql_server) <= file_number(mariadb_server):
+            mysql_server.sql("FLUSH BINARY LOGS")
+        sink = {"clickhouse": {"url": backend.server.url}}
+
+        def notes() -> list[tuple[int, str]]:
+            rows = _clickhouse(backend.server, database, "t")
+            return sorted((int(row["id"]), bytes(row["note"]).decode()) for row in rows)
+
+        run_to_end(spark, pipeline_of(mysql_server, database, sink, tmp_path))
+        mysql_server.sql("UPDATE t SET note = 'changed'", database=database)
+        settings = pipeline_of(mysql_server, database, sink, tmp_path)
+        run_to_end(spark, settings)
+        assert notes() == [(1, "changed")]
+        with opened(settings) as state:
+            state.reset()
+        settings = pipeline_of(mariadb_server, database, sink, tmp_path)
+        run_to_end(spark, settings)
+        assert notes() == [(1, "after")]
+        mariadb_server.sql("UPDATE t SET note = 'later'; INSERT INTO t VALUES (2, 'new')", database=database)
+        run_to_end(spark, settings)
+        assert notes() == [(1, "later"), (2, "new")]
+        assert verify(settings).equal
+    finally:
+        mariadb_server.sql(f"DROP DATABASE IF EXISTS {database}")
+        backend.close()
+
+
+def file_number(server: Server) -> int:
+    """Return the number of the file that a server logs to."""
+    return int(server.sql("SHOW BINARY LOGS")[-1][0].rpartition(".")[2])

@@ -2,12 +2,14 @@
 """What a pipeline must not forget, and who may write it."""
 
 import sqlite3
+import uuid
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.coordinate.store import ABSENT
 from penstock.errors import LeaseLost, OptionInvalid
 from penstock.model import TableName
 from penstock.pipeline import state as state_module
@@ -156,6 +158,29 @@ def test_requests_that_have_ended_do_not_pile_up(url: str, monkeypatch: pytest.M
     monkeypatch.setattr(state, "request", lambda number: read.append(number))
     state.requests()
     assert read == [waiting], "what has ended is not read again"
+    state.close()
+
+
+def test_pages_that_nothing_names_are_deleted(url: str) -> None:
+    state = PipelineState.open(url, "lake")
+    state.take()
+    value = [uuid.uuid4().hex for _ in range(40_000)]
+
+    def pages(name: str) -> list[str]:
+        return list(state.store.list(f"/pipelines/lake/{name}"))
+
+    for name in ("batch", "chunks"):
+        # What is left of writers that die between the pages and what names them.
+        state.store.put(f"/pipelines/lake/{name}/lost", b"")
+        state.store.put(f"/pipelines/lake/{name}/lost/0", b"page")
+    version = state.put_large("batch", value, ABSENT)
+    assert len(pages("batch")) == 1
+    assert state.get_large("batch") == value
+    state.put_large("batch", 1, version)
+    assert pages("batch") == []
+    state.put_large("chunks", value)
+    state.drop_large("chunks")
+    assert pages("chunks") == []
     state.close()
 
 

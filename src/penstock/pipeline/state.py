@@ -214,6 +214,8 @@ class PipelineState:
         self._lease: Lease | None = None
         # Requests that have ended, by number: they change no more.
         self._ended: dict[str, Resnapshot] = {}
+        # What was cleared of pages that nothing names.
+        self._swept: set[str] = set()
         # Whether it is known that somebody else has taken over.
         self.lost = False
 
@@ -363,6 +365,7 @@ class PipelineState:
         path = self._at(name)
         before = self.store.get(path)
         pages = [data[at : at + _PAGE_BYTES] for at in range(0, len(data), _PAGE_BYTES)]
+        tag = ""
         if len(pages) == 1:
             written = self.store.put(path, b"\0" + pages[0], version)
         else:
@@ -372,6 +375,12 @@ class PipelineState:
             written = self.store.put(path, json.dumps({"tag": tag, "pages": len(pages)}).encode(), version)
         if before is not None and not before.value.startswith(b"\0"):
             self._drop_pages(path, before.value)
+        if version is not None and name not in self._swept:
+            # Pages of a writer that died before it could name them; whoever is fenced names none any more.
+            self._swept.add(name)
+            for left in self.store.list(path):
+                if decoded_name(left) != tag:
+                    self._delete_below(f"{path}/{left}")
         return written
 
     def get_large(self, name: str) -> Any:
@@ -398,8 +407,9 @@ class PipelineState:
         record = self.store.get(path)
         if record is not None:
             self.store.delete(path)
-            if not record.value.startswith(b"\0"):
-                self._drop_pages(path, record.value)
+            # Also the pages of a writer that died before it could name them.
+            for tag in self.store.list(path):
+                self._delete_below(f"{path}/{tag}")
 
     def _drop_pages(self, path: str, head: bytes) -> None:
         found = json.loads(head)

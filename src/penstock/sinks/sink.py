@@ -165,6 +165,8 @@ class Sink(ABC):
 
     # The kind's name: the file in `targets`.
     kind: str
+    # The pipeline that writes, "" where nobody said: tables that another one made are not altered.
+    pipeline: str = ""
     delivery: Delivery
     spread: Spread
     # How rows of a full load may be spread, where that is wider; None for `spread`.

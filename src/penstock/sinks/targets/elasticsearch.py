@@ -255,6 +255,7 @@ class _Writer(Writer):
         self._bytes = 0
         self._unrepresentable: Counter[str] = Counter()
         self._staged: list[Any] = []
+        self._outdated = 0
 
     def write(self, changes: Changes) -> None:
         for target in list(self._gathered):
@@ -273,7 +274,9 @@ class _Writer(Writer):
             self._flush(target)
         self.abort()
         rows = sum(self._rows.values())
-        return Receipt(rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable)
+        return Receipt(
+            rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable, self._outdated
+        )
 
     def abort(self) -> None:
         if self._own:
@@ -307,11 +310,12 @@ class _Writer(Writer):
     def _send(self, target: Target, bodies: Iterator[bytes]) -> None:
         for body in bodies:
             self._bytes += len(body)
-            send(self._client, self._sink.index(target), body, self._sink.settings.refresh)
+            self._outdated += send(self._client, self._sink.index(target), body, self._sink.settings.refresh)
 
 
-def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh: str) -> None:
-    """Send a bulk request. Raises what its answers mean."""
+def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh: str) -> int:
+    """Send a bulk request; return of how many rows the index has a later version. Raises what its answers
+    mean."""
     wait: Any = {"no": False, "wait": "wait_for", "now": True}[refresh]
     lines: Any = [body]
     with told(index):
@@ -319,12 +323,13 @@ def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh
             index=index, operations=lines, refresh=wait, filter_path=["errors", "items.*.error"]
         )
     if not answer.get("errors"):
-        return
+        return 0
     for item in answer["items"]:
         [[_, outcome]] = item.items()
         kind, reason = outcome["error"]["type"], outcome["error"].get("reason", "")
         if kind != _CONFLICT:
             raise _refusal(kind, reason, index)
+    return len(answer["items"])
 
 
 def connect(settings: Settings, password: Secret | None) -> "elasticsearch.Elasticsearch":

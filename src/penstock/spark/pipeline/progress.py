@@ -78,6 +78,8 @@ class Progress:
             shown["lag_seconds"] = round(max(0.0, time.time() - time_us / 1e6), 3)
         if unrepresentable:
             shown["unrepresentable"] = unrepresentable
+        if outdated := sum(one.outdated for one in outcome.receipts):
+            shown["outdated"] = outdated
         if record.chunks:
             shown |= self._of_load(standing, record)
         _log.info("a batch is done", **{name: value for name, value in shown.items() if name != "state"})
