@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from penstock.admin.cli.app import make_app
+from penstock.errors import OptionInvalid
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from tests.fixture_types import FreshDatabase
@@ -73,8 +74,13 @@ def test_a_pipeline_is_shown_paused_resumed_and_begun_anew(
 
     assert shown()["state"] == "never ran"
     settings = load_pipeline(pipeline)
-    penstock("pipelines", "pause", str(pipeline))
-    assert run_to_end(spark, settings) == [], "a paused pipeline does nothing"
+    penstock("pipelines", "pause", str(pipeline), "--why", "the target is moved")
+    with pytest.raises(OptionInvalid, match="paused: the target is moved, so it has not caught up"):
+        run_to_end(spark, settings)
+    assert "pipelines resume" in penstock("run", str(pipeline)), "without --until it ends as it was asked to"
+    unfinished = CliRunner().invoke(make_app(), ["run", str(pipeline), "--until", "caught-up"])
+    assert unfinished.exit_code == 2
+    assert f"penstock pipelines resume {pipeline}" in " ".join(unfinished.output.split())
     assert shown()["state"] == "paused"
     penstock("pipelines", "resume", str(pipeline))
     run_to_end(spark, settings)

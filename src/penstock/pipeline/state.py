@@ -492,6 +492,15 @@ class PipelineState:
         """Whether the pipeline is not to run."""
         return self.store.get(self._at("pause")) is not None
 
+    def pause_told(self) -> str | None:
+        """Return in words that the pipeline is paused, and why; None where it is not."""
+        record = self.store.get(self._at("pause"))
+        if record is None:
+            return None
+        with reading_record("the pause of a pipeline", _HINT_STATE):
+            why = str(json.loads(record.value)["why"])
+        return f"the pipeline {self.name} is paused" + (f": {why}" if why else "")
+
     def show(self, progress: Mapping[str, Any]) -> None:
         """Write what the runner shows of itself, plain JSON values."""
         self.store.put(self._at("progress"), zlib.compress(json.dumps(dict(progress)).encode(), 1))

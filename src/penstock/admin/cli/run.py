@@ -5,14 +5,16 @@ import json
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock.admin.signals import stopped_by_signals
-from penstock.errors import DependencyMissing, OptionInvalid
+from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
 from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
+from penstock.pipeline.state import PipelineState
 
 CAUGHT_UP = "caught-up"
 
@@ -56,17 +58,32 @@ def run(
         return
     try:
         # The other verbs need no Spark.
-        from penstock.spark.pipeline.run import PipelineRun
+        from penstock.spark.pipeline.run import PipelineRun, refuse_paused
         from penstock.spark.pipeline.session import session_for
     except ModuleNotFoundError as problem:
         raise DependencyMissing(
             f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
         ) from problem
+    paused = _pause_told(settings)
+    if paused is not None:
+        # Before Spark takes its seconds to start.
+        refuse_paused(settings, paused, until_caught_up=until is not None)
+        return
     told = _tell_line if as_json else None
     stop = threading.Event()
     with stopped_by_signals(stop.set):
         session = session_for(settings.name, master, settings.spark)
         PipelineRun(settings, session, until_caught_up=until is not None, stop=stop, told=told).run()
+
+
+def _pause_told(settings: PipelineSettings) -> str | None:
+    """Return in words that a pipeline is paused; None where it is not, or where nobody says so now."""
+    try:
+        with closing(PipelineState.open(settings.state, settings.name)) as state:
+            return state.pause_told()
+    except CoordinationLost:
+        # The run waits for the store.
+        return None
 
 
 def _tell_line(progress: Mapping[str, Any]) -> None:

@@ -194,8 +194,8 @@ class PipelineRun:
             else:
                 standing = self._noted(self._complete(state, standing, begun, written=True))
         while not self._stop.is_set():
-            if state.paused:
-                _log.info("the pipeline is paused", hint=f"penstock pipelines resume {self._settings.name}")
+            if (paused := state.pause_told()) is not None:
+                refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
                 break
             started = time.monotonic()
             standing = self._noted(self._loading.planned(standing, self._tables))
@@ -512,6 +512,15 @@ class PipelineRun:
             # Another server has its own positions: the run begins again.
             if self._stop.is_set() or self._servers.turn(found):
                 raise found
+
+
+def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
+    """Say that a pipeline is paused. Raises OptionInvalid where its caller waits for it to catch up, and
+    would take the end of the run for that."""
+    hint = f"penstock pipelines resume {settings.path or settings.name}"
+    if until_caught_up:
+        raise OptionInvalid(f"{paused}, so it has not caught up", hint=hint)
+    _log.warning(paused, hint=hint)
 
 
 def _task_failed(problem: PythonException) -> OptionInvalid:
