@@ -92,3 +92,40 @@ def test_hint_of_a_logged_statement_leads_past_it(
     assert penstock("verify", file, "--repair").code == 0
     wanted = source_rows(mysql_server, database, "orders")
     assert_same(wanted, mysql_rows(mariadb_server, database, "orders"), key=["id"])
+
+
+@pytest.mark.deep(guard="tests/unit/test_rewinding.py::test_pipeline_goes_back_by_gtid_set_and_by_time")
+def test_changes_are_applied_again_from_an_earlier_place(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT); INSERT INTO t VALUES (1, 1)", database=database
+    )
+    file = tmp_path / "test.yaml"
+    source = {"url": mysql_server.url(), "name": "shop", "tables": f"{database}.*"}
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    file.write_text(json.dumps({"source": source, "sink": sink, "batch": {"interval": 0}}))
+    settings = load_pipeline(file)
+    run_to_end(spark, settings)
+    executed = str(mysql_server.sql("SELECT @@GLOBAL.gtid_executed")[0][0]).replace("\n", "")
+    mysql_server.sql("INSERT INTO t VALUES (2, 2); UPDATE t SET n = 10 WHERE id = 1", database=database)
+    run_to_end(spark, settings)
+    # What was lost in the target since then comes again.
+    mariadb_server.sql("DELETE FROM t WHERE id = 2; UPDATE t SET n = 0 WHERE id = 1", database=database)
+    mariadb_server.sql("INSERT INTO t VALUES (9, 9)", database=database)
+    refused = penstock("pipelines", "reset", file, "--gtid-set", executed)
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    dry = penstock("pipelines", "reset", file, "--gtid-set", executed, "--dry-run")
+    assert "bytes of its log are read again" in dry.out
+    assert "twice" not in dry.out, "a mirror shows each change once"
+    assert penstock("pipelines", "reset", file, "--gtid-set", executed, "--yes").code == 0
+    run_to_end(spark, settings)
+    rows = mariadb_server.sql("SELECT * FROM t ORDER BY id", database=database)
+    assert rows == [(1, 10), (2, 2), (9, 9)], "nothing is deleted from the target"
+    mariadb_server.sql(f"DROP DATABASE {database}")

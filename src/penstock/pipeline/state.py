@@ -354,6 +354,14 @@ class PipelineState:
         known = [*standing.skips.get(source, ()), [dict(begin), dict(end)]]
         self.write(replace(standing, number=number, skips={**standing.skips, source: known}))
 
+    def rewind(self, source: str, offset: Mapping[str, Any]) -> None:
+        """Read a source's log again from an earlier offset on. Takes the lease: raises LeaseLost where it
+        runs."""
+        standing = self.take()
+        begun = self.begun(standing)
+        number = standing.number if begun is None else begun.number
+        self.write(replace(standing, number=number, offsets={**standing.offsets, source: dict(offset)}))
+
     # --- Values of any size -----------------------------------------------------------------
 
     def put_large(self, name: str, value: Any, version: int | None = None) -> int:

@@ -4,6 +4,7 @@
 import json
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,11 @@ from penstock.admin.rendering import write_json
 from penstock.coordinate.store import open_store
 from penstock.errors import OptionInvalid
 from penstock.model import Position
-from penstock.pipeline.settings import load_pipeline, place_of_state
+from penstock.pipeline.rewinding import earlier_offset
+from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 from penstock.pipeline.skipping import transaction_at
 from penstock.pipeline.state import PipelineState, Standing
+from penstock.source.bounds import Bound, parse_bound
 
 HELP = "Pipelines: what they do, and how they are paused, resumed and begun anew."
 
@@ -89,27 +92,65 @@ def resume(file: _File) -> None:
 def reset(
     file: _File,
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    position: Annotated[
+        str | None, typer.Option(help="Go back to a position, file:offset, instead of forgetting all.")
+    ] = None,
+    gtid_set: Annotated[
+        str | None, typer.Option(help="Go back to behind a set of GTIDs, instead of forgetting all.")
+    ] = None,
+    time_: Annotated[
+        str | None, typer.Option("--time", help="Go back to a time (UTC), instead of forgetting all.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Whose log it is, where there are several.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say from where to where, and end.")] = False,
 ) -> None:
-    """Forget where a pipeline stands: its next run loads everything again, into the target as it is.
+    """Forget where a pipeline stands, or go back to an earlier place of its log. It must not run.
 
-    The load deletes rows that only the target has, where the target can be read back. A feed receives every
-    row again.
+    Without a place the next run loads everything again, into the target as it is: the load deletes rows that
+    only the target has, where the target can be read back. With a place nothing is loaded and nothing is
+    deleted: the changes from there on are applied again. A feed receives them twice in either case.
     """
+    places = [place for place in (position, gtid_set, time_) if place is not None]
+    if len(places) > 1:
+        raise OptionInvalid("one place at a time", hint="Give one of --position, --gtid-set, --time")
+    if places:
+        bound = parse_bound(places[0] if gtid_set is None else f"gtid:{gtid_set}")
+        _rewind(file, bound, source, yes=yes, dry_run=dry_run)
+        return
     place = place_of_state(file)
-    if not yes:
+    if dry_run or not yes:
         raise OptionInvalid(
             f"the state of {place.name} would be forgotten, and its next run begin with a full load",
             hint=f"penstock pipelines reset {file} --yes; to read single tables again: penstock resnapshot",
         )
-    state = PipelineState.open(place.state, place.name)
-    try:
+    with closing(PipelineState.open(place.state, place.name)) as state:
         state.reset()
-    finally:
-        state.close()
     typer.echo(
         f"{place.name} begins with a full load: rows that only the target has are deleted,"
         " a feed receives every row again"
     )
+
+
+def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run: bool) -> None:
+    settings = load_pipeline(file)
+    name = _name_of_source(settings, source)
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        standing = _standing_of(state, name, file)
+        found = earlier_offset(settings.source(name), standing.offsets[name], bound)
+        before = standing.offsets[name]
+        told = (
+            f"{name}: from {before['file']}:{before['offset']} back to {found.position},"
+            f" {found.bytes} bytes of its log are read again"
+        )
+        if not settings.sink.make().keeps_state:
+            told += f"; {settings.sink.kind} receives their changes twice"
+        if dry_run:
+            typer.echo(told)
+            return
+        if not yes:
+            raise OptionInvalid(told, hint="Give --yes to do it")
+        state.rewind(name, found.offset)
+    typer.echo(told)
 
 
 def skip(
@@ -122,15 +163,10 @@ def skip(
     The pipeline must not run. Its next run does all that stands before it, and goes on behind it.
     """
     settings = load_pipeline(file)
-    names = [one.name for one in settings.sources]
-    name = source or names[0]
-    if name not in names or (source is None and len(names) > 1):
-        raise OptionInvalid("it is not said of which source", hint=f"--source {' or '.join(names)}")
+    name = _name_of_source(settings, source)
     state = PipelineState.open(settings.state, settings.name)
     try:
-        standing = state.standing()
-        if standing is None or name not in standing.offsets:
-            raise OptionInvalid(f"the pipeline {settings.name} never ran", hint=f"penstock run {file}")
+        standing = _standing_of(state, name, file)
         found = transaction_at(settings.source(name), standing.offsets[name], Position.parse(position))
         state.skip(name, found.begin, found.end)
     finally:
@@ -141,6 +177,26 @@ def skip(
         f" {found.end['offset']}: {what}"
     )
     typer.echo(f"once it has caught up: penstock verify {file} --repair")
+
+
+def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
+    """Return the source that is meant. Raises OptionInvalid where that is not said."""
+    names = [one.name for one in settings.sources]
+    name = source or names[0]
+    if name not in names or (source is None and len(names) > 1):
+        raise OptionInvalid(
+            "the pipeline has several sources; choose one with --source",
+            hint=f"--source {' or '.join(names)}",
+        )
+    return name
+
+
+def _standing_of(state: PipelineState, source: str, file: Path) -> Standing:
+    """Return what is done. Raises OptionInvalid where nothing of a source is."""
+    standing = state.standing()
+    if standing is None or source not in standing.offsets:
+        raise OptionInvalid(f"the pipeline {state.name} never ran", hint=f"penstock run {file}")
+    return standing
 
 
 def _told(state: PipelineState) -> dict[str, Any]:

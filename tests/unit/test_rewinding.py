@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Earlier places of a log, to which a pipeline goes back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import read_binlog
+from penstock.errors import OptionInvalid, PositionInvalid
+from penstock.model import TablePatterns
+from penstock.pipeline.rewinding import earlier_offset
+from penstock.pipeline.settings import PipelineSource
+from penstock.source.bounds import Bound, parse_bound
+from penstock.source.source import SourceOptions
+from penstock.spark.offsets import Offset
+
+LOG = Path(__file__).parents[2] / "native/kernel/tests/logs/mysql-9.7-2.binlog"
+
+
+@pytest.fixture(scope="module")
+def transactions() -> list[dict[str, Any]]:
+    found = [row for batch in read_binlog(LOG, emit="transactions") for row in batch.to_arrow().to_pylist()]
+    assert len(found) > 4
+    return found
+
+
+@pytest.fixture
+def source() -> PipelineSource:
+    return PipelineSource("shop", SourceOptions(paths=(str(LOG),), instance="shop"), TablePatterns())
+
+
+def reached(row: dict[str, Any], gtid_set: str = "") -> dict[str, Any]:
+    return {"epoch": 0, "file": row["file"], "offset": row["end_offset"], "gtid_set": gtid_set}
+
+
+def test_pipeline_goes_back_to_where_a_transaction_begins_or_ends(
+    source: PipelineSource, transactions: list[dict[str, Any]]
+) -> None:
+    stands = reached(transactions[-1])
+    for row in transactions:
+        for place in (row["offset"], row["end_offset"]):
+            found = earlier_offset(source, stands, parse_bound(f"{row['file']}:{place}"))
+            offset = Offset.from_json(found.offset)
+            assert offset.position.offset == place
+            assert offset.fingerprint
+            assert found.bytes == stands["offset"] - place
+    with pytest.raises(PositionInvalid, match="no transaction begins at"):
+        earlier_offset(source, stands, parse_bound(f"{stands['file']}:{transactions[1]['offset'] + 1}"))
+
+
+def test_place_that_the_pipeline_has_not_reached_is_refused(
+    source: PipelineSource, transactions: list[dict[str, Any]]
+) -> None:
+    stands = reached(transactions[1])
+    last = transactions[-1]
+    for wanted in (parse_bound(f"{last['file']}:{last['offset']}"), Bound(gtid_set=last["gtid"])):
+        with pytest.raises(OptionInvalid, match="has not reached"):
+            earlier_offset(source, stands, wanted)
+    # A time to come is where it is now.
+    found = earlier_offset(source, stands, parse_bound("2999-01-01"))
+    assert found.position.offset == stands["offset"]
+
+
+def test_pipeline_goes_back_by_gtid_set_and_by_time(
+    source: PipelineSource, transactions: list[dict[str, Any]]
+) -> None:
+    first, last = (row["gtid"].rpartition(":") for row in (transactions[0], transactions[-1]))
+    stands = reached(transactions[-1], f"{last[0]}:1-{last[2]}")
+    wanted = f"{first[0]}:1-{first[2]}"
+    found = Offset.from_json(earlier_offset(source, stands, Bound(gtid_set=wanted)).offset)
+    assert (found.by_set, found.gtid_set) == (True, wanted)
+    assert found.position.offset <= transactions[0]["end_offset"]
+    begin = earlier_offset(source, stands, parse_bound("2001-01-01"))
+    assert begin.position.offset == transactions[0]["offset"]
