@@ -11,10 +11,11 @@ import pytest
 
 from penstock import _native
 from penstock.changes import Changes, Origin
+from penstock.errors import EventUnsupported
 from penstock.model import Column, TableName
 from penstock.sinks.kafka_writer import topic_of
 from penstock.sinks.messages import Format, key_of, messages_of
-from tests.changes_made import changes_of, delete, insert, target_of, update
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "status": "varchar(20)"})
 
@@ -51,6 +52,34 @@ def test_row_that_moves_is_a_delete_of_its_old_key() -> None:
     old, new = b'{"id":1}', b'{"id":2}'
     assert messages.key.to_pylist() == [old, old, old, new, new]
     assert messages.kind.to_pylist() == [0, 1, 2, 0, 2]
+
+
+PARTIAL = changes_of(
+    target_of({"id": "int", "status": "varchar(20)", "n": "int"}),
+    [
+        Made("update_preimage", 1, {"id": 5}, absent=("status", "n")),
+        Made("update_postimage", 1, {"n": 2}, absent=("id", "status")),
+        Made("update_preimage", 2, {"id": 5}, absent=("status", "n")),
+        Made("update_postimage", 2, {"id": 6}, absent=("status", "n")),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "keys"),
+    [
+        ("debezium", [b'{"id":5}', b'{"id":5}', b'{"id":6}']),
+        ("json", [b'{"id":5}', b'{"id":5}', b'{"id":6}']),
+        ("canal_flat", [b'{"id":5}', b'{"id":6}']),
+    ],
+)
+def test_key_of_an_update_is_whole_though_its_images_are_not(form: Format, keys: list[bytes]) -> None:
+    assert messages_of(PARTIAL, form, ("id",)).key.to_pylist() == keys
+
+
+def test_key_that_no_image_holds_is_refused() -> None:
+    with pytest.raises(EventUnsupported, match="`status`"):
+        messages_of(PARTIAL, "debezium", ("status",))
 
 
 def test_debezium_takes_a_unique_key_without_nulls_for_a_missing_primary_key() -> None:

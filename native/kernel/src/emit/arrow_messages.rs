@@ -300,10 +300,19 @@ impl Made {
         for (kind, place, count) in messages.from(0) {
             let Some(change) = pair else { return Err(malformed("more messages than changes")) };
             let is_delete = kind == MessageKind::Delete as i8;
-            let row = if is_delete { change.before } else { change.after }.unwrap_or_else(|| change.main());
+            let (own, other) = match is_delete {
+                true => (change.before, change.after),
+                false => (change.after, change.before),
+            };
+            let row = own.unwrap_or_else(|| change.main());
             self.value(messages, place, version)?;
             if keys.is_some() {
-                keys.write(|at| rows.cell(row, at), &mut self.key)?;
+                // An image in part lacks the columns that stayed, and the other image of the update has them.
+                let cell = |at| match (rows.cell(row, at)?, other) {
+                    (None, Some(other)) => rows.cell(other, at),
+                    (value, _) => Ok(value),
+                };
+                keys.write(cell, &mut self.key)?;
             }
             self.key_ends.push(self.key.len() as i64);
             self.has_key.push(keys.is_some());

@@ -78,14 +78,15 @@ impl Keys {
         !self.parts.is_empty()
     }
 
-    /// Adds the key of a row, of which `cell` gives the value of a column.
+    /// Adds the key of a row, of which `cell` gives the value of a column. Raises `EventUnsupported` where it has none:
+    /// rows without their key would be one row to whoever keeps them by it.
     pub fn write<'a>(&self, cell: impl Fn(usize) -> Result<Option<Value<'a>>>, out: &mut Vec<u8>) -> Result<()> {
         let before = out.len();
         out.extend_from_slice(&self.head);
         // Maxwell's object begins with its head, a schema stands before the object.
         let start = if self.style == Style::Maxwell { before } else { out.len() };
         for part in &self.parts {
-            let Some(value) = cell(part.at)? else { continue };
+            let value = cell(part.at)?.ok_or_else(|| lacks_key(&part.name))?;
             out.extend_from_slice(&part.key);
             let written = match self.style {
                 Style::Debezium => value.write_debezium(&part.kind, part.place, out),
@@ -98,6 +99,12 @@ impl Keys {
         out.extend_from_slice(self.tail);
         Ok(())
     }
+}
+
+#[cold]
+fn lacks_key(name: &str) -> Error {
+    Error::new(ErrorKind::EventUnsupported, format!("a row was logged without column `{name}` of its message's key"))
+        .hint("SET GLOBAL binlog_row_image = FULL on the server, or take the primary key for the key of messages")
 }
 
 #[cold]
