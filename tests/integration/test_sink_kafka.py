@@ -179,6 +179,30 @@ def test_topics_and_partitions_follow_columns(broker: Kafka, table: str) -> None
     assert {one.key for one in found} == {None}
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_images.py::test_update_between_two_places_is_a_delete_and_an_insert"
+)
+def test_update_between_two_topics_or_partitions_is_a_delete_and_an_insert(broker: Kafka, table: str) -> None:
+    target = target_of({"id": "int", "shop": "int", "status": "varchar(20)"}, name=table)
+    new, paid = {"id": 1, "shop": 1, "status": "new"}, {"id": 1, "shop": 1, "status": "paid"}
+    rows = changes_of(target, insert(1, **new), update(2, new, paid), update(3, paid, paid | {"shop": 2}))
+    write(sink_of(broker, topic=f"{table}.{{status}}", partitions=1), mark(1, f"{table}.topics"), rows)
+    told = {
+        status: [one.told and one.told["op"] for one in records(broker, f"{table}.{status}")]
+        for status in ("new", "paid")
+    }
+    assert told == {"new": ["c", "d", None], "paid": ["c", "u"]}
+    topic = f"{table}.partitions"
+    write(sink_of(broker, topic=topic, partition_by="shop", partitions=4), mark(1, topic), rows)
+    by_partition: dict[int, list[Any]] = defaultdict(list)
+    for one in records(broker, topic):
+        by_partition[one.partition].append(one.told and one.told["op"])
+    assert sorted(by_partition.values(), key=len) == [["c"], ["c", "u", "d", None]]
+    kinds = f"{table}.{{_change_type}}"
+    write(sink_of(broker, topic=kinds, partitions=1), mark(1, f"{table}.kinds"), rows)
+    assert [one.told["op"] for one in records(broker, f"{table}.update_postimage")] == ["u", "u"]
+
+
 @pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_messages_arrive_in_order_and_in_bounds")
 def test_rows_without_a_key_stay_in_one_partition_in_order(broker: Kafka, table: str) -> None:
     target = target_of({"n": "int"}, (), name=table)

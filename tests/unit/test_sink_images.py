@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 
 from penstock.changes import PUTS, Changes, Origin
-from penstock.sinks.images import LastImages, last_images, puts
+from penstock.sinks.images import LastImages, last_images, puts, separated
 from tests.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"})
@@ -31,6 +31,20 @@ def test_the_last_event_of_each_key_is_left() -> None:
         delete(3, id=2, note="b"),
     )
     assert seen(last_images(ORDERS, [changes])) == [("delete", 2, "b"), ("update_postimage", 1, "c")]
+
+
+def test_update_between_two_places_is_a_delete_and_an_insert() -> None:
+    changes = changes_of(
+        ORDERS,
+        insert(1, id=1),
+        update(2, {"id": 1}, {"id": 2}),
+        update(3, {"id": 2}, {"id": 4}),
+        delete(4, id=4),
+    )
+    ids = changes.rows.column("id").to_numpy()
+    kinds = separated(changes, ids % 2).rows.column("_change_type").to_pylist()
+    assert kinds == ["insert", "delete", "insert", "update_preimage", "update_postimage", "delete"]
+    assert separated(changes, ids * 0) is changes
 
 
 def test_a_row_that_changes_its_key_ends_one_and_begins_another() -> None:

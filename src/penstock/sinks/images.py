@@ -74,6 +74,34 @@ def last_of_each(columns: Sequence[pyarrow.ChunkedArray], rank: numpy.ndarray) -
     return numpy.sort(found.column("rank_max").to_numpy())
 
 
+def separated(changes: Changes, places: numpy.ndarray) -> Changes:
+    """Return changes in which an update between two places is a delete and an insert. `places` are of rows.
+
+    The images of an update stand side by side, and have the same version and number.
+    """
+    rows = changes.rows
+    if rows.num_rows < 2:
+        return changes
+    kinds = rows.column("_change_type")
+    versions = rows.column("_commit_version").to_numpy()
+    numbers = pc.struct_field(rows.column("_metadata"), "row").to_numpy(zero_copy_only=False)
+    moved = numpy.zeros(rows.num_rows, numpy.bool_)
+    moved[:-1] = (
+        pc.equal(kinds, "update_preimage").to_numpy(zero_copy_only=False)[:-1]
+        & pc.equal(kinds, "update_postimage").to_numpy(zero_copy_only=False)[1:]
+        & (versions[:-1] == versions[1:])
+        & (numbers[:-1] == numbers[1:])
+        & (places[:-1] != places[1:])
+    )
+    count = int(moved.sum())
+    if not count:
+        return changes
+    moved[1:] |= moved[:-1]
+    told = pc.replace_with_mask(kinds, pyarrow.array(moved), pyarrow.array(["delete", "insert"] * count))
+    at = rows.schema.get_field_index("_change_type")
+    return changes.with_rows(rows.set_column(at, rows.schema.field(at), told))
+
+
 def puts(rows: pyarrow.Table | pyarrow.RecordBatch) -> pyarrow.ChunkedArray:
     """Tell of each row whether it is put there; else it is taken away."""
     return pc.is_in(rows.column("_change_type"), value_set=pyarrow.array(PUTS))

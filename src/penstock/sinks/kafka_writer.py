@@ -21,8 +21,10 @@ from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
 from penstock.sinks import kafka_connection as connection
+from penstock.sinks.images import separated
 from penstock.sinks.messages import DELETE, Messages, messages_of
 from penstock.sinks.sink import BatchMark, Receipt, Writer
+from penstock.sinks.sql_rows import refuse_partial
 from penstock.sinks.template import Template, column_texts
 
 if TYPE_CHECKING:
@@ -156,6 +158,7 @@ class KafkaWriter(Writer):
         if self._done:
             return
         with self.working_on(changes.target.name):
+            changes = self._separated(changes)
             messages = messages_of(changes, self._settings.format, self._sink.key(changes.target))
             by_topic = list(self._by_topic(changes, messages)) if len(messages) else []
         if not by_topic:
@@ -230,6 +233,29 @@ class KafkaWriter(Writer):
 
     # --- Where messages go --------------------------------------------------------------------
 
+    def _separated(self, changes: Changes) -> Changes:
+        """Return changes in which an update that moves a row to another place is a delete and an insert.
+
+        Columns that decide the topic or the partition have to be in every image: raises ServerUnsupported.
+        """
+        template = Template(self._settings.topic, changes.target)
+        if template.constant is not None and not self._settings.partition_by:
+            return changes
+        refuse_partial(changes)
+        if template.constant is not None:
+            count = self._partition_count(_checked(template.constant))
+            return separated(changes, self._partitions_of(changes, self._partition_keys(changes), count))
+        texts = [pc.fill_null(template.texts(_as_postimages(changes)), "\0"), self._partition_keys(changes)]
+        joined = pc.binary_join_element_wise(*(text for text in texts if text is not None), "\0")
+        return separated(changes, joined.dictionary_encode().indices.to_numpy(zero_copy_only=False))
+
+    def _partition_keys(self, changes: Changes) -> Any:
+        """Return what decides the partition of each row, None where that is the key of its message."""
+        if not self._settings.partition_by:
+            return None
+        texts = [pc.fill_null(column_texts(changes, name), "\0") for name in self._settings.partition_by]
+        return pc.binary_join_element_wise(*texts, "\0")
+
     def _by_topic(self, changes: Changes, messages: Messages) -> Iterator[tuple[str, Any]]:
         """Yield each topic with the places of its messages, in their order."""
         template = Template(self._settings.topic, changes.target)
@@ -249,15 +275,14 @@ class KafkaWriter(Writer):
 
     def _places(self, changes: Changes, messages: Messages, chosen: Any, count: int) -> Any:
         """Return the partition of each chosen message."""
-        taken = pyarrow.array(chosen)
-        columns = self._settings.partition_by
-        if columns:
-            texts = [pc.fill_null(column_texts(changes, name), "\0") for name in columns]
-            keys = pc.binary_join_element_wise(*texts, "\0").take(messages.row)
-        else:
-            keys = messages.key
+        by_row = self._partition_keys(changes)
+        keys = messages.key if by_row is None else by_row.take(messages.row)
+        return self._partitions_of(changes, keys.take(pyarrow.array(chosen)), count)
+
+    @staticmethod
+    def _partitions_of(changes: Changes, keys: Any, count: int) -> Any:
         no_key = Template(_NO_KEY, changes.target).constant or ""
-        keys = keys.take(taken).cast(pyarrow.large_binary())
+        keys = keys.cast(pyarrow.large_binary())
         keys = pc.fill_null(keys, pyarrow.scalar(no_key.encode(), pyarrow.large_binary()))
         batch = pyarrow.record_batch([keys], ["key"])
         return pyarrow.array(_native.partitions(batch, count)).to_numpy(zero_copy_only=False)
@@ -290,6 +315,15 @@ class KafkaWriter(Writer):
             if is_deleted and key is not None:
                 made.append({"value": None, "key": key})
         return made
+
+
+def _as_postimages(changes: Changes) -> Changes:
+    """Return changes whose updates have one kind of change: a topic that names the kind is no other place."""
+    rows = changes.rows
+    at = rows.schema.get_field_index("_change_type")
+    kinds = rows.column(at)
+    kinds = pc.if_else(pc.equal(kinds, "update_preimage"), "update_postimage", kinds)
+    return changes.with_rows(rows.set_column(at, rows.schema.field(at), kinds))
 
 
 def topic_of(template: str, target: Target) -> str | None:
