@@ -113,7 +113,8 @@ class SinkBackend(ABC):
 
     def rows(self, sink: Sink, target: Target) -> list[Row]:
         """Return the rows that a target has, in the order of its key, in the types of `target.arrow()`."""
-        rows = [row for batch in sink.read(target) for row in batch.to_pylist()]
+        columns = list(target.column_names)
+        rows = [row for batch in sink.read(target) for row in batch.select(columns).to_pylist()]
         return sorted(rows, key=lambda row: tuple(row[name] for name in target.primary_key))
 
     def feed_rows(self, sink: Any, target: Target) -> list[FeedRow]:
