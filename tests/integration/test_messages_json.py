@@ -420,3 +420,5 @@ def test_slots_of_arrow_rows_refuse_what_is_no_key() -> None:
     for column in ("flags", "missing"):
         with pytest.raises(OptionInvalid, match=column):
             shard_slots(batch, [column])
+    with pytest.raises(OptionInvalid, match=r"`missing` is not among the columns of shop\.orders"):
+        shard_slots(batch, ["missing"], "shop.orders")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and keys made from rows."""
 
+import json
 from typing import Any
 
 import pyarrow
@@ -98,3 +99,39 @@ def test_a_pattern_stands_for_every_text_it_makes() -> None:
     assert Template("a*[{database}]:{id}:{day}", TARGET).glob() == r"a\*\[shop\]:*:*"
     assert Template("{table}", TARGET).constant == "orders"
     assert Template("{id}", TARGET).constant is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ("order:{id}", "order:{id}", True),
+        ("order:{id}", "order:lines:{id}", True),
+        ("order:{id}", "orders:{id}", False),
+        ("{id}", "customer:{id}", True),
+        ("a:{id}:x", "a:b:{id}", True),
+        ("a:{id}:x", "a:{id}:y", False),
+        ("a:{id}", "a:", True),
+        ("a:{id}b", "a:{day}", True),
+        ("a{id}c{day}e", "ab{id}d{day}f", False),
+        ("a{id}c{day}e", "ab{id}d{day}e", True),
+        ("fixed", "fixed", True),
+        ("fixed", "fixe", False),
+    ],
+)
+def test_templates_meet_where_both_can_make_one_text(one: str, other: str, meet: bool) -> None:
+    first, second = Template(one, TARGET), Template(other, TARGET)
+    assert first.may_equal(second) is meet
+    assert second.may_equal(first) is meet
+
+
+def test_a_vector_is_a_list_of_numbers() -> None:
+    column = ("v", "vector(3)", None, True)
+    for mariadb in (False, True):
+        schema = pyarrow.schema(_native.arrow_schema([column], mariadb=mariadb))
+        values = pyarrow.array([[1.0, -0.5, 1e10], None], schema.field("v").type)
+        made = pyarrow.array(
+            _native.column_texts(pyarrow.record_batch({"v": values}), column, mariadb=mariadb, path=[])
+        )
+        first, second = made.to_pylist()
+        assert json.loads(first) == [1.0, -0.5, 1e10]
+        assert second is None

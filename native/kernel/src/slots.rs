@@ -36,7 +36,7 @@ pub fn slots(batch: &RecordBatch, columns: &[String], table: &str) -> Result<Int
     let rows = batch.num_rows();
     let mut places = Vec::with_capacity(columns.len());
     for name in columns {
-        let place = batch.schema().index_of(name).map_err(|_| no_column(name, batch))?;
+        let place = batch.schema().index_of(name).map_err(|_| no_column(name, batch, table))?;
         places.push(place);
     }
     // As in raw rows, the table's order decides and not the one in which they are named.
@@ -52,10 +52,11 @@ pub fn slots(batch: &RecordBatch, columns: &[String], table: &str) -> Result<Int
 }
 
 #[cold]
-fn no_column(name: &str, batch: &RecordBatch) -> Error {
+fn no_column(name: &str, batch: &RecordBatch, table: &str) -> Error {
     let schema = batch.schema();
     let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-    Error::new(ErrorKind::OptionInvalid, format!("the shard column `{name}` is not among the columns of the batch"))
+    let place = if table.is_empty() { "the batch" } else { table };
+    Error::new(ErrorKind::OptionInvalid, format!("the shard column `{name}` is not among the columns of {place}"))
         .hint(format!("name some of {}, and read those columns", names.join(", ")))
 }
 

@@ -14,6 +14,7 @@ that are meant as such are doubled. A value is text as the server's client shows
 """
 
 import difflib
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -82,6 +83,25 @@ class Template:
     def glob(self) -> str:
         """Return a pattern for all it can make: a star for each value, all else escaped."""
         return "".join(_PATTERN.sub(r"\\\1", one) if isinstance(one, str) else "*" for one in self._parts)
+
+    @property
+    def stem(self) -> str:
+        """What all that it can make begins with."""
+        return self._parts[0] if self._parts and isinstance(self._parts[0], str) else ""
+
+    def may_equal(self, other: "Template") -> bool:
+        """Tell whether both can make the same text, whatever the values are."""
+        one, two = ([*itertools.chain(*(_signs(part) for part in made._parts))] for made in (self, other))
+        # Of `one` up to a sign, with which signs of `two` it can end: a place takes any number of signs.
+        reached = _past_places(two, {0})
+        for sign in one:
+            if sign is None:
+                reached = set(range(min(reached), len(two) + 1)) if reached else reached
+            else:
+                kept = {at for at in reached if at < len(two) and two[at] is None}
+                moved = {at + 1 for at in reached if at < len(two) and two[at] == sign}
+                reached = _past_places(two, kept | moved)
+        return len(two) in reached
 
     def _add(self, part: str | _Place) -> None:
         if isinstance(part, _Place) or not part:
@@ -163,6 +183,21 @@ def default_key(target: Target) -> str:
 def placeholder(column: str) -> str:
     """Return what stands for a column in a template, whatever its name."""
     return "{`" + column.replace("`", "``") + "`}"
+
+
+def _signs(part: "str | _Place") -> list[str | None]:
+    """Return a part sign by sign, None for values."""
+    return list(part) if isinstance(part, str) else [None]
+
+
+def _past_places(signs: list[str | None], reached: set[int]) -> set[int]:
+    """Return the places that are reached where a value may be empty."""
+    found = set(reached)
+    for at in sorted(reached):
+        while at < len(signs) and signs[at] is None:
+            at += 1
+            found.add(at)
+    return found
 
 
 def _source(name: TableName, part: str, rows: int) -> pyarrow.Array:

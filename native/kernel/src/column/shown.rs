@@ -24,7 +24,7 @@ impl Value<'_> {
     }
 
     /// Adds the value as plain text, for names and keys: as the server's client shows it, but numbers with all their
-    /// digits, BIT as a number, and bytes as hexadecimal digits.
+    /// digits, BIT as a number, a vector as a JSON array, and bytes as hexadecimal digits.
     ///
     /// Raises what `write_shown` raises.
     pub fn write_name(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
@@ -32,7 +32,8 @@ impl Value<'_> {
             Value::Float(value) => float::write_json_single(*value, out),
             Value::Double(value) => float::write_json(*value, out),
             Value::Bit(value) => integer::write_unsigned(*value, out),
-            Value::Geometry(bytes) | Value::Vector(bytes) => hex::write_lower(bytes, out),
+            Value::Vector(_) => self.write_maxwell(kind, out)?,
+            Value::Geometry(bytes) => hex::write_lower(bytes, out),
             Value::Bytes(bytes) => {
                 let start = out.len();
                 self.write_text(kind, out)?;
