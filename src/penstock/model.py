@@ -4,6 +4,7 @@
 A leaf, beside `errors` and `limits`. Everything is frozen and pickles, so executors can have it.
 """
 
+import ipaddress
 import os
 import re
 import ssl
@@ -392,6 +393,17 @@ class Secret:
 
     def __reduce__(self) -> tuple[type["Secret"], tuple[str]]:
         return Secret, (self._value,)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address to bind can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        # A name may mean any address.
+        return False
 
 
 @dataclass(frozen=True)

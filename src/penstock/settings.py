@@ -23,7 +23,7 @@ from urllib.parse import quote
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
-from penstock.model import Secret, ServerAddress, TablePatterns, is_server_url
+from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
 from penstock.settings_file import Problem, read_yaml, refuse, told_by_pydantic
 from penstock.settings_listen import (
     LISTENERS,
@@ -32,7 +32,6 @@ from penstock.settings_listen import (
     AccountSettings,
     Listening,
     ListenSettings,
-    is_loopback,
     split_host_port,
 )
 from penstock.settings_values import (

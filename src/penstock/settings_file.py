@@ -45,19 +45,17 @@ class Document:
 
 
 def read_yaml(
-    path: Path, environment: Mapping[str, str], run: str = "penstock serve penstock.yaml"
+    path: Path, environment: Mapping[str, str], hint: str = "Run: penstock serve penstock.yaml"
 ) -> Document:
     """Read a file, with `${NAME}` replaced by the environment's NAME and `$$` by `$`.
 
     A name that stands twice and a variable that is not set are problems of the document. Raises OptionInvalid
-    where the file cannot be read or is no YAML; `run` is the command that such a file is for.
+    where the file cannot be read, with `hint`, or is no YAML.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise OptionInvalid(
-            f"the settings file {path} cannot be read: {problem}", hint=f"Run: {run}"
-        ) from problem
+        raise OptionInvalid(f"the settings file {path} cannot be read: {problem}", hint=hint) from problem
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as problem:

@@ -7,7 +7,6 @@ access:
   - {name: search, user: canal, password_file: /run/secrets/canal, subscriptions: ["canal-*"]}
 """
 
-import ipaddress
 import os
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 
-from penstock.model import Secret
+from penstock.model import Secret, is_loopback
 from penstock.settings_values import Bytes, SecretText, Section, TablePatternTexts, one_secret
 
 LOOPBACK_DEFAULT = "127.0.0.1"
@@ -98,6 +97,8 @@ class ListenSettings(Section):
     @field_validator("http", "canal", "ptubes", "ptubes_monitor")
     @classmethod
     def _address(cls, text: str | None) -> str | None:
+        if text is not None and text.isdecimal():
+            raise ValueError(f"write host:port: 127.0.0.1:{text} for this host alone, or 0.0.0.0:{text}")
         if text is not None:
             split_host_port(text)
         return text
@@ -246,14 +247,3 @@ def zone_seconds_of(text: str) -> int:
         raise ValueError(f"{text!r} is no offset from UTC: write +08:00")
     seconds = int(match[2]) * 3600 + int(match[3]) * 60
     return -seconds if match[1] == "-" else seconds
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address to bind can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        # A name may mean any address.
-        return False

@@ -205,6 +205,13 @@ def test_what_is_no_amount_is_refused(wrong: Any) -> None:
         bytes_of(wrong)
 
 
+def test_a_port_alone_is_no_address(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("listen: {canal: '11111'}\n", encoding="utf-8")
+    with pytest.raises(OptionInvalid, match=r"listen\.canal: write host:port: 127\.0\.0\.1:11111"):
+        load_settings(file)
+
+
 @pytest.mark.parametrize(
     ("further", "refused"),
     [

@@ -58,7 +58,8 @@ __all__ = [
 ]
 
 _STATE_FILE = "penstock-pipelines.db"
-_HINT = "Run: penstock run --dry-run FILE; penstock run --json-schema prints what may stand in it"
+_HINT_FILE = "Name the file of a pipeline that is there, such as: penstock run shop.yaml"
+_HINT = "docs/reference/pipelines.md tells what may stand in it, penstock run --json-schema tells editors"
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,7 @@ def load_pipeline(path: str | Path, environment: Mapping[str, str] | None = None
     file unless it says otherwise. `${NAME}` is taken from `environment`, else from the process's own.
     """
     path = Path(path)
-    document = read_yaml(
-        path, os.environ if environment is None else environment, "penstock run pipeline.yaml"
-    )
+    document = read_yaml(path, os.environ if environment is None else environment, _HINT_FILE)
     return _Reading(document, str(path), path.absolute()).settings()
 
 
@@ -182,7 +181,7 @@ def place_of_state(path: str | Path) -> StatePlace:
     """Read from a pipeline's file where its state is, and nothing else of it: whoever looks after a pipeline
     need not have the secrets that its runner has. Raises OptionInvalid."""
     path = Path(path)
-    document = read_yaml(path, os.environ, "penstock run pipeline.yaml")
+    document = read_yaml(path, os.environ, _HINT_FILE)
     reading = _Reading(document, str(path), path.absolute())
     return reading.place_of_state()
 
