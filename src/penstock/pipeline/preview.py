@@ -4,12 +4,14 @@
 from typing import Any
 
 from penstock.changes import Target
+from penstock.model import TableName
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import plan_chunks
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.pattern_check import pattern_findings, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.step import target_through
+from penstock.sinks.mysql_check import encryption_findings
 
 
 def preview(settings: PipelineSettings) -> dict[str, Any]:
@@ -21,6 +23,7 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
     sink, steps = settings.make_sink(), settings.make_steps()
     sources, targets = [], []
     known: dict[str, list[Target]] = {}
+    made_targets: dict[TableName, Target] = {}
     for source in settings.sources:
         found = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
         known[source.name] = found
@@ -29,6 +32,7 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
             made = target_through(steps, target)
             if made is None:
                 continue
+            made_targets[made.name] = made
             chunks = []
             if settings.load.mode != "none" and source.server is not None:
                 chunks = plan_chunks(source.server, target, rows=settings.load.chunk_rows)
@@ -41,9 +45,12 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
                     "statements": list(sink.plan(made, settings.schema_changes)),
                 }
             )
+    sink.check_together(list(made_targets.values()))
+    told = [*sink.check(), *pattern_findings(settings, tables_on_servers(settings), known)]
+    for source in settings.sources:
+        told += [] if source.server is None else encryption_findings(source.server)
     findings = [
-        {"subject": one.subject, "what": one.what, "fatal": one.fatal, "mend": one.mend}
-        for one in (*sink.check(), *pattern_findings(settings, tables_on_servers(settings), known))
+        {"subject": one.subject, "what": one.what, "fatal": one.fatal, "mend": one.mend} for one in told
     ]
     sink.close()
     return {

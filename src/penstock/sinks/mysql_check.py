@@ -1,8 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What keeps a MySQL or MariaDB server from being a target."""
 
+from penstock.model import ServerAddress, is_loopback
 from penstock.sinks.mysql_connection import Session
 from penstock.sinks.sink import Finding
+
+
+def encryption_findings(address: ServerAddress) -> list[Finding]:
+    """Return that nobody proves which server answers, where it is another host."""
+    local = address.unix_socket is not None or is_loopback(address.host)
+    if local or address.tls.mode != "preferred":
+        return []
+    return [
+        Finding(
+            str(address),
+            "ssl_mode is preferred: encrypted where the server offers it, and no proof of which one answers",
+            fatal=False,
+            mend="Add ?ssl_mode=verify_identity to the URL, and ssl_ca where the authority is your own",
+        )
+    ]
 
 
 def findings(session: Session, statement_bytes: int) -> list[Finding]:

@@ -210,6 +210,9 @@ class Sink(ABC):
         """
         return {}
 
+    def check_together(self, targets: Sequence[Target]) -> None:
+        """Raise OptionInvalid where targets cannot stand beside one another. Connects to nothing."""
+
     @abstractmethod
     def open(self, mark: BatchMark, part: int) -> Writer:
         """Return a writer for one task's part of a batch. Parts are numbered from 0, the same when a batch

@@ -115,7 +115,14 @@ class IcebergSink(LakeSink):
 
     def _name(self, target: Target) -> tuple[str, str]:
         words = {"database": target.name.database, "table": target.name.table}
-        return self.settings.namespace.format(**words), self.settings.table.format(**words)
+        names = self.settings.namespace.format(**words), self.settings.table.format(**words)
+        # The catalog of a path makes folders of names: one of these would lead out of it.
+        if self.settings.path is not None and any(not one.strip(".") or "/" in one for one in names):
+            raise OptionInvalid(
+                f"{target.name} would be the folder {'/'.join(names)} of {self.settings.path}",
+                hint="Give it other names: namespace and table in the sink, or a route step",
+            )
+        return names
 
     def _catalog(self) -> Mapping[str, str]:
         """Return the properties of the catalog."""

@@ -13,7 +13,7 @@ from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
 from penstock.model import ServerAddress, TableName
 from penstock.settings_values import Bytes, in_our_words
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.mysql_check import findings
+from penstock.sinks.mysql_check import encryption_findings, findings
 from penstock.sinks.mysql_connection import Session, connect
 from penstock.sinks.mysql_log import make_commit_log
 from penstock.sinks.mysql_read import rows_of
@@ -127,7 +127,8 @@ class MysqlSink(Sink):
     def check(self) -> Sequence[Finding]:
         try:
             with self._session() as session:
-                return findings(session, self.settings.statement_bytes)
+                told = findings(session, self.settings.statement_bytes)
+                return [*encryption_findings(self.settings.address()), *told]
         except PenstockError as error:
             return [Finding(str(self.settings.address()), error.message, mend=error.hint or "")]
 

@@ -93,6 +93,24 @@ class RedisSink(Sink):
         self.key(target)
         self.value(target)
 
+    def check_together(self, targets: Sequence[Target]) -> None:
+        """Raise OptionInvalid where emptying one table would take the keys of another."""
+        if self.settings.write not in ("set", "hash") or self.settings.deletes == "keep":
+            return
+        made = sorted(((self.key(target), target) for target in targets), key=lambda one: one[0].stem)
+        for number, (key, target) in enumerate(made):
+            for other, beside in made[number + 1 :]:
+                # Behind the first whose keys begin otherwise none can be equal.
+                if not other.stem.startswith(key.stem):
+                    break
+                if key.may_equal(other):
+                    raise OptionInvalid(
+                        f"a TRUNCATE of {target.name} would delete {key.glob()}, and keys of {beside.name}"
+                        f" are {other.glob()}",
+                        hint="Let the keys of each table begin with a word of its own, such as order:{id}; or"
+                        " keep them: deletes: keep",
+                    )
+
     def key(self, target: Target) -> Template:
         """Return what makes the keys of a table's rows. Raises OptionInvalid."""
         if self.settings.key is not None:

@@ -495,6 +495,7 @@ class PipelineTables:
                 # Several tables become one: it has the columns of all, until all have lost them.
                 joined = made if before is None else joined_targets(before[0], made)
                 wanted[name] = (replace(joined, name=name), key)
+        self._sink.check_together([target for target, _ in wanted.values()])
         for target, key in wanted.values():
             try:
                 self._prepare_target(target, anew=target.name in anew)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables that cannot stand beside one another in a target, or not under their names."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid
+from penstock.model import Column, ServerAddress, TableName
+from penstock.sinks.mysql_check import encryption_findings
+from penstock.sinks.sink import Sink, make_sink, settings_of
+
+
+def table(name: str, database: str = "shop") -> Target:
+    return Target(TableName(database, name), (Column("id", "int", None, False),), ("id",))
+
+
+def redis(**told: Any) -> Sink:
+    return make_sink("redis", settings_of("redis").model_validate(told))
+
+
+def test_keys_of_one_table_that_may_be_those_of_another_are_refused() -> None:
+    tables = [table("orders"), table("items"), table("orders:lines")]
+    with pytest.raises(
+        OptionInvalid,
+        match=r"shop\.orders would delete shop:orders:\*, and keys of .* are shop:orders:lines:\*",
+    ):
+        redis().check_together(tables)
+    redis().check_together(tables[:2])
+    with pytest.raises(OptionInvalid, match=r"a TRUNCATE of shop\.orders"):
+        redis(key="item:{id}").check_together(tables[:2])
+    redis(key="{table}:{id}").check_together(tables[:2])
+    # Nothing is deleted by a pattern, or only what a cache reads again.
+    redis(key="item:{id}", deletes="keep").check_together(tables)
+    redis(key="item:{id}", write="invalidate").check_together(tables)
+    redis(key="item:{id}", write="list").check_together(tables)
+
+
+def test_many_tables_are_looked_at_once_each() -> None:
+    redis().check_together([table(f"orders_{number}") for number in range(5000)])
+
+
+@pytest.mark.parametrize(
+    ("database", "name"), [("..", "t"), ("a/b", "t"), ("shop", ".."), ("shop", "a/../b")]
+)
+def test_a_name_that_would_leave_the_folder_of_a_catalog_is_refused(
+    tmp_path: Path, database: str, name: str
+) -> None:
+    sink = make_sink("iceberg", settings_of("iceberg").model_validate({"path": str(tmp_path / "lake")}))
+    with pytest.raises(OptionInvalid, match="would be the folder"):
+        sink.plan(table(name, database), "evolve")  # type: ignore[arg-type]
+    elsewhere = {"path": str(tmp_path / "lake"), "namespace": "n", "table": "t"}
+    make_sink("iceberg", settings_of("iceberg").model_validate(elsewhere)).plan(
+        table(name, database), "evolve"
+    )  # type: ignore[arg-type]
+
+
+def test_a_server_elsewhere_that_proves_nothing_is_told() -> None:
+    address = ServerAddress.parse("mysql://repl@db1:3306")
+    (finding,) = encryption_findings(address)
+    assert not finding.fatal
+    assert "ssl_mode is preferred" in finding.what
+    for proved in ("mysql://repl@127.0.0.1", "mysql://repl@db1?ssl_mode=verify_identity"):
+        assert encryption_findings(ServerAddress.parse(proved)) == []
+    assert encryption_findings(replace(address, unix_socket="/run/mysqld.sock")) == []
