@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.logstore.log import Log
+from penstock.model import Position
 from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.listener import Listener
@@ -34,7 +35,15 @@ class LogInstance:
         self._log = log
 
     def status(self) -> dict[str, Any]:
-        return {"state": "running", "lag_seconds": 0.0, "tables": [], "exclude_tables": []}
+        return {
+            "instance": INSTANCE,
+            "state": "running",
+            "earliest": _text(self._log.earliest()),
+            "position": _text(self._log.visible),
+            "lag_seconds": 0.0,
+            "tables": [],
+            "exclude_tables": [],
+        }
 
     def log(self) -> Log:
         return self._log
@@ -68,12 +77,21 @@ class ServedLog:
         return int(self.ports.addresses()[name].rpartition(":")[2])
 
     def ask(
-        self, method: str, path: str, body: Any = None, *, token: str | None = None, listener: str = "http"
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = None,
+        listener: str = "http",
+        **more: str,
     ) -> Answered:
-        """Send one request over a connection of its own."""
+        """Send one request over a connection of its own; `more` are headers."""
         connection = HTTPConnection("127.0.0.1", self.port(listener), timeout=WAIT_SECONDS_MAX)
         token = token or self.token
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = {name.replace("_", "-"): value for name, value in more.items()}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
         content = None if body is None else json.dumps(body)
         try:
             connection.request(method, path, content, headers)
@@ -86,10 +104,15 @@ class ServedLog:
         """Call something in the event loop of the listeners, and return what it returns."""
 
         async def called() -> Any:
-            return call()
+            found = call()
+            return await found if asyncio.iscoroutine(found) else found
 
         loop = self.listener.servers[0].get_loop()
         return asyncio.run_coroutine_threadsafe(called(), loop).result(WAIT_SECONDS_MAX)
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)
 
 
 @contextmanager
@@ -98,6 +121,7 @@ def serving(
     listen: Mapping[str, Any] | None = None,
     access: list[dict[str, Any]] | None = None,
     store: MemoryStore | None = None,
+    hold_seconds: float | None = 3600.0,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml."""
     settings = Settings.model_validate(
@@ -108,7 +132,7 @@ def serving(
         },
         context={"accounts": bool(access)},
     )
-    served = Served({INSTANCE: LogInstance(log)}, Arrivals())
+    served = Served({INSTANCE: LogInstance(log)}, Arrivals(), hold_seconds={INSTANCE: hold_seconds})
     ports = Ports.take(settings.listen)
     store = store or MemoryStore("listeners")
     listener = Listener(

@@ -126,10 +126,11 @@ class Daemon:
         self._stopping = threading.Event()
         shard_columns = {name: one.shard_columns for name, one in settings.instances.items()}
         canal_gtid = [name for name, one in settings.instances.items() if one.canal_gtid]
+        hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
         self._ports = Ports.take(settings.listen)
         self._listener = Listener(
             settings.listen,
-            Served(self._captures, self._arrivals, shard_columns, canal_gtid),
+            Served(self._captures, self._arrivals, shard_columns, canal_gtid, hold_seconds),
             Access.of_settings(settings.listen, settings.access),
             self._ports,
             _store_opener(settings),

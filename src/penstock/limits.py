@@ -102,6 +102,10 @@ HOLD_BYTES_DEFAULT = 256 * 1024 * MIB
 HOLD_FREE_BYTES_DEFAULT = 1024 * MIB
 # A named consumer that has not come back for this long holds nothing any longer.
 HOLD_AGE_SECONDS_DEFAULT = 7 * 24 * 3600
+# How long after a checkpoint has moved the hold of its consumer follows.
+CONSUMER_HOLD_PAUSE_SECONDS = 10.0
+# A pipeline tells the daemon how far it has got this often, behind a batch.
+PIPELINE_HOLD_PAUSE_SECONDS = 60.0
 
 # Files of which a process, and a host's folder for temporary files, remember where events begin: 8 bytes for
 # each MiB of a file.

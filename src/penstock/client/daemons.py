@@ -84,9 +84,14 @@ class Daemons:
 
         return ask_again(ask_each, hang_up=self.close)
 
-    def changes(self, daemon: int, body: Mapping[str, Any], silence_seconds: float) -> ChangesAnswer:
-        """Begin an answer of changes. Raises what the daemon refuses, and ConnectionLost."""
-        return ChangesAnswer(self._clients[daemon], body, silence_seconds)
+    def changes(
+        self, daemon: int, body: Mapping[str, Any], silence_seconds: float, consumed: Position | None = None
+    ) -> ChangesAnswer:
+        """Begin an answer of changes; everything before `consumed` is, as that daemon numbers it.
+
+        Raises what the daemon refuses, and ConnectionLost.
+        """
+        return ChangesAnswer(self._clients[daemon], body, silence_seconds, consumed)
 
     def after_gtid_set(self, daemon: int, gtid_set: str) -> Position:
         """Return where the first transaction outside a set begins at a daemon. Raises PositionPurged."""

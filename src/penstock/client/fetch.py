@@ -26,6 +26,9 @@ from penstock.source.daemon_client import DaemonClient
 _HEADER_BYTES_MAX = MIB
 _CONTENT_BYTES_MAX = (1 << 31) - 1
 
+# Tells a daemon before which place everything was consumed for good: the log holds what comes after it.
+CONSUMED_HEADER = "Penstock-Consumed"
+
 # One read takes a chunk of the answer as the daemon sent it, up to this many bytes.
 _READ_BYTES_MAX = 64 * MIB
 
@@ -81,9 +84,17 @@ class ChangesAnswer:
     Raises what the daemon refuses, and ConnectionLost where it does not answer.
     """
 
-    def __init__(self, client: DaemonClient, body: Mapping[str, Any], silence_seconds: float) -> None:
+    def __init__(
+        self,
+        client: DaemonClient,
+        body: Mapping[str, Any],
+        silence_seconds: float,
+        consumed: Position | None = None,
+    ) -> None:
         self._client = client
-        self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds)
+        # A header, since daemons of an earlier version refuse what they do not know of a body.
+        headers = {} if consumed is None else {CONSUMED_HEADER: str(consumed)}
+        self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds, headers)
         connection = self._response.connection
         # None where the daemon, or a proxy, ends the connection with the answer.
         self._socket: socket.socket | None = getattr(connection, "sock", None)

@@ -294,6 +294,7 @@ class Following:
             lambda: held.held,
             count=held.subscription.shard_count,
             generation=held.subscription.generation,
+            stored=lambda: _place_of(held.written or checkpoint),
         )
         with self._held_lock:
             if held.leaving is not None:

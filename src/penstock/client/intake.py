@@ -42,6 +42,7 @@ class _Link:
     shards: Mapping[int, OwnedShard]
     cuts: dict[int, Cut]
     start: dict[str, str]
+    by_gtid_set: bool
     chosen_at: float
 
 
@@ -155,10 +156,11 @@ class Intake:
         count = next(iter(shards.values())).count
         cuts = {number: Cut(here[number].commit_version, choice.fits[number].shift) for number in places}
         start = {"position": str(at)}
+        by_gtid_set = any(one.by_gtid_set for one in choice.fits.values())
         if all(one.by_gtid_set for one in choice.fits.values()):
             # The other server may have committed in another order: what is in the set is left out there.
             start = {"gtid_set": places[min(here, key=lambda number: here[number])].gtid_set}
-        return _Link(choice.daemon, version, count, shards, cuts, start, time.monotonic())
+        return _Link(choice.daemon, version, count, shards, cuts, start, by_gtid_set, time.monotonic())
 
     def _places_here(self, choice: Choice, places: Mapping[int, Place]) -> dict[int, Position]:
         """Return each shard's place, as the daemon numbers it."""
@@ -202,7 +204,8 @@ class Intake:
         return self._ending or link.version != self._shards.version
 
     def _read(self, link: _Link) -> None:
-        answer = self._daemons.changes(link.daemon, self._body(link), SILENCE_SECONDS_MAX)
+        consumed = _consumed(link)
+        answer = self._daemons.changes(link.daemon, self._body(link), SILENCE_SECONDS_MAX, consumed)
         with self._answer_lock:
             self._answer = answer
         held: list[BatchFrame] = []
@@ -304,6 +307,17 @@ class Intake:
                     return False
                 _log.warning("reading waits for acks", shard=shard.shard, position=str(shard.done.position))
         return True
+
+
+def _consumed(link: _Link) -> Position | None:
+    """Return before which place all shards are consumed, as the daemon numbers it; None where it cannot."""
+    places = [
+        shard.stored().shifted(-link.cuts[number].shift).position
+        for number, shard in link.shards.items()
+        if shard.stored is not None
+    ]
+    # After a GTID set the places are those of another server.
+    return min(places) if places and not link.by_gtid_set else None
 
 
 def _of_one_generation(shards: Mapping[int, OwnedShard]) -> dict[int, OwnedShard]:

@@ -54,7 +54,10 @@ class OwnedShard:
         *,
         count: int = 1,
         generation: int = 0,
+        stored: Callable[[], Place] | None = None,
     ) -> None:
+        # Before which place everything is consumed as the store has it, where there is one.
+        self.stored = stored
         self.shard = shard
         self.token = token
         self.count = count

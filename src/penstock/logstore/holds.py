@@ -8,6 +8,7 @@
 How much a hold may keep is bounded; see `retention`.
 """
 
+import hashlib
 import re
 import threading
 import time
@@ -36,8 +37,11 @@ from penstock.model import Position
 HOLDS_FOLDER = "holds"
 # Names that begin so are set by the daemon itself.
 OWN_PREFIX = "penstock."
+# Of these, the ones set for named consumers, which may be removed by hand.
+CONSUMER_PREFIX = f"{OWN_PREFIX}consumer."
 
 _SUFFIX = ".json"
+_READER_CHARACTERS_MAX = 40
 _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
 # One for each log folder: holds are set by the threads that serve readers, and judged by the one that trims.
 _LOCKS: dict[Path, threading.RLock] = {}
@@ -125,7 +129,8 @@ class Holds:
         Raises SourceMissing where there is none, AccessDenied for a hold of another account, unless an
         `admin` asks, and for one of the daemon's own.
         """
-        prove_not_own(name)
+        if not name.startswith(CONSUMER_PREFIX):
+            prove_not_own(name)
         with self.unchanged():
             if not self._disk.exists(self._path(name)):
                 raise missing_hold(name)
@@ -203,6 +208,14 @@ class Holds:
                 f"{name!r} cannot name a hold", hint="Use letters, digits, '.', '_' and '-', at most 128"
             )
         return self._folder / f"{name}{_SUFFIX}"
+
+
+def reader_name(text: str) -> str:
+    """Return the part of a hold's name that says whose it is, for a name of any characters and length."""
+    name = re.sub(r"[^0-9A-Za-z_-]", lambda found: f".{ord(found[0]):x}.", text)
+    if len(name) <= _READER_CHARACTERS_MAX:
+        return name
+    return f"{name[:_READER_CHARACTERS_MAX]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def prove_owns(name: str, owner: str, account: str, *, admin: bool) -> None:

@@ -166,6 +166,7 @@ class Listener(HttpListener):
         self._store: CoordinationStore | None = None
         self._others: list[HttpListener | CanalListener] = []
         self._opening: asyncio.Task[None] | None = None
+        self._holding: asyncio.Task[None] | None = None
         super().__init__(
             "http",
             make_app(served, ports.addresses()),
@@ -194,6 +195,7 @@ class Listener(HttpListener):
         self._others = [self._http(name) for name in self._ports.sockets if name not in ("http", "canal")]
         for one in self._others:
             await one.start()
+        self._holding = asyncio.create_task(self._served.consumers.run())
         if "canal" in self._ports.sockets:
             self._opening = asyncio.create_task(self._start_canal())
 
@@ -205,6 +207,9 @@ class Listener(HttpListener):
         ending = [one.stop_serving() for one in self._others]
         await asyncio.gather(super().shutdown(sockets), *ending)
         self._ports.close()
+        if self._holding is not None:
+            self._holding.cancel()
+            await self._served.consumers.write()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 

@@ -11,6 +11,7 @@ from penstock.errors import SourceMissing
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.serve.arrivals import Arrivals
+from penstock.serve.consumers import Consumers
 from penstock.serve.pieces import PieceMemory, Pieces
 from penstock.serve.subscribers import Subscribers
 from penstock.serve.threads import Threads
@@ -41,6 +42,7 @@ class Served:
         arrivals: Arrivals,
         shard_columns: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None,
         canal_gtid: Collection[str] = (),
+        hold_seconds: Mapping[str, float | None] | None = None,
     ) -> None:
         self.instances = dict(instances)
         self.arrivals = arrivals
@@ -50,6 +52,7 @@ class Served:
         self.canal_gtid = frozenset(canal_gtid)
 
         self.subscribers = Subscribers()
+        self.consumers = Consumers(lambda name: self.instance(name).log(), hold_seconds)
         self._memory = PieceMemory()
         self.threads = Threads()
         # At its first array pyarrow imports pandas, where it is installed: not while a subscriber waits.

@@ -79,7 +79,7 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
         ahead = not seen.contains(GtidSet.parse(start.gtid_set))
         return Started(found, start.gtid_set if ahead else "")
     assert start.position is not None, "a start has one field"
-    position = _here(source, start.position, start.server_key)
+    position = position_here(source, start.position, start.server_key)
     if position > visible:
         raise ServerBusy(
             f"{source} goes to {visible}",
@@ -91,7 +91,7 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
     return Started(position)
 
 
-def _here(source: OwnSource, position: Position, server_key: str | None) -> Position:
+def position_here(source: OwnSource, position: Position, server_key: str | None) -> Position:
     """Return a position under the number that this log gives its server's epoch. Raises ServerChanged.
 
     A server may have several epochs: of those the one of that number, else the newest that has the place.
@@ -185,7 +185,7 @@ class Cursor:
         self._begun = False
         if until is not None:
             if until.position is not None:
-                self._end = _here(pieces.source, until.position, until.server_key)
+                self._end = position_here(pieces.source, until.position, until.server_key)
             elif until.edge is not None:
                 self._end = pieces.log.visible if until.edge == "latest" else self.position
             elif until.gtid_set is not None:

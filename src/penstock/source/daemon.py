@@ -7,7 +7,7 @@ the next one is asked for the same bytes, under the number that it gives the sam
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -22,6 +22,7 @@ from penstock.limits import (
     RECONNECT_PAUSE_SECONDS_MAX,
     SILENCE_SECONDS_MAX,
 )
+from penstock.logstore.holds import reader_name
 from penstock.model import Position, TableName, TablePatterns
 from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
@@ -52,6 +53,13 @@ class DaemonSource(KeptSource):
     def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
         """Give every daemon a table's definition, from a position on. Raises what a daemon raises."""
         self._daemon_log.give_definition(name, self._there(position), definition)
+
+    def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
+        """Have the log keep what comes after a position, for a reader whose name has these parts.
+
+        Raises what the daemon raises.
+        """
+        self._daemon_log.hold(".".join(map(reader_name, reader)), self._there(position), seconds)
 
     def behind(self, what: str, position: Position) -> PenstockError:
         """Return the error for a place that the daemon has not reached: another one had, so it will."""
@@ -181,6 +189,10 @@ class DaemonLog:
             answer = client.post(f"schema?{query}", definition, SILENCE_SECONDS_MAX)
             answer.drain_conn()
             answer.release_conn()
+
+    def hold(self, reader: str, position: Position, seconds: int) -> None:
+        """Have the daemon that answers keep what comes after a position."""
+        self._ask(lambda client, shift: client.hold(reader, _text(position, shift), seconds))
 
     # --- Bytes --------------------------------------------------------------------------------
 

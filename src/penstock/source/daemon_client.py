@@ -8,7 +8,7 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, SSLError
@@ -104,7 +104,13 @@ class DaemonClient:
         if start != end:
             raise self._foreign(f"bytes ended at {start}, they were to end at {end}")
 
-    def post(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> urllib3.BaseHTTPResponse:
+    def post(
+        self,
+        call: str,
+        body: Mapping[str, Any],
+        silence_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> urllib3.BaseHTTPResponse:
         """Send a JSON body and return the answer as it begins, to be read as it comes and then closed.
 
         No byte for so many seconds is a lost connection; `lost` turns what reading raises into it.
@@ -113,8 +119,14 @@ class DaemonClient:
             "POST",
             call,
             json=dict(body),
+            headers={**self._pool.headers, **(headers or {})},
             timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds),
         )
+
+    def hold(self, reader: str, position: str, seconds: int) -> None:
+        """Have the daemon's log keep what comes after a position."""
+        query = urlencode({"reader": reader, "position": position, "seconds": seconds})
+        self._request("POST", f"position?{query}").close()
 
     def delete(self, call: str) -> None:
         """Have the daemon remove something."""

@@ -5,6 +5,7 @@ An offset says which server its epoch is of. So a stream can go on at another da
 where that one has the same server's files, else by GTID set, in an epoch of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
@@ -14,6 +15,7 @@ from penstock.errors import PositionInvalid, PositionPurged, ServerChanged, Sour
 from penstock.gtid_sets import LoggedSet
 from penstock.model import Position
 from penstock.source.bounds import Bound, Bounds
+from penstock.source.daemon import DaemonSource
 from penstock.source.kept import KeptSource
 from penstock.source.source import ByteRange, Source, open_source, place_of
 from penstock.spark.offsets import EARLIEST, LATEST, Offset
@@ -68,6 +70,12 @@ class KeptStreamLog(StreamLog):
             options = replace(self._settings.source, epochs=((epoch, key),) if key else ())
             found = self._sources[epoch, key] = open_source(options)
         return found
+
+    def hold(self, reader: Sequence[str], offset: Offset, seconds: int) -> None:
+        """Have a daemon keep what comes after an offset. A log's folder is kept by who writes it."""
+        source = self._kept(offset)
+        if isinstance(source, DaemonSource):
+            source.hold(reader, offset.position, seconds)
 
     def resume(self, begin: Offset) -> Offset:
         """Return where to go on from an offset: itself, or its place in a log that has other servers' files.

@@ -39,7 +39,7 @@ from penstock.serve.canal.cursor import Cursor, Mark
 from penstock.serve.canal.tables import CanalTables
 from penstock.serve.pieces import Pieces, View
 from penstock.serve.served import Served
-from penstock.serve.subscription import Start, Started, resolve_start
+from penstock.serve.subscription import Start, Started, position_here, resolve_start
 from penstock.serve.threads import run_in
 
 _log = structlog.get_logger(__name__)
@@ -116,6 +116,22 @@ class Client:
     def view(self) -> View:
         """What it sees of the log."""
         return self._view
+
+    @property
+    def consumed(self) -> Position | None:
+        """Before which place everything was consumed, as the store has it; None where it has none of here.
+
+        Raises what the log raises.
+        """
+        stored = (self._writing.written if self._writing is not None else None) or self._stored
+        if stored is None:
+            return None
+        try:
+            return position_here(
+                self.pieces.source, Position.parse(stored.position), stored.server_key or None
+            )
+        except ServerChanged:
+            return None
 
     async def at(self) -> Cursor | None:
         """Return its cursor, None as long as the log does not hold the place where it begins.
@@ -284,6 +300,7 @@ class Clients:
             await asyncio.to_thread(self._subscriptions.delete, client.destination, client.name)
             self._known.pop((client.destination, client.client_id), None)
             client.cursor = None
+        self._served.consumers.forget(client.destination, client.name)
         _log.info("a client has unsubscribed", destination=client.destination, client=client.name)
 
     # --- Holding ----------------------------------------------------------------------------

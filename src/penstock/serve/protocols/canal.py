@@ -359,6 +359,9 @@ class CanalSession:
     async def _give(
         self, client: Client, subscriber: Subscriber, gathered: Gathered | None, account: Account
     ) -> None:
+        consumed = client.consumed if client.cursor is not None else None
+        if consumed is not None:
+            self._served.consumers.note(client.destination, client.name, consumed, account)
         if gathered is None:
             if client.cursor is not None:
                 client.note()

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from penstock.errors import OptionInvalid, PenstockError
-from penstock.model import TablePatterns
+from penstock.model import Position, TablePatterns
 from penstock.serve.access import Account, account_of
 from penstock.serve.answers import StreamedAnswer
 from penstock.serve.changes_request import ChangesRequest, start_of
@@ -43,6 +43,9 @@ from penstock.serve.wire.change_frames import (
 )
 
 _log = structlog.get_logger(__name__)
+
+# Everything before this position was consumed for good, in the shards that are asked for.
+CONSUMED_HEADER = "Penstock-Consumed"
 
 # Payloads up to this size are put together with what stands around them, which saves calls.
 _GATHERED_BYTES_MAX = 64 * 1024
@@ -102,6 +105,8 @@ async def _changes(served: Served, request: Request) -> Response:
         shards=ShardSet(asked.shards.count, frozenset(asked.shards.of)) if asked.shards else None,
         where=where,
     )
+    if (consumed := request.headers.get(CONSUMED_HEADER)) is not None:
+        _note_consumed(served, name, asked, account, Position.parse(consumed))
     started = await resolve_start(pieces, start_of(asked.start))
     until = None if asked.until is None else start_of(asked.until)
     cursor = Cursor(pieces, sieve.view, started, until, in_parts=sieve.takes_parts)
@@ -116,6 +121,17 @@ async def _changes(served: Served, request: Request) -> Response:
         shards=asked.shards.of if asked.shards else (),
     )
     return ChangesAnswer(asked, cursor, sieve, first, following)
+
+
+def _note_consumed(
+    served: Served, instance: str, asked: ChangesRequest, account: Account, position: Position
+) -> None:
+    """Have a subscription hold the log from where it has consumed everything."""
+    consumer, _, _ = asked.subscriber.partition("/")
+    if not consumer:
+        return
+    count, shards = (asked.shards.count, asked.shards.of) if asked.shards is not None else (1, [0])
+    served.consumers.note(instance, consumer, position, account, shard_count=count, shards=shards)
 
 
 def _read(

@@ -208,12 +208,25 @@ class _Ptubes:
             client.leave()
             code = _STREAM_CODE if isinstance(problem, StreamError) else _OPERATOR_CODE
             return _binary(error_envelope(code, f"{type(problem).__name__}: {problem}"), closing=True)
+        self._note_consumed(session)
         figures.fetch_ms = round((time.monotonic() - begun) * 1000)
         figures.last_checkpoint = session.last_checkpoint
         if len(content) >= _GZIP_BYTES_MIN and "gzip" in request.headers.get("accept-encoding", ""):
             packed = await run_in_threadpool(gzip.compress, content, 1)
             return _binary(packed, {"Content-Encoding": "gzip"})
         return _binary(content)
+
+    def _note_consumed(self, session: Session) -> None:
+        wanted = session.subscription
+        if wanted.task:
+            self._served.consumers.note(
+                wanted.instance,
+                f"ptubes-{wanted.task}",
+                session.consumed,
+                session.account,
+                shard_count=wanted.shard_count,
+                shards=wanted.shards,
+            )
 
     async def _next(self, session: Session, wanted: FetchRequest, connection: Connection) -> bytes:
         """Return the next envelope, at the pace of the account's quota; an empty one while it is used up."""

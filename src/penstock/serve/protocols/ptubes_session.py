@@ -7,6 +7,7 @@ nothing ──subscribe──▶ subscribed ──fetch──▶ subscribed     
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from penstock.errors import PenstockError
 from penstock.logstore.epochs import EpochRecord
-from penstock.model import TablePatterns
+from penstock.model import Position, TablePatterns
 from penstock.serve.access import Account
 from penstock.serve.connections import Connection
 from penstock.serve.pieces import Piece, Pieces, View
@@ -135,6 +136,16 @@ class Session:
         self._piece: Piece | None = None
         self._time_us = subscription.checkpoint.timestamp * 1000
         self.last_checkpoint: PtubesCheckpoint | None = None
+        # Where the last answers began, oldest first.
+        self._answered: deque[Position] = deque([cursor.position], maxlen=2)
+
+    @property
+    def consumed(self) -> Position:
+        """Before which place the client has consumed everything: where the answer before the last one began.
+
+        It keeps its checkpoint to itself, but has taken an answer once it asks for the next.
+        """
+        return self._answered[0]
 
     @classmethod
     async def open(
@@ -156,6 +167,7 @@ class Session:
         without events it still tells how far the session has come. Raises what decoding raises, after
         everything before it was returned.
         """
+        self._answered.append(self._cursor.position)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max(request.seconds_max - _MARGIN_SECONDS, 0.0)
         parts: list[Taken] = []

@@ -360,6 +360,9 @@ class PipelineRun:
         for key, version in read.items():
             standing = standing.having_read(key, version)
         standing = self._retried(partial(state.write, standing), state)
+        for name, offset in standing.offsets.items():
+            if name in self._logs:
+                self._logs[name].hold(Offset.from_json(offset))
         self._loading.done(standing, record)
         self._progress.batch(standing, record, outcome, time.monotonic() - started, state)
         return standing

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log of one source of a pipeline, as the driver plans by it."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
+from penstock.errors import PenstockError
+from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, PIPELINE_HOLD_PAUSE_SECONDS
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
@@ -16,6 +21,8 @@ from penstock.spark.offsets import Offset
 from penstock.spark.options import ENVELOPE, ReadSettings
 from penstock.spark.stream_log import StreamLog, epoch_after
 from penstock.spark.tracking import TrackedSchemas
+
+_log = structlog.get_logger(__name__)
 
 
 class SourceLog:
@@ -42,10 +49,23 @@ class SourceLog:
         self._log = kind(self._settings, PAUSES_WAITED_FOR_SECONDS)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
+        self._reader = ("pipeline", settings.name, source.name)
+        self._hold_at = 0.0
 
     def close(self) -> None:
         """End the sessions. The log can be asked again."""
         self._log.close()
+
+    def hold(self, offset: Offset) -> None:
+        """Have a daemon's log keep what comes after an offset, once in a while; a failure is logged alone."""
+        now = time.monotonic()
+        if not isinstance(self._log, KeptStreamLog) or now < self._hold_at:
+            return
+        self._hold_at = now + PIPELINE_HOLD_PAUSE_SECONDS
+        try:
+            self._log.hold(self._reader, offset, HOLD_AGE_SECONDS_DEFAULT)
+        except PenstockError as problem:
+            _log.warning("a source's log is not held", source=self.source.name, why=str(problem))
 
     def first(self, earlier: Mapping[str, Any] | None = None) -> Offset:
         """Return where the pipeline begins in this log. `earlier` is where it stood before it was reset: what

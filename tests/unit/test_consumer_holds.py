@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named consumers hold the log at their checkpoints, whatever protocol they speak."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client import Subscriber, intake
+from penstock.coordinate.backends.memory import MemoryStore
+from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.log import Log
+from penstock.logstore.memory_log import MemoryLog
+from penstock.model import Position
+from penstock.pipeline.settings import load_pipeline
+from penstock.serve.consumers import hold_name
+from penstock.settings import LogSettings
+from penstock.spark.offsets import Offset
+from penstock.spark.pipeline import source_log
+from penstock.spark.pipeline.source_log import SourceLog
+from tests.canal_client import CanalClient
+from tests.logstore_source import Captured
+from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.ptubes_client import PtubesClient
+from tests.served_log import INSTANCE, ServedLog, captured_log, serving
+
+LISTEN = {"canal": "127.0.0.1:0", "ptubes": "127.0.0.1:0"}
+TABLES = ["fuzzed.t", "fuzzed.u", "fuzzed.wide"]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    with captured_log() as log:
+        yield log
+
+
+@pytest.fixture
+def daemon(log: Log, request: pytest.FixtureRequest) -> Iterator[ServedLog]:
+    with serving(log, LISTEN, store=MemoryStore(request.node.name)) as daemon:
+        yield daemon
+
+
+def holds(daemon: ServedLog) -> dict[str, Position]:
+    """Have the daemon write its holds, and return them by consumer."""
+    daemon.in_loop(daemon.served.consumers.write)
+    kept = Holds(daemon.log.disk, daemon.log.layout).all()
+    return {hold.name.removeprefix("penstock.consumer."): hold.position for hold in kept}
+
+
+def places(log: Log) -> list[Position]:
+    """Return where the source's files begin in the log, and where it ends."""
+    return [*(extent.first for extent in log.extents()), log.head()]
+
+
+def consume(
+    daemon: ServedLog,
+    consumer: str,
+    consumed: Position,
+    shards: list[int] | None = None,
+    token: str | None = None,
+) -> None:
+    """Ask for changes as a subscriber of two shards that has consumed up to a position."""
+    asked: dict[str, Any] = {"subscriber": consumer, "start": "latest", "wait_seconds": 0}
+    if shards is not None:
+        asked["shards"] = {"count": 2, "of": shards}
+    path = f"/v1/instances/{INSTANCE}/changes"
+    assert daemon.ask("POST", path, asked, token=token, Penstock_Consumed=str(consumed)).status == 200
+
+
+def test_subscriber_holds_the_log_where_it_has_consumed_up_to(daemon: ServedLog) -> None:
+    first, second, *_ = places(daemon.log)
+    consume(daemon, "cache/host-1", first)
+    assert holds(daemon) == {"cache": first}
+    consume(daemon, "cache/host-2", second)
+    assert holds(daemon) == {"cache": second}
+    # It may be set back by hand.
+    consume(daemon, "cache/host-2", first)
+    assert holds(daemon) == {"cache": first}
+    assert daemon.ask("DELETE", f"/v1/instances/{INSTANCE}/holds/{hold_name('cache')}").status == 200
+    assert holds(daemon) == {}
+
+
+def test_hold_is_at_the_least_place_of_all_shards(daemon: ServedLog) -> None:
+    first, second, third, *_ = places(daemon.log)
+    consume(daemon, "cache/a", second, [0])
+    consume(daemon, "cache/b", first, [1])
+    assert holds(daemon) == {"cache": first}
+    # Another member has its shard now.
+    consume(daemon, "cache/a", third, [0, 1])
+    assert holds(daemon) == {"cache": third}
+
+
+def test_hold_stays_over_a_restart_until_every_shard_has_told_its_place(log: Log) -> None:
+    first, second, third, *_ = places(log)
+    with serving(log) as daemon:
+        consume(daemon, "cache/a", first, [0, 1])
+    # It is written when the daemon ends.
+    with serving(log) as daemon:
+        assert holds(daemon) == {"cache": first}
+        consume(daemon, "cache/a", third, [0])
+        assert holds(daemon) == {"cache": first}
+        consume(daemon, "cache/b", second, [1])
+        assert holds(daemon) == {"cache": second}
+
+
+def test_subscriber_without_a_name_or_a_checkpoint_holds_nothing(daemon: ServedLog) -> None:
+    consume(daemon, "", places(daemon.log)[0])
+    asked = {"subscriber": "tail/host", "start": "earliest", "wait_seconds": 0}
+    assert daemon.ask("POST", f"/v1/instances/{INSTANCE}/changes", asked).status == 200
+    assert holds(daemon) == {}
+
+
+def test_consumer_does_not_move_the_hold_of_another_account(log: Log) -> None:
+    first, second, *_ = places(log)
+    access = [{"name": name, "token": name} for name in ("orders", "search")]
+    with serving(log, access=access) as daemon:
+        consume(daemon, "cache", first, token="orders")
+        assert holds(daemon) == {"cache": first}
+        consume(daemon, "cache", second, token="search")
+        assert holds(daemon) == {"cache": first}
+        consume(daemon, "cache", second, token="orders")
+        assert holds(daemon) == {"cache": second}
+
+
+def test_real_subscriber_holds_the_log_at_its_stored_checkpoint(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "WAIT_SECONDS", 0.1)
+    url = f"penstock://127.0.0.1:{daemon.port()}/{INSTANCE}"
+    head = daemon.log.head()
+    tables = [*TABLES]
+    with Subscriber(
+        url, name="copy", tables=tables, begin="earliest", coordination="memory://copy"
+    ) as subscriber:
+        reading = threading.Thread(target=lambda: [None for _ in subscriber], daemon=True)
+        reading.start()
+        # The end of an answer that waits for news brings the next one, with the checkpoint.
+        wait_until(lambda: holds(daemon).get("copy") == head)
+    reading.join(WAIT_SECONDS_MAX)
+
+
+def test_canal_client_holds_the_log_at_what_it_has_acknowledged(daemon: ServedLog) -> None:
+    first, *_, head = places(daemon.log)
+    with CanalClient(daemon.port("canal"), INSTANCE).log_in().subscribe() as client:
+        batch_id, _ = client.get(1)
+        assert holds(daemon).get("canal-1001", first) == first
+        client.ack(batch_id)
+        while (batch := client.get())[0] != -1:
+            client.ack(batch[0])
+
+        def holds_the_head() -> bool:
+            client.get()
+            return holds(daemon).get("canal-1001") == head
+
+        wait_until(holds_the_head)
+        client.unsubscribe()
+    assert holds(daemon) == {}
+
+
+def test_ptubes_client_holds_the_log_before_its_last_answers(daemon: ServedLog) -> None:
+    first, *_ = places(daemon.log)
+    with PtubesClient(daemon.port("ptubes"), TABLES, task="cache") as client:
+        client.subscribe()
+        client.fetch()
+        assert holds(daemon) == {"ptubes-cache": first}
+
+        def holds_the_head() -> bool:
+            client.fetch()
+            return holds(daemon)["ptubes-cache"] == daemon.log.head()
+
+        wait_until(holds_the_head)
+
+
+def test_pipeline_holds_the_log_of_a_daemon_behind_its_batches(
+    daemon: ServedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "lake.yaml"
+    url = f"penstock://127.0.0.1:{daemon.port()}/{INSTANCE}"
+    file.write_text(f"load: none\nsink: stdout\nsource: {{url: '{url}', name: shop}}\n")
+    settings = load_pipeline(file)
+    log = SourceLog(settings.sources[0], settings, 1)
+    first, second, *_ = places(daemon.log)
+    begun = Offset(first, "", "mysql:0")
+    log.hold(begun)
+    assert holds(daemon) == {"pipeline.lake.shop": first}
+    # Not at every batch.
+    log.hold(replace(begun, position=second))
+    assert holds(daemon) == {"pipeline.lake.shop": first}
+    monkeypatch.setattr(source_log, "PIPELINE_HOLD_PAUSE_SECONDS", 0.0)
+    log = SourceLog(settings.sources[0], settings, 1)
+    log.hold(replace(begun, position=second))
+    assert holds(daemon) == {"pipeline.lake.shop": second}
+    # A place that the log has not is a line in the pipeline's log, and nothing more.
+    log.hold(Offset(replace(daemon.log.head(), offset=1 << 30), "", "mariadb:1"))
+    assert holds(daemon) == {"pipeline.lake.shop": second}
+    log.close()
+
+
+def test_consumer_that_does_not_come_back_holds_nothing_in_the_end(log: Log) -> None:
+    first, *_ = places(log)
+    with serving(log, hold_seconds=7200.0) as daemon:
+        begun_us = time.time_ns() // 1000
+        consume(daemon, "cache", first)
+        holds(daemon)
+        (kept,) = Holds(log.disk, log.layout).all()
+        assert kept == Hold(hold_name("cache"), first, kept.expires_us, "everything")
+        assert 0 <= (kept.expires_us or 0) - begun_us - 7200_000_000 < WAIT_SECONDS_MAX * 1_000_000
+
+
+def test_no_consumer_holds_the_log_where_that_is_switched_off(log: Log) -> None:
+    with serving(log, hold_seconds=None) as daemon:
+        consume(daemon, "cache", places(log)[0])
+        assert holds(daemon) == {}
+
+
+def test_consumer_does_not_hold_a_log_of_memory() -> None:
+    with MemoryLog.open_memory(LogSettings(), instance=INSTANCE) as log:
+        Captured(log).run()
+        with serving(log) as daemon:
+            consume(daemon, "cache", places(log)[0])
+            daemon.in_loop(daemon.served.consumers.write)
+            assert log.holds() == []
+
+
+@pytest.mark.parametrize(
+    ("consumer", "name"),
+    [("orders-cache", "orders-cache"), ("a.b", "a.2e.b"), ("a/ä", "a.2f..e4."), ("x" * 200, "x" * 40)],
+)
+def test_hold_says_whose_it_is(consumer: str, name: str) -> None:
+    found = hold_name(consumer).removeprefix("penstock.consumer.")
+    assert found.startswith(name)
+    assert len(hold_name(consumer)) <= 128
+    assert hold_name(consumer + "y") != hold_name(consumer)
