@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile clients on every listener, while a log is written: what is written is read all the same."""
+
+import asyncio
+import threading
+
+import pytest
+
+from penstock.serve.arrivals import Arrivals
+from tests.hostile_clients import attack
+from tests.logstore_disk import SimulatedDisk
+from tests.logstore_source import Captured, open_log, server_files
+from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.served_log import INSTANCE, serving
+
+LISTENERS = ("http", "canal", "ptubes", "ptubes_monitor")
+CLIENTS = 80
+
+
+class Written:
+    """A capture that goes on as long as clients come, a piece at a time."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.arrivals = arrivals
+        self.pieces = threading.Semaphore(0)
+
+    def each(self, _: Captured, __: int) -> None:
+        self.arrivals.arrived(INSTANCE)
+        assert self.pieces.acquire(timeout=WAIT_SECONDS_MAX)
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_hostile_clients.py::test_log_is_written_and_read_while_hostile_clients_come",
+    keep=("canal",),
+)
+@pytest.mark.parametrize("name", LISTENERS)
+def test_log_is_written_and_read_while_hostile_clients_come(name: str) -> None:
+    listen = dict.fromkeys(LISTENERS[1:], "127.0.0.1:0")
+    last = server_files()[-1]
+    with open_log(SimulatedDisk()) as log, serving(log, listen) as daemon:
+        written = Written(daemon.served.arrivals)
+        capturing = threading.Thread(target=Captured(log, each=written.each).run)
+        capturing.start()
+        attacked = threading.Event()
+
+        def hostile() -> None:
+            asyncio.run(attack(daemon.port(name), name, CLIENTS, seed=7))
+            attacked.set()
+
+        attacking = threading.Thread(target=hostile)
+        attacking.start()
+        seen = set()
+        while not attacked.is_set():
+            written.pieces.release()
+            seen.add(daemon.ask("GET", f"/v1/instances/{INSTANCE}/head").json["position"])
+        assert len(seen) > 2, "readers see nothing new meanwhile"
+        written.pieces.release(1_000_000)
+        capturing.join(WAIT_SECONDS_MAX)
+        head = daemon.ask("GET", f"/v1/instances/{INSTANCE}/head").json["position"]
+        assert head == f"1/{last.name}:{len(last.content)}"
+        attacking.join(WAIT_SECONDS_MAX)
+        wait_until(lambda: daemon.in_loop(lambda: daemon.ports.connections.admission.open) == 0)
