@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.errors import PositionPurged
+from tests.captured_log import purge
 from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import wait_until
 from tests.pipeline_running import (
@@ -172,3 +174,36 @@ def test_rows_deleted_while_the_state_was_away_are_deleted_from_the_target(
     run_to_end(spark, settings)
     assert mariadb_server.sql("SELECT * FROM t ORDER BY id", database=database) == [(1, 1), (3, 30), (4, 4)]
     mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_restarts.py::test_tables_are_taken_as_they_are_now_where_the_log_until_now_is_lost"
+)
+def test_purged_changes_stop_the_run_or_have_every_table_read_again(
+    spark: SparkSession,  # noqa: F811
+    start_server: StartServer,
+    mariadb_server: Server,
+    tmp_path: Path,
+) -> None:
+    source_server = start_server("mysql")
+    source_server.sql("CREATE DATABASE purged; CREATE TABLE purged.t (id INT PRIMARY KEY, n INT)")
+    source_server.sql("INSERT INTO purged.t VALUES (1, 1), (2, 2), (3, 3)")
+    mariadb_server.sql("DROP DATABASE IF EXISTS purged")
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    source = {"url": source_server.url("root"), "name": "shop", "tables": "purged.*"}
+    settings = pipeline_of(source_server, "purged", sink, tmp_path, source=source)
+    run_to_end(spark, settings)
+    source_server.sql("DELETE FROM purged.t WHERE id = 2; UPDATE purged.t SET n = 10 WHERE id = 1")
+    source_server.sql("ALTER TABLE purged.t ADD m INT DEFAULT 5; INSERT INTO purged.t VALUES (4, 4, 4)")
+    source_server.sql("FLUSH BINARY LOGS")
+    purge(source_server)
+    source_server.sql("INSERT INTO purged.t VALUES (5, 5, 5)")
+    with pytest.raises(PositionPurged):
+        run_to_end(spark, settings)
+    again = pipeline_of(source_server, "purged", sink, tmp_path, source={**source, "on_lost": "resnapshot"})
+    run_to_end(spark, again)
+    source_server.sql("DELETE FROM purged.t WHERE id = 3")
+    run_to_end(spark, again)
+    query = "SELECT * FROM purged.t ORDER BY id"
+    assert mariadb_server.sql(query) == source_server.sql(query) == [(1, 10, 5), (4, 4, 4), (5, 5, 5)]
+    mariadb_server.sql("DROP DATABASE purged")

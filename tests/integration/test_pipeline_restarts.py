@@ -14,7 +14,7 @@ from penstock.errors import LeaseLost, PositionInvalid, PrivilegeMissing
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
-from penstock.pipeline.state import PipelineState, table_key
+from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.sinks.targets.mysql import MysqlSink
 from penstock.source.reading import LoggedStatement
 from penstock.spark.pipeline import run as run_module
@@ -113,6 +113,23 @@ def test_first_load_deletes_what_only_the_target_has_where_an_earlier_run_wrote_
 ) -> None:
     standing = driver.loading.planned(replace(driver.standing, earlier=earlier), driver.tables)
     assert standing.loads[driver.key].remove == (earlier is not None)
+
+
+def test_tables_are_taken_as_they_are_now_where_the_log_until_now_is_lost(
+    driver: Driver, mysql_server: Server
+) -> None:
+    mysql_server.sql("CREATE TABLE u (id INT PRIMARY KEY)", database=driver.database)
+    driver.begin()
+    statements = "ALTER TABLE t ADD n INT; DROP TABLE u; CREATE TABLE v (id INT PRIMARY KEY)"
+    mysql_server.sql(statements, database=driver.database)
+    (source,) = driver.settings.sources
+    assert driver.tables.jump(source) == [driver.table]
+    names = {split_key(key)[1].table for key in driver.tables.there()}
+    assert names == {"t", "v"}
+    driver.begin()
+    there = driver.tables.source_target(driver.key)
+    assert there is not None
+    assert list(there.column_names) == ["id", "n"]
 
 
 def test_a_request_whose_runner_died_behind_its_last_batch_ends(driver: Driver) -> None:

@@ -240,6 +240,18 @@ def test_feed_whose_state_is_gone_is_not_written_twice(
         assert later.get_large("reset") is None
 
 
+def test_feed_is_never_written_again_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop", "on_lost": "resnapshot"}
+    sink = {"files": {"path": str(tmp_path / "feed")}}
+    settings = pipeline_of_values({"name": "test", "source": source, "sink": sink}, tmp_path)
+    run, _ = run_of(settings, monkeypatch, ends)
+    with pytest.raises(OptionInvalid, match="on_lost: resnapshot would write every row again"):
+        run.run()
+    files = {"name": "test", "source": {"path": "/logs", "on_lost": "resnapshot"}, "sink": sink}
+    with pytest.raises(OptionInvalid, match="name the server of the log"):
+        pipeline_of_values(files, tmp_path)
+
+
 # --- Servers --------------------------------------------------------------------------------
 
 

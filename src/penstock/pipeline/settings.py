@@ -80,6 +80,7 @@ class PipelineSource:
     servers: tuple[ServerAddress, ...] = ()
     schemas: str | None = None
     fail_on_data_loss: bool = True
+    on_lost: str = "stop"
 
 
 @dataclass(frozen=True)
@@ -384,6 +385,11 @@ def _policy_of(whole: Mapping[str, Any]) -> str | None:
 
 def _source_of(section: SourceSection) -> PipelineSource:
     options = section.options()
+    if section.on_lost == "resnapshot":
+        if section.server_address() is None:
+            raise ValueError("on_lost: resnapshot reads tables again: name the server of the log")
+        if not section.fail_on_data_loss:
+            raise ValueError("on_lost: resnapshot and fail_on_data_loss: false exclude each other")
     return PipelineSource(
         name=options.instance,
         options=options,
@@ -393,6 +399,7 @@ def _source_of(section: SourceSection) -> PipelineSource:
         servers=section.server_addresses(),
         schemas=None if section.schemas is None else str(section.schemas),
         fail_on_data_loss=section.fail_on_data_loss,
+        on_lost=section.on_lost,
     )
 
 

@@ -109,6 +109,11 @@ class SourceSection(Section):
     fail_on_data_loss: bool = Field(
         default=True, description="stop where the log was purged; false goes on behind it"
     )
+    on_lost: Literal["stop", "resnapshot"] = Field(
+        default="stop",
+        description="where the log was purged: stop, or go on at its end and read every table again from the"
+        " server, with deletes of what only the target has",
+    )
 
     @field_validator("start")
     @classmethod

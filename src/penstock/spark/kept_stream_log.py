@@ -51,6 +51,10 @@ class KeptStreamLog(StreamLog):
         """Return the end of the log now, under the numbers of another offset."""
         return self._at_head(self._kept(here))
 
+    def after_loss(self, begin: Offset) -> Offset:
+        """Return the end of the log now, under the numbers of an offset that the log no longer has."""
+        return self.head_behind(begin)
+
     def target(self) -> Offset:
         """Return the end of the log now, as the log itself numbers it."""
         return self._at_head(self._kept(None))

@@ -88,6 +88,10 @@ class StreamLog:
 
         return self._ask(ask)
 
+    def after_loss(self, begin: Offset) -> Offset:
+        """Return the end of the log now, in an epoch after that of an offset that the log no longer has."""
+        return self._completed(self.head(epoch_after(begin.position)))
+
     def head_behind(self, here: Offset) -> Offset:
         """Return the end of the log now, as an offset that goes on from another."""
         return self.head(here.position.epoch)

@@ -20,14 +20,16 @@ from penstock.errors import (
     OptionInvalid,
     PenstockError,
     PositionInvalid,
+    PositionPurged,
     PrivilegeMissing,
     ServerChanged,
     TransientError,
 )
+from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, Standing, table_key
-from penstock.sinks.sink import BatchMark, Sink, Spread
+from penstock.sinks.sink import BatchMark, Sink, Spread, keeps_tables
 from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
 from penstock.spark.pipeline.loading import Loading
@@ -174,6 +176,13 @@ class PipelineRun:
                 self._stop.wait(_PAUSE_SECONDS)
 
     def _check_sink(self) -> None:
+        for source in self._settings.sources:
+            if source.on_lost != "stop" and not (self._sink.keeps_state and keeps_tables(self._sink)):
+                raise OptionInvalid(
+                    f"source {source.name}: on_lost: {source.on_lost} would write every row again into"
+                    f" {self._sink.kind}, which keeps no table that can be compared",
+                    hint="Leave on_lost out: then the run stops where its log was purged",
+                )
         fatal = [one for one in self._sink.check() if one.fatal]
         if fatal:
             raise OptionInvalid(
@@ -199,7 +208,11 @@ class PipelineRun:
                 break
             started = time.monotonic()
             standing = self._noted(self._loading.planned(standing, self._tables))
-            record = self._next(state, standing)
+            try:
+                record = self._next(state, standing)
+            except PositionPurged as problem:
+                standing = self._noted(self._after_loss(state, standing, problem))
+                continue
             if record is None:
                 if self._until_caught_up and self._is_caught_up(standing):
                     break
@@ -273,6 +286,47 @@ class PipelineRun:
             number, begin, end, tuple(ranges), tuple(chunks), parts, loads, tuple(finished), tuple(divided)
         )
 
+    def _after_loss(self, state: PipelineState, standing: Standing, problem: PositionPurged) -> Standing:
+        """Go on at the end of each log whose next changes were purged, and ask for its tables to be read
+        again. Raises the problem where that is not wanted."""
+        offsets = dict(standing.offsets)
+        for name, log in self._logs.items():
+            if log.source.on_lost == "stop":
+                continue
+            try:
+                self._retried(partial(self._stretch, standing, name, log), state)
+            except PositionPurged as lost:
+                begin = Offset.from_json(standing.offsets[name])
+                # Tables are read after this place, so no change of theirs is missed.
+                offsets[name] = self._retried(partial(log.after_loss, begin), state).to_json()
+                tables = self._tables.jump(log.source)
+                self._refuse_keyless(name, tables, lost)
+                _log.error(
+                    "changes were purged before they were read: every table is read again",
+                    source=name,
+                    tables=len(tables),
+                    why=str(lost),
+                )
+                for table in tables:
+                    self._loading.reread(name, table, f"purged at {time.time_ns()}", remove=True)
+        if offsets == standing.offsets:
+            raise problem
+        return state.write(replace(standing, offsets=offsets))
+
+    def _refuse_keyless(self, source: str, tables: list[TableName], problem: PositionPurged) -> None:
+        """Raise the problem where a table's rows cannot be found in the target, to be deleted."""
+        keyless = [
+            str(table)
+            for table in tables
+            if (target := self._tables.source_target(table_key(source, table))) and not target.primary_key
+        ]
+        if keyless:
+            raise PositionPurged(
+                f"{problem.message}; tables without a primary key cannot be read again: {', '.join(keyless)}",
+                position=problem.position,
+                hint="Empty their targets, then begin again: penstock pipelines reset FILE --yes",
+            ) from problem
+
     @staticmethod
     def _is_first_load(standing: Standing) -> bool:
         """Tell whether the full load is not done: then changes wait, and are read once it is."""
@@ -342,7 +396,13 @@ class PipelineRun:
             except _PASSING as problem:
                 return self._given_up(state, standing, record, problem)
         else:
-            outcome = self._retried(attempt, state)
+            try:
+                outcome = self._retried(attempt, state)
+            except PositionPurged as problem:
+                # It was purged since the batch was planned. The next plan finds that out for each source.
+                if all(log.source.on_lost == "stop" for log in self._logs.values()):
+                    raise
+                return self._given_up(state, standing, record, problem)
         mark = self._mark(standing, record)
         # Nothing of a source stands between what the sink keeps and the word that it does.
         read = self._read_to(standing, record, state)

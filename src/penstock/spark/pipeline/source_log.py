@@ -94,6 +94,10 @@ class SourceLog:
             return None
         return here, log.limited(here, head), seen
 
+    def after_loss(self, begin: Offset) -> Offset:
+        """Return where to go on without what lies between an offset that was purged and the log's end now."""
+        return self._log.after_loss(begin)
+
     def works(self, begin: Offset, end: Offset) -> list[RangeWork]:
         """Cut a stretch into byte ranges, from a listing alone."""
         source, ranges, bounds = self._log.plan(begin, end)

@@ -183,6 +183,30 @@ class PipelineTables:
                 found.definitions[number] = target
         return changed
 
+    def jump(self, source: PipelineSource) -> list[TableName]:
+        """Take a source's tables to be as its server has them now, since what the log says of them until now
+        is lost. Return those that are there and were known, to be read again."""
+        assert source.server is not None, "only tables of a server are read again"
+        known = {
+            key
+            for key, table in self._tables.items()
+            if split_key(key)[0] == source.name and not table.gone and key not in self.stopped
+        }
+        self._read_server(source)
+        there = {
+            table_key(source.name, target.name)
+            for target in targets_of(source.server, PipelinePatterns(source.tables))
+        }
+        for key in known:
+            table = self._tables[key]
+            table.gone = key not in there
+            table.logged = table.current.columns
+            if table.gone:
+                _log.warning("a table is gone from its source; its target is left", table=key)
+        self._prepare()
+        self.done()
+        return [split_key(key)[1] for key in sorted(known & there)]
+
     def done(self) -> None:
         """Keep which tables are gone: the sink has the batch that was learned for."""
         for one in self._tables.values():
