@@ -167,7 +167,38 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
         yield Finding("privileges", "ok", f"REPLICATION SLAVE, {monitor} and SELECT are granted")
 
 
+def _retention_of_service(facts: Facts) -> Finding:
+    """Return how long a service keeps files, whatever the server's variables say.
+
+    Source: the procedure mysql.rds_set_configuration in Amazon's guides of RDS and Aurora, and the setting
+    transactionLogRetentionDays in Google's guide of Cloud SQL.
+    """
+    advised = EXPIRY_SECONDS_ADVISED // 3600
+    mend = f"CALL mysql.rds_set_configuration('binlog retention hours', {advised})"
+    if facts.service == "Cloud SQL":
+        what = "Cloud SQL keeps files for its own point-in-time recovery: look at transactionLogRetentionDays"
+        return Finding("log_expiry", "ok", what)
+    query = "SELECT value FROM mysql.rds_configuration WHERE name = 'binlog retention hours'"
+    try:
+        rows = facts.connection.query(query)
+    except PrivilegeMissing:
+        what = f"{facts.service} purges files by 'binlog retention hours', which this account may not read"
+        return Finding("log_expiry", "warning", what, "CALL mysql.rds_show_configuration")
+    value = rows[0]["value"] if rows else None
+    if value is None:
+        what = f"{facts.service} purges files as soon as it needs them no more: any stop may lose changes"
+        return Finding("log_expiry", "error", what, mend)
+    hours = int(float(value))
+    if hours * 3600 < EXPIRY_SECONDS_MIN:
+        what = f"{facts.service} keeps files for {hours} hours: a longer stop loses changes"
+        return Finding("log_expiry", "warning", what, mend)
+    return Finding("log_expiry", "ok", f"{facts.service} keeps files for {hours} hours")
+
+
 def _expiry(facts: Facts) -> Iterator[Finding]:
+    if facts.service is not None:
+        yield _retention_of_service(facts)
+        return
     seconds = int(float(facts.variables.get("binlog_expire_logs_seconds", "0")))
     seconds = seconds or int(float(facts.variables.get("expire_logs_days", "0")) * 86400)
     if seconds == 0 or facts.is_set("binlog_expire_logs_auto_purge", "OFF"):

@@ -14,6 +14,7 @@ Severity = Literal["ok", "warning", "error"]
 _PERSIST_SINCE = (8, 0, 0)
 
 _VARIABLES = (
+    "aurora_version",
     "binlog_checksum",
     "binlog_encryption",
     "binlog_expire_logs_auto_purge",
@@ -22,6 +23,7 @@ _VARIABLES = (
     "binlog_row_image",
     "binlog_row_metadata",
     "binlog_row_value_options",
+    "datadir",
     "encrypt_binlog",
     "expire_logs_days",
     "gtid_mode",
@@ -34,6 +36,11 @@ _VARIABLES = (
     "server_id",
     "sync_binlog",
 )
+
+# Where the servers of Amazon RDS and Aurora have their data.
+_RDS_FOLDER = "/rdsdbdata/"
+# How Cloud SQL marks the version of its servers: 8.0.41-google.
+_CLOUD_SQL_MARK = "-google"
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,15 @@ class Facts:
     def mariadb(self) -> bool:
         """Whether the server is of the MariaDB family."""
         return self.identity.flavor == MARIADB
+
+    @property
+    def service(self) -> Literal["RDS", "Aurora", "Cloud SQL"] | None:
+        """The service that runs the server and purges its files by rules of its own; None for none known."""
+        if "aurora_version" in self.variables:
+            return "Aurora"
+        if self.variables.get("datadir", "").startswith(_RDS_FOLDER):
+            return "RDS"
+        return "Cloud SQL" if _CLOUD_SQL_MARK in self.identity.version_text else None
 
     @property
     def logs(self) -> bool:
