@@ -321,3 +321,19 @@ def test_further_servers_without_a_first_one_are_refused(tmp_path: Path) -> None
     source = {"path": "/logs", "servers": ["127.0.0.1:2"]}
     with pytest.raises(OptionInvalid, match="neither names one"):
         pipeline_of_values({"name": "test", "source": source, "sink": "stdout"}, tmp_path)
+
+
+def test_server_that_does_not_answer_is_reported_while_its_tasks_retry(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_WATCH_SECONDS", 0.01)
+    reported = threading.Event()
+    problems: list[PenstockError] = []
+
+    def report(problem: PenstockError) -> None:
+        problems.append(problem)
+        reported.set()
+
+    with servers.watched(settings.sources, report):
+        assert reported.wait(60)
+    assert isinstance(problems[0], ConnectionLost)

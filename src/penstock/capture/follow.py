@@ -13,9 +13,11 @@ import structlog
 
 from penstock.capture.connection import ServerIdentity
 from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
-from penstock.errors import DumpReplaced, ServerChanged, TransientError
+from penstock.errors import AnswerTimedOut, DumpReplaced, ServerChanged, TransientError
 from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX, RECONNECT_TRIES_MAX
 from penstock.model import ServerAddress
+
+_TRIES_OF_TIMEOUT = 3
 
 _log = structlog.get_logger(__name__)
 
@@ -97,7 +99,8 @@ def follow(
         if isinstance(failure, DumpReplaced) and address.server_id is None:
             name = ReplicaName.choose(None)
         seconds = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**tries, RECONNECT_PAUSE_SECONDS_MAX)
-        tries += 1
+        # A server that hangs costs a timeout for each try.
+        tries += _TRIES_OF_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
         _log.warning(
             "reconnecting", server=str(address), at=str(start), why=str(failure), after_seconds=seconds
         )

@@ -179,6 +179,8 @@ class Sink(ABC):
     metadata_read: tuple[str, ...] | None = None
     # Whether writers have to be in the process that drives the pipeline, whose own output they write.
     in_driver: bool = False
+    # Whether the numbers that it remembers are of this target alone, and not of all that a server has.
+    remembers_alone: bool = False
     # Whether `read` between bounds costs what is between them, and not the whole table.
     reads_ranges: bool = True
     # Whether values that Arrow's types cannot hold are written as the source's text. Then rows that `read`

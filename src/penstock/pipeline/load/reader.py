@@ -11,7 +11,7 @@ import pyarrow
 
 from penstock._native import ResultSet
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import OptionInvalid, ServerChanged, TransientError
+from penstock.errors import AnswerTimedOut, OptionInvalid, ServerChanged, TransientError
 from penstock.limits import (
     LOAD_BATCH_BYTES_MAX,
     LOAD_BATCH_ROWS_MAX,
@@ -86,9 +86,10 @@ def read_chunk(
                     yield changes
                     paced(len(changes))
                 return
-        except TransientError:
+        except TransientError as problem:
             tries = 1 if reading.rows > handed_out else tries + 1
-            if tries >= tries_max or not reading.can_resume:
+            # A server that hangs costs a timeout for each try.
+            if tries >= tries_max or isinstance(problem, AnswerTimedOut) or not reading.can_resume:
                 raise
         time.sleep(min(RECONNECT_PAUSE_SECONDS_FIRST * 2 ** (tries - 1), RECONNECT_PAUSE_SECONDS_MAX))
 

@@ -5,6 +5,7 @@ Values then reach the kernel as the server stores them, and so are those of the 
 """
 
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -17,8 +18,8 @@ from penstock.capture.connection import (
     connect,
 )
 from penstock.capture.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
-from penstock.errors import ConnectionLost, PenstockError, SchemaChanged
-from penstock.limits import LOAD_READ_BYTES, LOAD_SILENCE_SECONDS_MAX
+from penstock.errors import AnswerTimedOut, ConnectionLost, PenstockError, SchemaChanged
+from penstock.limits import LOAD_READ_BYTES, LOAD_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX
 from penstock.model import ServerAddress
 
 # A reader that takes its time (a rate, a slow target) holds the server back so long before it gives up.
@@ -73,7 +74,7 @@ class LoadSession:
         types.
         """
         stream = self.connection.send_query(sql)
-        stream.settimeout(LOAD_SILENCE_SECONDS_MAX)
+        stream.settimeout(SILENCE_SECONDS_MAX)
         buffer = memoryview(bytearray(LOAD_READ_BYTES))
         start = filled = 0
         while True:
@@ -93,9 +94,39 @@ class LoadSession:
                     buffer = memoryview(bytearray(2 * len(buffer)))
                 buffer[: len(left)] = left
                 start, filled = 0, len(left)
-            filled += _receive(stream, buffer[filled:], str(self.connection.address))
+            filled += self._receive(stream, buffer[filled:])
         if (refused := result.server_error) is not None:
             raise _refusal(*refused, str(self.connection.address))
+
+    def _receive(self, stream: socket.socket, into: memoryview) -> int:
+        """Receive rows. A silent server may be finding the first row, or wait for a lock, for up to
+        LOAD_SILENCE_SECONDS_MAX, as long as it answers others."""
+        server, silent_since = self.connection.address, time.monotonic()
+        while True:
+            try:
+                count = stream.recv_into(into)
+            except TimeoutError as problem:
+                if time.monotonic() - silent_since < LOAD_SILENCE_SECONDS_MAX and _answers(server):
+                    continue
+                raise AnswerTimedOut(f"{server} does not answer while rows are read") from problem
+            except OSError as problem:
+                raise ConnectionLost(
+                    f"{server}: the connection was lost while rows were read: {problem}"
+                ) from problem
+            if count == 0:
+                raise ConnectionLost(f"{server} closed the connection while rows were read")
+            return count
+
+
+def _answers(address: ServerAddress) -> bool:
+    """Tell whether a server answers a new connection, if only by a refusal."""
+    try:
+        connect(address).close()
+    except ConnectionLost:
+        return False
+    except PenstockError:
+        return True
+    return True
 
 
 def open_session(address: ServerAddress) -> LoadSession:
@@ -109,18 +140,6 @@ def open_session(address: ServerAddress) -> LoadSession:
         connection.close()
         raise
     return LoadSession(connection)
-
-
-def _receive(stream: socket.socket, into: memoryview, server: str) -> int:
-    try:
-        count = stream.recv_into(into)
-    except OSError as problem:
-        raise ConnectionLost(
-            f"{server}: the connection was lost while rows were read: {problem}"
-        ) from problem
-    if count == 0:
-        raise ConnectionLost(f"{server} closed the connection while rows were read")
-    return count
 
 
 def _refusal(number: int, message: str, server: str) -> PenstockError:

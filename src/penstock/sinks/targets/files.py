@@ -73,6 +73,7 @@ class FilesSink(Sink):
     delivery = Delivery.EXACTLY_ONCE
     spread = Spread.RANGES
     keeps_state = False
+    remembers_alone = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

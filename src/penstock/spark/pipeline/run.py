@@ -35,7 +35,7 @@ from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
 from penstock.spark.pipeline.loading import Loading
 from penstock.spark.pipeline.progress import Progress
 from penstock.spark.pipeline.retries import Retries
-from penstock.spark.pipeline.servers import SourceServers
+from penstock.spark.pipeline.servers import SourceServers, watched
 from penstock.spark.pipeline.source_log import SourceLog, around_skips
 from penstock.spark.pipeline.standstill import asks_again, no_progress
 from penstock.spark.pipeline.tables import Learned, PipelineTables
@@ -250,7 +250,10 @@ class PipelineRun:
         Raises OptionInvalid for a feed whose state was lost: every row would be in it twice.
         """
         if standing.earlier is None and self._sink.remembers(self._settings.name):
-            if not self._sink.keeps_state:
+            if not self._sink.keeps_state and not self._sink.remembers_alone:
+                what = "the target remembers a pipeline of this name; if its state was lost, rows come again"
+                _log.warning(what, pipeline=self._settings.name)
+            elif not self._sink.keeps_state:
                 raise OptionInvalid(
                     f"the target has changes that {self._settings.name} wrote before, and its state is gone:"
                     " they would be written again",
@@ -461,7 +464,8 @@ class PipelineRun:
         while rounds < _ROUNDS_MAX:
             plan = self._plan(standing, record, learned)
             state.confirm()
-            outcome = run_job(self._session, plan)
+            with watched(self._settings.sources, self._report):
+                outcome = run_job(self._session, plan)
             if outcome.failures:
                 refused |= {
                     one.table: one.error for one in outcome.failures if isinstance(one.error, _OF_ALL_TABLES)
@@ -545,10 +549,10 @@ class PipelineRun:
         return {key: load.floor for key, load in standing.loads.items() if load.floor}
 
     def _new_retries(self) -> Retries:
-        def report(problem: PenstockError) -> None:
-            self._progress.retrying(problem, self._state)
+        return Retries(self._settings.errors.retry_for, self._stop, self._report)
 
-        return Retries(self._settings.errors.retry_for, self._stop, report)
+    def _report(self, problem: PenstockError) -> None:
+        self._progress.retrying(problem, self._state)
 
     def _retried(self, work: Callable[[], Any], state: PipelineState) -> Any:
         """Do something again while what it needs is away, for as long as the settings say, and as long as the

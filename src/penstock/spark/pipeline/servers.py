@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which server of each source's cluster a run reads from."""
 
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import structlog
 
 from penstock.capture.connection import connect
-from penstock.errors import PenstockError, ServerBehind
+from penstock.errors import ConnectionLost, PenstockError, ServerBehind
 from penstock.model import ServerAddress
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 
 # As long as a daemon's default: another server is a new epoch, and has to be worth it.
 _FAIL_OVER_SECONDS = 10.0
+_WATCH_SECONDS = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -82,6 +86,40 @@ class SourceServers:
         if options.address is not None:
             options = replace(options, address=cluster.address)
         return replace(source, options=options, server=cluster.address)
+
+
+@contextmanager
+def watched(sources: Sequence[PipelineSource], report: Callable[[PenstockError], None]) -> Iterator[None]:
+    """Report each server that does not answer while the block runs: its tasks retry by themselves, and only
+    their end says why."""
+    ended = threading.Event()
+    addresses = {source.server for source in sources if source.server is not None}
+
+    def watch() -> None:
+        while not ended.wait(_WATCH_SECONDS):
+            for address in addresses:
+                problem = _lost(address)
+                if problem is not None and not ended.is_set():
+                    _log.warning("a server does not answer, its tasks retry", why=str(problem))
+                    report(problem)
+
+    # It may wait for a server while the block ends, so nobody waits for it.
+    threading.Thread(target=watch, name="watch-servers", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _lost(address: ServerAddress) -> ConnectionLost | None:
+    """Return why a server does not answer, None where it does, if only by a refusal."""
+    try:
+        connect(address).close()
+    except ConnectionLost as problem:
+        return problem
+    except PenstockError:
+        return None
+    return None
 
 
 def _key_of(address: ServerAddress) -> str | None:
