@@ -68,6 +68,16 @@ def rules_of(system: str) -> list[Rule]:
     return [Rule(**rule) for rule in listed[system]]
 
 
+def unlisted(rules: Sequence[Rule], found: Sequence[Difference]) -> list[Difference]:
+    """Return the differences that no rule names."""
+    return [one for one in found if not any(rule.covers(one) for rule in rules)]
+
+
+def not_seen(rules: Sequence[Rule], found: Sequence[Difference]) -> list[Rule]:
+    """Return the rules that name none of the differences, though the statements should show one."""
+    return [rule for rule in rules if not rule.unseen and not any(rule.covers(one) for one in found)]
+
+
 def differences(original: Sequence[Event], ours: Sequence[Event]) -> Iterator[Difference]:
     """Yield what differs: events that only one has, and fields of those that both have."""
     pairing = SequenceMatcher(

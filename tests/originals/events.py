@@ -2,8 +2,10 @@
 """The messages of each system as events that can be compared."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from tests.canal_client import EVENTS, PROTO, ROWDATA, TRANSACTIONBEGIN, TRANSACTIONEND
@@ -48,6 +50,37 @@ def _with_documents(image: dict[str, Any], fields: dict[str, Any]) -> dict[str, 
         else value
         for name, value in image.items()
     }
+
+
+def keyed_events(messages: Sequence[tuple[str, Any, Any]]) -> list[Event]:
+    """Return the rows and keys of Debezium's messages, table by table; each is table, key and value."""
+    events = []
+    for table, key, value in sorted(messages, key=itemgetter(0)):
+        payload = value["payload"]
+        row = payload["after"] or payload["before"]
+        identity = (payload["op"], table, json.dumps(next(iter(row.values()), None)))
+        shown = key and {"schema": _by_name(key["schema"]), "payload": key["payload"]}
+        events.append(Event(identity, table, {"key": shown}))
+    return events
+
+
+def steady_tables(messages: Sequence[tuple[str, Any, Any]]) -> set[str]:
+    """Return the tables whose rows and keys have the same columns in all of Debezium's messages."""
+    columns: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for table, key, value in messages:
+        row = value["payload"]["after"] or value["payload"]["before"]
+        columns[table].add((*row, "key", *(key["payload"] if key else ())))
+    return {table for table, found in columns.items() if len(found) == 1}
+
+
+def rows_by_table(events: Sequence[tuple[Any, Any]]) -> list[tuple[str, Any, Any]]:
+    """Return the events of rows among Debezium's keys and values, as table, key and value."""
+    rows = [(key, value) for key, value in events if value is not None and "op" in value["payload"]]
+    sources = [value["payload"]["source"] for _, value in rows]
+    return [
+        (f"{source['db']}.{source['table']}", key, value)
+        for source, (key, value) in zip(sources, rows, strict=True)
+    ]
 
 
 def _by_name(schema: Any) -> Any:

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import penstock
+from penstock.changes import SYSTEM_COLUMNS, Changes
 from penstock.model import Position
+from penstock.sinks.messages import Format, key_of, messages_of
 from tests.canal_client import CanalClient
 from tests.captured_log import head_of
 from tests.daemon_process import DaemonProcess
+from tests.logged_changes import targets_in
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.maven import cached, copy_dependencies, program, run
 from tools.servers import Server
@@ -39,11 +43,13 @@ class Written:
     """What each system wrote of the statements, in its order.
 
     `debezium` has key and value of each event, `entries` are Canal's as bytes; what begins with `our_` is
-    Penstock's.
+    Penstock's. `our_keyed` are the messages that a sink writes: table, key and value, of tables that have
+    the same columns at the end.
     """
 
     debezium: list[tuple[Any, Any]]
     our_debezium: list[Any]
+    our_keyed: list[tuple[str, Any, Any]]
     entries: list[bytes]
     our_entries: list[bytes]
     flat: list[Any]
@@ -161,6 +167,7 @@ def write_all(server: Server, folder: Path) -> Written:
                 (json.loads(key), json.loads(value))
                 for key, value in zip(lines[1::3], lines[2::3], strict=True)
             ],
+            our_keyed=list(_keyed(server, start)),
             our_debezium=_changes(daemon, "debezium_schema", OF_DEBEZIUM),
             entries=[base64.b64decode(line) for canal in canals for line in canal.lines("entries")],
             our_entries=_entries(daemon, pattern),
@@ -227,6 +234,19 @@ def _changes(daemon: DaemonProcess, form: str, databases: Sequence[str]) -> list
         lines += content if head["kind"] == "batch" else b""
     connection.close()
     return [json.loads(line) for line in lines.splitlines()]
+
+
+def _keyed(server: Server, start: Position) -> Iterator[tuple[str, Any, Any]]:
+    targets = targets_in(server, "shop")
+    for batch in penstock.read_binlog(server.url(), tables="shop.*", start=str(start), instance="shop"):
+        target, rows = targets.get(batch.table.replace("`", "")), batch.to_arrow()
+        columns = [name for name in rows.schema.names if name not in SYSTEM_COLUMNS]
+        if target is None or columns != list(target.column_names):
+            continue
+        form: Format = "debezium_schema"
+        messages = messages_of(Changes(target, rows, target.name), form, key_of(target, form))
+        for key, value in zip(messages.key.to_pylist(), messages.value.to_pylist(), strict=True):
+            yield str(target.name), json.loads(key or "null"), json.loads(value)
 
 
 def _entries(daemon: DaemonProcess, pattern: str) -> list[bytes]:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison with the original systems finds what differs, and holds its list to it."""
+
+from typing import Any
+
+from tests.originals.comparing import ABSENT, Difference, Event, Rule, differences, not_seen, unlisted
+from tests.originals.running import statements
+
+
+def event(name: str, **fields: Any) -> Event:
+    return Event((name,), "shop.t", fields)
+
+
+def found(original: list[Event], ours: list[Event]) -> list[tuple[str, str, str, str]]:
+    return [(one.event, one.path, one.original, one.ours) for one in differences(original, ours)]
+
+
+def test_fields_that_differ_are_found_by_their_path() -> None:
+    one = event("a", row={"id": 1, "t": ["x", None]}, kind=1)
+    assert found([one], [event("a", row={"id": 1, "t": ["x", None]}, kind=1)]) == []
+    assert found([one], [event("a", row={"id": 1, "t": ["x", 0]}, kind=True)]) == [
+        ("a", "row.t[1]", "null", "0"),
+        ("a", "kind", "1", "true"),
+    ]
+    assert found([one], [event("a", row={"t": ["x", None], "id": 1}, kind=1)]) == [
+        ("a", "row()", "id t", "t id")
+    ]
+    assert found([event("a", n=None)], [event("a")]) == [("a", "n", "null", ABSENT)]
+
+
+def test_event_that_only_one_system_has_moves_no_other_pair() -> None:
+    ours = [event("a", n=1), event("c", n=4)]
+    assert found([event("a", n=1), event("b", n=2), event("c", n=3)], ours) == [
+        ("b", "", '{"n": 2}', ABSENT),
+        ("c", "n", "3", "4"),
+    ]
+    assert found([event("c", n=4)], ours) == [("a", "", ABSENT, '{"n": 1}')]
+
+
+def test_rules_name_whole_differences_and_have_to_be_seen() -> None:
+    difference = Difference("shop.t", "c shop.t 1", "after.n", "1", "null")
+    listed, other = Rule("nulls", r"after\.n", ours="null"), Rule("others", r"after\.")
+    assert unlisted([listed], [difference]) == []
+    assert unlisted([other], [difference]) == [difference]
+    assert not_seen([listed, other], [difference]) == [other]
+    never = Rule("stops", unseen="it stops")
+    assert not_seen([never], []) == []
+    assert unlisted([never], [difference]) == [difference]
+
+
+def test_files_hold_whole_statements() -> None:
+    for file in ("statements.sql", "without_canal.sql", "without_debezium.sql"):
+        found = statements(file)
+        assert len(found) > 5
+        assert not any(one.endswith(";") or "\nCREATE" in one for one in found)
