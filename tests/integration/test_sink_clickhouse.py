@@ -11,10 +11,10 @@ import clickhouse_connect
 import pytest
 
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
+from penstock.errors import OptionInvalid, SchemaChanged, ServerUnsupported, ValueMalformed
 from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
-from tests.changes_made import changes_of, delete, insert, target_of, update
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
 from tests.fixture_types import MissingPart
 from tests.sink_backends import ClickHouseBackend, running_backend
 from tools.clickhouse import ClickHouse
@@ -124,6 +124,16 @@ def test_feed_cannot_be_compared(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database, write="append")
     with pytest.raises(OptionInvalid, match="no table that can be compared"):
         next(iter(sink.read(ORDERS)))
+
+
+@pytest.mark.deep(guard="tests/unit/test_sink_history.py::test_image_in_part_is_refused")
+def test_feed_refuses_an_image_in_part(server: ClickHouse, database: str) -> None:
+    images = [
+        Made("update_preimage", 5, {"id": 1}, absent=("name",)),
+        Made("update_postimage", 5, {"name": "b"}, absent=("id",)),
+    ]
+    with pytest.raises(ServerUnsupported, match="lack columns"):
+        written(sink_of(server, database, write="append"), changes_of(ORDERS, images))
 
 
 @pytest.mark.deep(

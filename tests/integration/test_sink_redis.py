@@ -18,12 +18,13 @@ from penstock.errors import (
     OptionInvalid,
     PrivilegeMissing,
     ServerBusy,
+    ServerUnsupported,
     TlsFailed,
 )
 from penstock.model import Secret
 from penstock.sinks import redis_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread, make_sink, settings_of
-from tests.changes_made import changes_of, delete, insert, target_of, update
+from tests.changes_made import Made, changes_of, delete, insert, target_of, update
 from tests.fixture_types import MissingPart
 from tests.patience import WAIT_SECONDS_MAX
 from tools.redis import Redis
@@ -157,6 +158,19 @@ def test_a_list_has_every_change_in_order(server: Redis, client: Any) -> None:
         sink_of(server, write="list", key="last", value="{_change_type}", length_max=2, push="left"), changes
     )
     assert client.lrange("last", 0, -1) == ["delete", "update_postimage"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"write": "list"}, {"key": "o:{id}"}, {"write": "invalidate", "key": "{name}"}]
+)
+def test_image_in_part_is_refused(server: Redis, client: Any, more: dict[str, Any]) -> None:
+    images = [
+        Made("update_preimage", 5, {"id": 1}, absent=("name", "plan")),
+        Made("update_postimage", 5, {"name": "b"}, absent=("id", "plan")),
+    ]
+    with pytest.raises(ServerUnsupported, match="lack columns"):
+        write(sink_of(server, **more), changes_of(ORDERS, images))
+    assert everything(client) == {}
 
 
 def test_deleted_rows_may_stay_until_they_expire(server: Redis, client: Any) -> None:

@@ -9,7 +9,7 @@ import deltalake
 import pytest
 
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import ConnectionLost, DiskFailed, ValueMalformed
+from penstock.errors import ConnectionLost, DiskFailed, ServerUnsupported, ValueMalformed
 from penstock.sinks import delta_table
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
 from tests.changes_made import Made, changes_of, delete, insert, target_of, update
@@ -118,6 +118,17 @@ def test_each_emptying_ends_what_was_open_then(lake: Lake) -> None:
     for _ in range(2):
         lake.batch(2, *steps)
     assert lake.periods() == [("a", 1, 4), ("e", 3, 4), ("b", 5, 6), ("c", 7, None)]
+
+
+def test_image_in_part_is_refused(lake: Lake) -> None:
+    images = [
+        Made("update_preimage", 2, {"id": 1}, absent=("note",)),
+        Made("update_postimage", 2, {"note": "b"}, absent=("id",)),
+    ]
+    lake.batch(1, changes_of(ORDERS, insert(1, id=1, note="a")))
+    with pytest.raises(ServerUnsupported, match="lack columns"):
+        lake.batch(2, changes_of(ORDERS, images))
+    assert lake.periods() == [("a", 1, None)]
 
 
 def test_an_emptying_alone_ends_all(lake: Lake) -> None:

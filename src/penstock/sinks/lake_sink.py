@@ -41,6 +41,7 @@ from penstock.sinks.sink import (
     Spread,
     Writer,
 )
+from penstock.sinks.sql_rows import refuse_partial
 
 # Under this name a table remembers its last batch that only added rows of a full load.
 _LOADS = "/loads"
@@ -274,6 +275,9 @@ class LakeWriter(Writer):
         self._bytes += changes.rows.nbytes
         sink = self._sink
         with self.working_on(changes.target.name), files_told(sink.place(changes.target)):
+            if sink.mode is Mode.HISTORY:
+                # What a row was cannot be told of a part of it.
+                refuse_partial(changes)
             # A part that has rows of a load alone may be one of many of its table.
             if sink.mode is Mode.FEED or (sink.mode is Mode.MIRROR and self._is_load_alone(changes)):
                 self._stage(changes)

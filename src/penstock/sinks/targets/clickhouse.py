@@ -44,6 +44,7 @@ from penstock.sinks.sink import (
     Spread,
     Writer,
 )
+from penstock.sinks.sql_rows import refuse_partial
 from penstock.sinks.table_owner import comment_of, is_taken_over, refuse_foreign
 
 EXTRA = "clickhouse"
@@ -297,6 +298,8 @@ class _FeedWriter(_TableWriter):
         self._inserts: Counter[TableName] = Counter()
 
     def write(self, changes: Changes) -> None:
+        # The table has no column that would tell a value that was not logged from a null.
+        refuse_partial(changes)
         for target in list(self._kept):
             if target.name == changes.target.name and target != changes.target:
                 self._flush(target, 1)

@@ -24,6 +24,7 @@ from penstock.sinks.images import last_of_each, puts
 from penstock.sinks.redis_commands import commands, hash_commands, join
 from penstock.sinks.redis_connection import Pipeline, connect, is_cluster_node, keys_like
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
+from penstock.sinks.sql_rows import refuse_partial
 from penstock.sinks.template import Template, column_texts, default_key
 
 EXTRA = "redis"
@@ -164,6 +165,9 @@ class _Writer(Writer):
         if self._settings.write == "invalidate" and changes.origin is Origin.LOAD:
             # What a load reads has not changed, so nobody has cached anything else.
             return
+        if not self._sink.keeps_state:
+            # Elsewhere rows in part are refused before they come.
+            refuse_partial(changes)
         step = max(1, len(changes) * _BYTES_AT_ONCE // max(1, changes.rows.nbytes))
         for start in range(0, len(changes), step):
             piece = changes.with_rows(changes.rows.slice(start, step))
