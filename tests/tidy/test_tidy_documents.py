@@ -12,6 +12,8 @@ from tools.document import PAGES
 MARKDOWN = files(".md")
 CITATION = re.compile(r"`([\w./-]+\.(?:py|rs))::([\w.]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+# Pages of the reference about what servers do, which no code tells.
+_WRITTEN = {"hidden_changes.md"}
 PATH_WORD = re.compile(r"`((?:src|native|tests|bench|docs|tools|demo|examples)/[\w./-]+)`")
 
 
@@ -58,8 +60,8 @@ def test_a_generated_page_is_fresh(name: str) -> None:
     assert page.read_text() == PAGES[name](), f"{name} is stale, run: make docs"
 
 
-def test_no_page_of_the_reference_is_written_by_hand() -> None:
-    assert {path.name for path in files(".md", below="docs/reference")} == set(PAGES)
+def test_no_other_page_of_the_reference_is_written_by_hand() -> None:
+    assert {path.name for path in files(".md", below="docs/reference")} == set(PAGES) | _WRITTEN
 
 
 def defines(path: Path, symbol: str) -> bool:

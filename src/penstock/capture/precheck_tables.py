@@ -1,25 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tables would break or hide: no key, an engine that forgets, cascades that are not logged."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.capture.foreign_keys import read_cascades
 from penstock.capture.precheck_facts import Check, Facts, Finding
 from penstock.capture.schema_reader import SYSTEM_DATABASES
-from penstock.model import TableName, quote_name
+from penstock.model import TableName
 
 _MARKS = ", ".join(["%s"] * len(SYSTEM_DATABASES))
-
-# MariaDB hides REFERENTIAL_CONSTRAINTS from who may only SELECT, so rules come from SHOW CREATE TABLE.
-_FOREIGN_KEYS = f"""
-SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, CONSTRAINT_NAME AS name, COLUMN_NAME AS column_name,
-       REFERENCED_TABLE_SCHEMA AS parent_database, REFERENCED_TABLE_NAME AS parent_table,
-       REFERENCED_COLUMN_NAME AS parent_column
-FROM information_schema.KEY_COLUMN_USAGE
-WHERE REFERENCED_TABLE_NAME IS NOT NULL AND TABLE_SCHEMA NOT IN ({_MARKS})
-ORDER BY TABLE_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, ORDINAL_POSITION"""
 
 _TABLES = f"""
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, ENGINE AS engine
@@ -39,10 +30,6 @@ SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.COLUMNS
 WHERE COLUMN_TYPE LIKE '%%mariadb-5.3%%' AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
-
-# A line of SHOW CREATE TABLE: FOREIGN KEY (`a`) REFERENCES `p` (`b`) ON DELETE CASCADE ON UPDATE SET NULL
-_RULES = re.compile(r"FOREIGN KEY \((.*?)\) REFERENCES .*?\)((?: ON (?:DELETE|UPDATE) [A-Z ]+)*),?\Z")
-_CHANGES_CHILDREN = re.compile(r"CASCADE|SET NULL|SET DEFAULT")
 
 _ENGINES = {
     "MEMORY": "is emptied when the server restarts, which the log shows as a statement without rows",
@@ -66,57 +53,20 @@ def _selected(facts: Facts, sql: str) -> list[tuple[TableName, dict[str, Any]]]:
 
 
 def _foreign_keys(facts: Facts) -> Iterator[Finding]:
-    """Find foreign keys whose actions are not logged.
-
-    MySQL runs them in its SQL layer, and logs what they change, where innodb_native_foreign_keys is
-    OFF (since 9.6). Before, and in every MariaDB, InnoDB changes the children by itself.
-    """
+    """Find foreign keys whose actions are not logged."""
     if facts.is_set("innodb_native_foreign_keys", "OFF"):
         yield Finding("foreign_keys", "ok", "the server logs what foreign keys change")
         return
-    keys = defaultdict(list)
-    for name, row in _selected(facts, _FOREIGN_KEYS):
-        keys[name, str(row["name"])].append(row)
-    rules = {name: _rules(facts, name) for name, _ in keys}
-    found = False
-    for (name, key), rows in keys.items():
-        rule = rules[name].get(_columns(rows, "column_name"), "")
-        if _CHANGES_CHILDREN.search(rule):
-            found = True
-            yield Finding(
-                "foreign_keys",
-                "error",
-                f"{name}: foreign key {key} ({rule}) changes rows that the server does not log",
-                _without_cascade(name, key, rows),
-            )
-    if found and "innodb_native_foreign_keys" in facts.variables:
+    cascades = read_cascades(facts.connection, facts.patterns)
+    for cascade in cascades:
+        yield Finding("foreign_keys", "error", cascade.what, cascade.statement)
+    if cascades and "innodb_native_foreign_keys" in facts.variables:
         yield Finding(
             "foreign_keys",
             "error",
             "innodb_native_foreign_keys is ON: InnoDB changes child rows without logging them",
             "[mysqld] innodb_native_foreign_keys = OFF",
         )
-
-
-def _rules(facts: Facts, name: TableName) -> dict[str, str]:
-    """Return the rules of a table's foreign keys by their columns."""
-    row = facts.connection.query(f"SHOW CREATE TABLE {name.sql}")[0]
-    lines = str(row["Create Table"]).splitlines()
-    return {found.group(1): found.group(2).strip() for found in map(_RULES.search, lines) if found}
-
-
-def _columns(rows: list[dict[str, Any]], which: str) -> str:
-    return ", ".join(quote_name(str(row[which])) for row in rows)
-
-
-def _without_cascade(name: TableName, key: str, rows: list[dict[str, Any]]) -> str:
-    """Return the statement that keeps the constraint and takes its actions away."""
-    parent = TableName(str(rows[0]["parent_database"]), str(rows[0]["parent_table"]))
-    return (
-        f"ALTER TABLE {name.sql} DROP FOREIGN KEY {quote_name(key)}; ALTER TABLE {name.sql} ADD CONSTRAINT"
-        f" {quote_name(key)} FOREIGN KEY ({_columns(rows, 'column_name')})"
-        f" REFERENCES {parent.sql} ({_columns(rows, 'parent_column')})"
-    )
 
 
 def _keys(facts: Facts) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.changes import Target
 from penstock.model import TableName
+from penstock.pipeline.cascades import findings_of
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import plan_chunks
 from penstock.pipeline.load.targets import targets_of
@@ -46,7 +47,8 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
                 }
             )
     sink.check_together(list(made_targets.values()))
-    told = [*sink.check(), *pattern_findings(settings, tables_on_servers(settings), known)]
+    told = [*sink.check(), *findings_of(settings, sink)]
+    told += pattern_findings(settings, tables_on_servers(settings), known)
     for source in settings.sources:
         told += [] if source.server is None else encryption_findings(source.server)
     findings = [

@@ -119,6 +119,7 @@ class PipelineSettings:
     `steps`, `sink` `make_steps()`, `make_sink()`; `sink.kind`
     `batch`         bytes, rows, interval (seconds), parts, range_bytes
     `schema_changes` an `Evolution`; `apply` "parallel" or "serial"
+    `on_cascade`    "refuse", "reread" or "ignore"
     `errors`        table ("stop", "skip_table"), rows ("stop", "skip", "dead_letter"), retry_for (seconds)
     `dead_letter`   a folder's absolute path, or a URL that Arrow's file systems know
     `loops`         server_ids, gtid_tags, mark_table
@@ -136,6 +137,7 @@ class PipelineSettings:
     batch: BatchSettings = field(default_factory=BatchSettings)
     schema_changes: Evolution = Evolution.EVOLVE
     apply: Literal["parallel", "serial"] = "parallel"
+    on_cascade: Literal["refuse", "reread", "ignore"] = "refuse"
     errors: ErrorSettings = field(default_factory=ErrorSettings)
     loops: LoopSettings = field(default_factory=LoopSettings)
     spark: Mapping[str, str] = field(default_factory=dict)
@@ -228,6 +230,7 @@ class _Reading:
             batch=section.batch,
             schema_changes=section.schema_changes,
             apply=section.apply,
+            on_cascade=section.on_cascade,
             errors=section.errors,
             loops=section.loops,
             spark=section.spark,

@@ -296,6 +296,12 @@ class PipelineSection(Section):
         description="parallel: rows with no key in common are written side by side; serial: transactions"
         " whole, one after the other",
     )
+    on_cascade: Literal["refuse", "reread", "ignore"] = Field(
+        default="refuse",
+        description="foreign keys whose actions the source does not log (ON DELETE CASCADE and its like):"
+        " refuse: the pipeline does not start; reread: child tables are read again after a parent's rows were"
+        " deleted or got other keys; ignore: the target keeps child rows as they were logged",
+    )
     errors: ErrorSettings = Field(default_factory=ErrorSettings)
     dead_letter: str | None = Field(
         default=None,

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import PenstockError, SchemaChanged
 from penstock.model import Position, TableName
+from penstock.pipeline.cascades import may_cascade
 from penstock.pipeline.conforming import check_key, columns_reread, conformed
 from penstock.pipeline.dead_letter import aside_of
 from penstock.pipeline.evolution import takes_rows
@@ -212,6 +213,9 @@ class _Work:
             rows = rows.filter(pc.greater_equal(rows.column("_commit_version"), known.floor))
         if self._plan.keeps_state:
             refuse_partial(name, rows)
+        referred = self._plan.parents.get(key)
+        if referred is not None and may_cascade(rows, referred):
+            self._counts.cascaded.add(key)
         return Changes(target, rows, name) if rows.num_rows else None
 
     def _statement(self, work: RangeWork, statement: LoggedStatement) -> Iterator[pyarrow.RecordBatch]:

@@ -56,6 +56,17 @@ class Loading:
         self._state.request_resnapshot(source, table, remove=remove, number=digest)
         _log.info("a table is to be read again", source=source, table=str(table), because=str(because))
 
+    def reread_later(self, source: str, table: TableName, because: str) -> None:
+        """The same, removing rows that the source has not; nothing where such a request waits already, as it
+        reads later than now."""
+        waiting = (
+            wish
+            for wish in self._state.requests()
+            if wish.state == "asked" and wish.remove and wish.where is None
+        )
+        if not any((wish.source, wish.table) == (source, table) for wish in waiting):
+            self.reread(source, table, because, remove=True)
+
     def planned(self, standing: Standing, tables: PipelineTables) -> Standing:
         """Take up what is to be loaded: every table of a full load, once, and what was asked for."""
         loads = dict(standing.loads)

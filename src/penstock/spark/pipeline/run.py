@@ -26,9 +26,10 @@ from penstock.errors import (
     TransientError,
 )
 from penstock.model import TableName
+from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
-from penstock.pipeline.state import PipelineState, Standing, table_key
+from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
 from penstock.sinks.sink import BatchMark, Sink, Spread, keeps_tables
 from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
@@ -39,7 +40,7 @@ from penstock.spark.pipeline.servers import SourceServers, watched
 from penstock.spark.pipeline.source_log import SourceLog, around_skips
 from penstock.spark.pipeline.standstill import asks_again, no_progress
 from penstock.spark.pipeline.tables import Learned, PipelineTables
-from penstock.spark.pipeline.task_plan import Surprise, TaskPlan
+from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, TaskPlan
 
 _log = structlog.get_logger(__name__)
 
@@ -85,6 +86,7 @@ class PipelineRun:
         self._steps = settings.make_steps()
         self._logs: dict[str, SourceLog] = {}
         self._servers = SourceServers(settings)
+        self._cascades = CascadeWatch(settings, self._sink)
         self._targets: dict[str, Offset] | None = None
         self._progress = Progress(settings.name, told)
         # What the last attempt of this run had and knew; None before the first.
@@ -127,6 +129,7 @@ class PipelineRun:
                 source.name: SourceLog(source, self._settings, self._cores)
                 for source in self._settings.sources
             }
+            self._retried(self._cascades.look, state)
             return self._loop(state, standing)
         except PenstockError as problem:
             if self._is_over(problem):
@@ -406,6 +409,7 @@ class PipelineRun:
                 if all(log.source.on_lost == "stop" for log in self._logs.values()):
                     raise
                 return self._given_up(state, standing, record, problem)
+        self._reread_children(record, outcome)
         mark = self._mark(standing, record)
         # Nothing of a source stands between what the sink keeps and the word that it does.
         read = self._read_to(standing, record, state)
@@ -429,6 +433,16 @@ class PipelineRun:
         self._loading.done(standing, record)
         self._progress.batch(standing, record, outcome, time.monotonic() - started, state)
         return standing
+
+    def _reread_children(self, record: BatchRecord, outcome: Outcome) -> None:
+        """Ask for tables to be read again whose rows a foreign key may have changed."""
+        parents = {key for counts in outcome.counts for key in counts.cascaded}
+        for source in {split_key(key)[0] for key in parents}:
+            keys = {key for key in parents if split_key(key)[0] == source}
+            for table in self._cascades.children(source, keys):
+                if table_key(source, table) in self._tables.there():
+                    end = Offset.from_json(record.end[source]).position
+                    self._loading.reread_later(source, table, f"a foreign key, {end}")
 
     def _read_to(self, standing: Standing, record: BatchRecord, state: PipelineState) -> dict[str, int]:
         """Return, of tables whose rows were read, the commit version that no change in them has reached."""
@@ -484,6 +498,9 @@ class PipelineRun:
             rounds += 1
             asked = outcome.surprises
             self._tables.learn(asked, learned, self._floors(standing))
+            for one in asked:
+                if one.what == OF_STATEMENT and "references" in one.value.text.lower():
+                    self._cascades.look(str(one.value.position))
         raise no_progress(record, outcome.surprises[0])
 
     @staticmethod
@@ -513,6 +530,7 @@ class PipelineRun:
             keeps_state=self._sink.keeps_state,
             shares_columns=self._sink.shares_columns,
             schema_changes=self._settings.schema_changes,
+            parents=self._cascades.parents,
             metadata_read=self._sink.metadata_read,
             in_driver=self._sink.in_driver,
             sources={one.name: one for one in self._settings.sources},

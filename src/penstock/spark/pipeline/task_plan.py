@@ -76,7 +76,8 @@ class TaskPlan:
     `tables` are by `table_key`; `targets` are the prepared tables, by name. `statements` are those that the
     driver has dealt with, by `place_key`, and the targets that each of them empties, by the key of the table
     that each is of. Rows of `together` all go to one part. `passed_over` are tables, by key, that the
-    pipeline goes on without. `unread` are tables, by key, whose chunks are left out: they are gone, or read
+    pipeline goes on without. `parents` are the columns, by table key, that foreign keys refer to whose
+    actions are not logged. `unread` are tables, by key, whose chunks are left out: they are gone, or read
     again later. `histories` are schema histories by number of the work, where logs do not name columns.
     """
 
@@ -88,6 +89,7 @@ class TaskPlan:
     keeps_state: bool
     shares_columns: bool
     schema_changes: Evolution
+    parents: Mapping[str, frozenset[str]]
     metadata_read: tuple[str, ...] | None
     in_driver: bool
     sources: Mapping[str, PipelineSource]
@@ -141,6 +143,8 @@ class Counts:
     chunk_rows: int = 0
     # Of a table that was read at one place of the log: the commit version before which changes are in it.
     floors: dict[str, int] = field(default_factory=dict)
+    # Tables, by key, whose changes may have changed rows of others without a trace in the log.
+    cascaded: set[str] = field(default_factory=set)
     # Of a range: where it was opened and where the next one begins, by the number of the work.
     ends: dict[int, Ends] = field(default_factory=dict)
 
