@@ -44,9 +44,9 @@ class Driver:
 
     def begin(self) -> None:
         """Begin as a runner does that knows no more than the state."""
-        sink = self.settings.make_sink()
+        sink, steps = self.settings.make_sink(), self.settings.make_steps()
         self.loading = Loading(self.settings, self.state, sink, 2)
-        self.tables = PipelineTables(self.settings, self.state, sink, [], self.loading.reread)
+        self.tables = PipelineTables(self.settings, self.state, sink, steps, self.loading.reread)
         self.tables.open()
 
     def meet(self, text: str, offset: int) -> tuple[TableName, ...]:
@@ -300,4 +300,25 @@ def test_a_table_without_a_key_is_loaded_exactly_in_a_batch_of_its_own(
     }
     works, _, _ = feeding.loading.next(replace(standing, loads=done))
     assert [(work.table.table, work.exact) for work in works] == [("t", False)]
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("shard", "meet"),
+    [({}, True), ({"shard_value": "{table}"}, False), ({"shard_value": "{instance}"}, True)],
+)
+def test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_key(
+    driver: Driver, mysql_server: Server, tmp_path: Path, shard: dict[str, str], meet: bool
+) -> None:
+    """Rows of a load are appended side by side only where no key can come twice."""
+    mysql_server.sql("CREATE TABLE t2 (id INT PRIMARY KEY)", database=driver.database)
+    route = {"to": f"{driver.database}.merged"} | (shard and {"shard_column": "shard"} | shard)
+    lake = {"delta": {"path": str(tmp_path / "merged")}}
+    settings = pipeline_of(
+        mysql_server, driver.database, lake, tmp_path / "merges", name="merge", steps=[{"route": route}]
+    )
+    state = PipelineState.open(settings.state, settings.name)
+    merging = Driver(settings, state, driver.database)
+    assert merging.tables.may_meet(merging.key) == meet
+    assert not driver.tables.may_meet(driver.key)
     state.close()

@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 from pyspark.sql import SparkSession
 
@@ -175,3 +176,29 @@ def test_a_server_that_does_not_name_columns_is_followed(
         wanted = source_rows(source, "plain_names", table)
         assert_same(wanted, mysql_rows(mariadb_server, "plain_names", table), key=workload.keys(table))
     mariadb_server.sql("DROP DATABASE plain_names")
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_restarts.py::"
+    "test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_key"
+)
+def test_tables_with_equal_keys_become_one_row_each_in_a_lake(
+    spark: SparkSession,  # noqa: F811
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+) -> None:
+    database = fresh_database(mysql_server)
+    for table in ("orders_1", "orders_2"):
+        mysql_server.sql(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT); INSERT INTO {table} VALUES (1, 1), (2, 2)",
+            database=database,
+        )
+    steps = [{"route": {"to": f"{database}.orders"}}]
+    lake = {"delta": {"path": str(tmp_path / "lake")}}
+    settings = pipeline_of(mysql_server, database, lake, tmp_path, steps=steps)
+    run_to_end(spark, settings)
+    mysql_server.sql("UPDATE orders_2 SET v = 5 WHERE id = 2", database=database)
+    run_to_end(spark, settings)
+    rows = deltalake.DeltaTable(str(tmp_path / "lake" / database / "orders")).to_pyarrow_table().to_pylist()
+    assert sorted((row["id"], row["v"]) for row in rows) == [(1, 1), (2, 5)]

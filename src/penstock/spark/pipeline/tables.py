@@ -6,7 +6,7 @@ them in the order of the log, prepares targets, and says what the batch has to k
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, split_key, table_key
-from penstock.pipeline.step import Step, could_be_named, named_by_rows, target_through
+from penstock.pipeline.step import ShardValue, Step, could_be_named, named_by_rows, target_through
 from penstock.pipeline.table_changes import (
     Consequences,
     TableBefore,
@@ -42,6 +42,7 @@ from penstock.pipeline.table_changes import (
     consequences_of,
     same_rows,
 )
+from penstock.pipeline.verify.merges import may_share_rows, shard_of
 from penstock.sinks.sink import Evolution, Sink, keeps_tables
 from penstock.sinks.sql_rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
@@ -148,6 +149,17 @@ class PipelineTables:
         """Whether rows of other tables come into a table's target."""
         made = self.targets_of_source(key)
         return made is not None and self._shares(key, made.name)
+
+    def may_meet(self, key: str) -> bool:
+        """Whether rows of other tables may have the keys of a table's rows in one target."""
+        made = self.targets_of_source(key)
+        shard = self._shard_of(key)
+        return made is not None and any(
+            may_share_rows(shard, self._shard_of(other)) for other in self._sharing(key, made.name)
+        )
+
+    def _shard_of(self, key: str) -> ShardValue | None:
+        return shard_of(self._steps, self._settings.steps, self._tables[key].current, split_key(key)[0])
 
     def source_target(self, key: str) -> Target | None:
         """Return a table as its source has it now, None where it is not known."""
@@ -380,10 +392,14 @@ class PipelineTables:
 
     def _shares(self, key: str, target: TableName) -> bool:
         """Tell whether rows of other tables come into the same target."""
-        others = (
-            target_through(self._steps, one.current) for other, one in self._tables.items() if other != key
-        )
-        return any(made is not None and made.name == target for made in others)
+        return any(True for _ in self._sharing(key, target))
+
+    def _sharing(self, key: str, target: TableName) -> Iterator[str]:
+        for other, table in self._tables.items():
+            if other != key:
+                made = target_through(self._steps, table.current)
+                if made is not None and made.name == target:
+                    yield other
 
     def _ask_without(self, source: PipelineSource, name: TableName, statement: LoggedStatement) -> None:
         """Have a table's rows taken out of a target that has those of others too: by reading what is
