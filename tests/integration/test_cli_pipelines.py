@@ -64,6 +64,16 @@ def test_who_looks_after_a_pipeline_needs_none_of_its_secrets(tmp_path: Path) ->
         assert refused.exit_code == 2, refused.output
 
 
+def test_a_resnapshot_by_a_column_that_is_not_there_is_refused_at_once(pipeline: Path) -> None:
+    settings = load_pipeline(pipeline)
+    table = settings.sources[0].tables.include[0].replace("*", "t")
+    told = CliRunner().invoke(make_app(), ["resnapshot", str(pipeline), table, "--where", "idd < 50"])
+    assert told.exit_code == 2, told.output
+    assert "idd" in told.output
+    shown = json.loads(penstock("pipelines", "show", str(pipeline), "--json"))
+    assert not shown.get("resnapshots"), "nothing is asked for"
+
+
 def test_a_pipeline_is_shown_paused_resumed_and_begun_anew(
     spark: SparkSession,  # noqa: F811
     pipeline: Path,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the driver of a pipeline knows of tables and loads, when it begins anew somewhere in the middle."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -322,3 +323,29 @@ def test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_ke
     assert merging.tables.may_meet(merging.key) == meet
     assert not driver.tables.may_meet(driver.key)
     state.close()
+
+
+def test_a_condition_that_names_no_column_is_refused_before_anything_is_read(driver: Driver) -> None:
+    standing = driver.loading.planned(driver.standing, driver.tables)
+    done = replace(standing.loads[driver.key], done=standing.loads[driver.key].chunks)
+    standing = replace(standing, loads={driver.key: done})
+    number = driver.state.request_resnapshot("shop", driver.table, "idd < 2")
+    standing = driver.loading.planned(standing, driver.tables)
+    wish = driver.state.request(number)
+    assert wish is not None
+    assert (wish.state, standing.loads[driver.key]) == ("failed", done)
+    assert "idd" in wish.what
+    driver.state.request_resnapshot("shop", driver.table, "id < 2 OR id LIKE '%3'")
+    standing = driver.loading.planned(standing, driver.tables)
+    assert standing.loads[driver.key].where == "id < 2 OR id LIKE '%3'"
+
+
+def test_a_target_that_was_dropped_is_made_again_for_its_resnapshot(driver: Driver, tmp_path: Path) -> None:
+    standing = driver.loading.planned(driver.standing, driver.tables)
+    done = replace(standing.loads[driver.key], done=standing.loads[driver.key].chunks)
+    folder = tmp_path / "lake" / driver.database / "t"
+    shutil.rmtree(folder)
+    driver.state.request_resnapshot("shop", driver.table)
+    standing = driver.loading.planned(replace(standing, loads={driver.key: done}), driver.tables)
+    assert not standing.loads[driver.key].finished
+    assert (folder / "_delta_log").exists()

@@ -83,8 +83,8 @@ def test_a_target_table_that_takes_no_rows_stops_no_other(
     )
     mariadb_server.sql(f"DROP TABLE {dropped}")
     # Chunks are refused as rows of the log are.
-    (number,) = read_again(settings, dropped)
-    for table in (refused, good):
+    (number,) = read_again(settings, refused)
+    for table in (refused, dropped, good):
         mysql_server.sql(f"INSERT INTO {table} VALUES (3, 3), (4, 4); DELETE FROM {table} WHERE id = 2")
     run_to_end(spark, settings)
     found = stopped(settings)

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from penstock.admin.rendering import write_json
+from penstock.changes import Target
 from penstock.errors import OptionInvalid, SourceMissing
-from penstock.model import TableName, TablePatterns
+from penstock.model import TablePatterns
+from penstock.pipeline.load.session import check_condition, open_session
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.settings import PipelineSettings, PipelineSource, load_pipeline
 from penstock.pipeline.state import PipelineState, Resnapshot
@@ -51,11 +53,17 @@ def run(
         raise OptionInvalid(
             f"--where is for one table, and {len(chosen)} are meant", hint="Name one table as database.table"
         )
+    if where is not None:
+        ((of, target),) = chosen
+        with open_session(address_of(of)) as session:
+            check_condition(session, target, where)
     # What a sink cannot read back nobody can tell to be too much.
     remove = not keep and keeps_tables(settings.make_sink())
     state = PipelineState.open(settings.state, settings.name)
     try:
-        numbers = [state.request_resnapshot(one.name, table, where, remove=remove) for one, table in chosen]
+        numbers = [
+            state.request_resnapshot(one.name, target.name, where, remove=remove) for one, target in chosen
+        ]
         if wait:
             _wait(state, numbers)
         found = [one for one in state.requests() if one.number in numbers]
@@ -72,14 +80,14 @@ def run(
 
 def _chosen(
     settings: PipelineSettings, tables: list[str], source: str | None
-) -> list[tuple[PipelineSource, TableName]]:
+) -> list[tuple[PipelineSource, Target]]:
     """Return the tables that are meant, each with its source. Raises SourceMissing where there is none."""
     names = [one.name for one in settings.sources]
     if source is not None and source not in names:
         raise OptionInvalid(f"the pipeline has no source {source!r}", hint=f"It has {', '.join(names)}")
     meant = TablePatterns(tables)
     found = [
-        (one, table.name)
+        (one, table)
         for one in settings.sources
         if source in (None, one.name)
         for table in targets_of(address_of(one), one.tables)

@@ -18,7 +18,15 @@ from penstock.capture.connection import (
     connect,
 )
 from penstock.capture.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
-from penstock.errors import AnswerTimedOut, ConnectionLost, PenstockError, SchemaChanged
+from penstock.changes import Target
+from penstock.errors import (
+    AnswerTimedOut,
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    SchemaChanged,
+    ServerUnsupported,
+)
 from penstock.limits import LOAD_READ_BYTES, LOAD_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX
 from penstock.model import ServerAddress
 
@@ -140,6 +148,17 @@ def open_session(address: ServerAddress) -> LoadSession:
         connection.close()
         raise
     return LoadSession(connection)
+
+
+def check_condition(session: LoadSession, target: Target, where: str) -> None:
+    """Have the server read a condition on a table's rows, without looking at any. Raises OptionInvalid."""
+    try:
+        session.query(f"SELECT 1 FROM {target.name.sql} WHERE ({where}) LIMIT 0")
+    except (SchemaChanged, ServerUnsupported, OptionInvalid) as problem:
+        raise OptionInvalid(
+            f"the condition for {target.name}, {where}, is refused: {problem.message}",
+            hint=f"It is in the server's SQL; {target.name} has {', '.join(target.column_names)}",
+        ) from problem
 
 
 def _refusal(number: int, message: str, server: str) -> PenstockError:

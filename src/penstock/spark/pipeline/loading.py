@@ -16,7 +16,7 @@ import structlog
 from penstock.errors import OptionInvalid, PenstockError, TransientError
 from penstock.model import Position, TableName
 from penstock.pipeline.load.chunks import plan_over
-from penstock.pipeline.load.session import LoadSession, open_session
+from penstock.pipeline.load.session import LoadSession, check_condition, open_session
 from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
@@ -143,6 +143,9 @@ class Loading:
         try:
             if stopped is not None:
                 tables.take_up(key)
+            elif wish.where is None:
+                # Somebody may have dropped the target's table, so that it is loaded anew.
+                tables.prepare_again(key)
             made = self._plan(key, tables, loads, wish, afresh=stopped is not None)
         except TransientError:
             raise
@@ -198,6 +201,8 @@ class Loading:
         where = settings.where_of(table.database, table.table)
         if wish is not None and wish.where is not None:
             where = wish.where if where is None else f"({where}) AND ({wish.where})"
+        if where is not None:
+            check_condition(session, target, where)
         before = loads.get(key)
         # What is read again comes beside rows that are in the target already: the changes until then, deletes
         # and statements among them, still have to come. A table that it went on without has missed some

@@ -511,13 +511,16 @@ class PipelineTables:
         _log.info("the pipeline goes on with a table again", table=key, was=why)
         try:
             self._read_server(self._settings.source(name), table)
-            current = self._tables[key].current
-            made = target_through(self._steps, current)
-            # What was prepared once may be gone from the target, or be another table by now.
-            self._prepare(set() if made is None else set(self._names_of(current, made)))
+            self.prepare_again(key)
         except PenstockError:
             self.stopped[key] = why
             raise
+
+    def prepare_again(self, key: str) -> None:
+        """Prepare a table's target again: it may be gone by now, or be another table."""
+        current = self._tables[key].current
+        made = target_through(self._steps, current)
+        self._prepare(set() if made is None else set(self._names_of(current, made)))
 
     # --- What is prepared -------------------------------------------------------------------
 
