@@ -283,8 +283,24 @@ def test_dates_that_are_none_are_compared_and_mended_by_their_text(pair: Pair, t
         " (4, NULL, 'd')",
         database=pair.database,
     )
+    for more in (", PRIMARY KEY (day)", ""):
+        name = "keyed" if more else "keyless"
+        pair.source.sql(
+            f"{lenient} CREATE TABLE {name} (day DATE NOT NULL, n INT{more});"
+            f" INSERT INTO {name} VALUES ('2026-02-30', 1), ('2026-01-01', 2)",
+            database=pair.database,
+        )
     pair.pipeline.load()
-    assert pair.verify("odd").equal
+    assert pair.verify("odd", "keyed", "keyless").equal
+    # What is too much goes by the text of its key, or of its row, and nothing else does.
+    for name in ("keyed", "keyless"):
+        pair.spoil(f"{lenient} INSERT INTO {name} VALUES ('2026-02-31', 1)")
+    # A row that is there twice loses one of the two.
+    pair.spoil("INSERT INTO keyless VALUES ('2026-01-01', 2)")
+    found = pair.verify("keyed", "keyless", mend=True)
+    assert [len(result.found) for result in found.results] == [1, 2]
+    assert {one.kind for result in found.results for one in result.found} == {Kind.EXTRA}
+    assert pair.verify("odd", "keyed", "keyless").equal
     pair.spoil("UPDATE odd SET day = NULL WHERE id = 1")
     pair.spoil(lenient + "UPDATE odd SET day = '2026-02-31' WHERE id = 2")
     pair.spoil(lenient + "UPDATE odd SET day = '0000-00-00' WHERE id = 4")

@@ -21,6 +21,7 @@ from penstock.pipeline.state import PipelineState, Standing
 from penstock.pipeline.verify.comparison import TableResult
 from penstock.pipeline.verify.differences import Difference, Kind, hashes_of
 from penstock.pipeline.verify.hashed import Hashes, hashes, is_among
+from penstock.pipeline.verify.kept_values import TEXTS
 from penstock.pipeline.verify.log_behind import position_of
 from penstock.pipeline.verify.selection import keeps_keys
 from penstock.pipeline.verify.system_columns import as_changes, with_version
@@ -79,9 +80,14 @@ def _mend(result: TableResult, standing: Standing, pipeline: str) -> int:
         writer = sink.open(mark, 0)
         try:
             # What stands in the way goes first.
-            for changes in _taken(result, found, standing.offsets):
+            for changes in _rows_as(result, [one.target for one in found], "delete", standing.offsets):
                 writer.write(changes)
-            for changes in _put(result, hashes_of(found), standing.offsets):
+            if table.target.primary_key:
+                put = _put(result, hashes_of(found), standing.offsets)
+            else:
+                # Of equal rows only those that are missing come.
+                put = _rows_as(result, [one.source for one in found], "insert", standing.offsets)
+            for changes in put:
                 writer.write(changes)
             receipt = writer.finish()
         except BaseException:
@@ -93,12 +99,15 @@ def _mend(result: TableResult, standing: Standing, pipeline: str) -> int:
     return len(found)
 
 
-def _taken(
-    result: TableResult, found: Sequence[Difference], offsets: Mapping[str, Mapping[str, Any]]
+def _rows_as(
+    result: TableResult,
+    differing: Sequence[dict[str, Any] | None],
+    kind: str,
+    offsets: Mapping[str, Mapping[str, Any]],
 ) -> list[Changes]:
-    """Return the deletes of what is there and ought not to be as it is."""
+    """Return the rows of one side that differ, where it has them, as changes of one kind."""
     target = result.table.target
-    there = [one.target for one in found if one.target is not None]
+    there = [row for row in differing if row is not None]
     if not there:
         return []
     rows = pyarrow.RecordBatch.from_pylist(there, schema=target.arrow())
@@ -107,7 +116,8 @@ def _taken(
         (position_of(offsets[one.source.name]) for one in result.table.sources),
         key=lambda one: one.commit_version,
     )
-    return [as_changes(target, rows, "delete", position, instance=result.table.sources[0].source.name)]
+    instance, texts = result.table.sources[0].source.name, [one.get(TEXTS) for one in there]
+    return [as_changes(target, rows, kind, position, instance=instance, texts=texts)]
 
 
 def _put(result: TableResult, keys: Hashes, offsets: Mapping[str, Mapping[str, Any]]) -> list[Changes]:

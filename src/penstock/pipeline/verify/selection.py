@@ -3,10 +3,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from penstock.changes import Target
-from penstock.errors import OptionInvalid, SourceMissing
+from penstock.errors import OptionInvalid, SourceMissing, VersionConflict
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
@@ -19,6 +19,9 @@ from penstock.pipeline.verify.kept_keys import keeps_column
 from penstock.pipeline.verify.merges import may_share_rows, shard_of, targets_of_table
 from penstock.pipeline.verify.shares import ComparedTable, LeftOut, Share
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, chunks_of
+
+# How often what a runner writes at the same time is read again.
+_READS_MAX = 5
 
 
 def compared_tables(
@@ -102,7 +105,7 @@ class _KnownTables:
 
     @classmethod
     def of(cls, state: PipelineState) -> Self:
-        standing, value = state.standing(), state.get_large("tables")
+        standing, value = state.standing(), _read_tables(state)
         assert standing is not None, "a pipeline that never ran is refused before"
         if value is None:
             return cls(standing, {}, None, [])
@@ -123,6 +126,16 @@ class _KnownTables:
         if self.streamed is not None and loads and key not in self.streamed:
             return "the pipeline has not loaded it yet"
         return ""
+
+
+def _read_tables(state: PipelineState) -> Any:
+    """Return what the state has of tables, which a runner may write anew meanwhile."""
+    for _ in range(_READS_MAX - 1):
+        try:
+            return state.get_large("tables")
+        except VersionConflict:
+            continue
+    return state.get_large("tables")
 
 
 def shares_of(tables: Sequence[ComparedTable], load: LoadSettings, chunk_rows: int) -> list[Share]:

@@ -2,7 +2,8 @@
 """Rows that no log and no table has told become changes: they get the columns that every change carries."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy
 import pyarrow
@@ -13,9 +14,17 @@ from penstock.model import Position
 
 
 def as_changes(
-    target: Target, rows: pyarrow.RecordBatch, kind: str, position: Position, *, instance: str
+    target: Target,
+    rows: pyarrow.RecordBatch,
+    kind: str,
+    position: Position,
+    *,
+    instance: str,
+    texts: Sequence[Mapping[str, str] | None] | None = None,
 ) -> Changes:
     """Return rows of `target.arrow()` as changes of one kind, as if made just before a position.
+
+    `texts` are, for each row, those of values that no type of Arrow holds, by column.
 
     Their version lies above those of all transactions before the position, and below all from there on.
     """
@@ -32,9 +41,12 @@ def as_changes(
         "server_id": 0,
         "schema_version": 0,
     }
+    by_row: dict[str, Any] = {"row": numpy.arange(count)}
+    if texts is not None:
+        by_row["unrepresentable"] = [list(one.items()) if one else None for one in texts]
     columns = [
-        pyarrow.array(numpy.arange(count), one.type)
-        if one.name == "row"
+        pyarrow.array(by_row[one.name], one.type)
+        if one.name in by_row
         else pyarrow.repeat(pyarrow.scalar(made.get(one.name), one.type), count)
         for one in metadata
     ]
