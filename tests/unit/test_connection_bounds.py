@@ -199,3 +199,28 @@ def test_connections_of_one_peer_are_bounded(log: Log, monkeypatch: pytest.Monke
         peers[0].close()
         wait_until(lambda: open_connections(daemon) == 2)
         assert daemon.ask("GET", "/v1/status").status == 200
+
+
+def test_connections_that_have_ended_keep_nobody_out(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait in the port's queue, ended before they were accepted, while the event loop is busy."""
+    monkeypatch.setattr(accepting, "_ACCEPTED_AT_ONCE", 2)
+    monkeypatch.setattr(accepting, "CONNECTIONS_MAX", 40)
+    with serving(log) as daemon:
+        busy, ended = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            busy.set()
+            assert ended.wait(WAIT_SECONDS_MAX)
+
+        waiting = threading.Thread(target=daemon.in_loop, args=(wait,))
+        waiting.start()
+        assert busy.wait(WAIT_SECONDS_MAX)
+        for _ in range(40):
+            peer = connect(daemon)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+        with closing(connect(daemon, source="127.0.0.3")) as good:
+            ended.set()
+            waiting.join(WAIT_SECONDS_MAX)
+            good.sendall(b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert good.recv(12) == b"HTTP/1.1 200"

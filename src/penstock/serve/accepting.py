@@ -16,6 +16,9 @@ from penstock.limits import (
     HANDSHAKES_PER_PEER_MAX,
 )
 
+# How many connections are accepted before the event loop looks after those that there are.
+_ACCEPTED_AT_ONCE = 64
+
 # Where a peer is: the address, and its port on that host.
 _Address = tuple[str, int]
 
@@ -87,13 +90,18 @@ class ListeningSocket(socket.socket):
         super().__init__(fileno=bound.detach())
         self._admission = admission
         self._with_handshake = with_handshake
+        self._accepted = 0
         self.refused: Callable[[str, str], None] = lambda why, peer: None
 
     def accept(self) -> tuple[socket.socket, _Address]:
         """Accept the next connection.
 
-        Raises ConnectionAbortedError for one too many: an event loop then looks after everybody else first.
+        Raises ConnectionAbortedError for one too many, and BlockingIOError after each few: an event loop then
+        looks after everybody else first, so that connections that have ended meanwhile do not count.
         """
+        self._accepted = (self._accepted + 1) % (_ACCEPTED_AT_ONCE + 1)
+        if not self._accepted:
+            raise BlockingIOError("others come first")
         raw, address = super().accept()
         peer = str(address[0])
         why = self._admission.refusal(peer)
