@@ -160,7 +160,13 @@ class Daemon:
             if not listen.loopback and listen.tls is None:
                 _log.warning("ports are open to the network without TLS", **addresses)
             further = {name: address for name, address in addresses.items() if name != "http"}
-            _log.info("serving", address=self.address, **further, instances=sorted(self._captures))
+            _log.info(
+                "serving",
+                address=self.address,
+                **further,
+                tls=listen.tls is not None,
+                instances=sorted(self._captures),
+            )
             try:
                 self._listener.serve_until_stopped()
             finally:

@@ -315,6 +315,14 @@ class Settings(Section):
             else self.coordination
         )
 
+    def operator_token(self) -> Secret | None:
+        """Return the token with which the command line asks this daemon: its own, else an admin's.
+
+        None where there is none. Raises ValueError.
+        """
+        admins = (account.token_secret() for account in self.access if account.admin)
+        return self.listen.secret() or next((token for token in admins if token is not None), None)
+
     def log_of(self, instance: str) -> LogSettings:
         """Return the settings of an instance's log; `folder` is its own."""
         overrides = self.instances[instance].log

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.admin.rendering import bytes_text
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.held_shard import HeldShard
 from penstock.coordinate.membership import Member
@@ -129,7 +130,7 @@ def test_the_lag_of_each_shard_is_what_lies_behind_its_checkpoint(
     assert [one["owner"] for one in shards] == [None, None]
     listed = orders.run("list", "--json").one
     assert (listed["lag_bytes"], listed["shards"], listed["owned"]) == (shards[0]["lag_bytes"], 2, 0)
-    assert f"{shards[0]['lag_bytes']:,}" in orders.run("show", "shop/orders").out
+    assert bytes_text(shards[0]["lag_bytes"]) in orders.run("show", "shop/orders").out
     assert "shop/orders" in orders.run("list").out
 
 
@@ -280,6 +281,8 @@ def test_a_subscription_is_forgotten_unless_it_is_consumed(orders: Kept) -> None
     with orders.member("host-1"):
         orders.wait_gained(2)
         assert "consumed by host-1" in orders.run("delete", "orders", "--yes").err
+        # A dry run says what would happen, a refusal among it.
+        assert "consumed by host-1" in orders.run("delete", "orders", "--dry-run").err
     assert orders.run("delete", "orders", "--dry-run").code == 0
     assert orders.run("delete", "orders").code == 2
     assert orders.subscriptions.get("shop", "orders") is not None

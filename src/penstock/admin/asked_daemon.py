@@ -42,6 +42,33 @@ class Lag:
     why: str | None = None
 
 
+def daemon_address(instance: str, url: str | None, config: Path | None) -> DaemonAddress:
+    """Return the instance of the daemon that `--url`, else the settings file, else the default means.
+
+    A URL is `host:port`, or begins with http, https, penstock or penstocks; its query has the options of
+    every penstock:// URL. Raises OptionInvalid.
+    """
+    token, tls = None, None
+    host, port = LOOPBACK_DEFAULT, PORT_DEFAULT
+    if config is not None:
+        settings = load_settings(config)
+        listen = settings.listen
+        host = LOOPBACK_DEFAULT if listen.host in ("0.0.0.0", "::") else listen.host
+        port, token = listen.port, settings.operator_token()
+        if listen.tls is not None:
+            # The file names the certificate itself: that one is trusted, under whatever name it has.
+            tls = Tls(mode="verify_ca", ca=str(listen.tls.cert))
+    secure, place, query = tls is not None, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ""
+    if url is not None:
+        parts = urlsplit(url if "://" in url else f"penstock://{url}")
+        if parts.scheme not in ("http", "https", "penstock", "penstocks") or not parts.netloc:
+            raise OptionInvalid(f"{url!r} is no daemon", hint=f"Write http://{host}:{PORT_DEFAULT}")
+        secure, place, query = parts.scheme in ("https", "penstocks"), parts.netloc, parts.query
+        tls = tls if secure and not query else None
+    text = f"{'penstocks' if secure else 'penstock'}://{place}/{quote(instance, safe='')}"
+    return DaemonAddress.parse(f"{text}?{query}" if query else text, token=token, tls=tls)
+
+
 class AskedDaemon:
     """One instance of a daemon. Every call raises ConnectionLost where it does not answer."""
 
@@ -52,27 +79,7 @@ class AskedDaemon:
     @classmethod
     def find(cls, instance: str, url: str | None, config: Path | None) -> Self:
         """Return the daemon that `--url`, else the settings file, else the default means."""
-        token, tls = None, None
-        host, port = LOOPBACK_DEFAULT, PORT_DEFAULT
-        if config is not None:
-            listen = load_settings(config).listen
-            host = LOOPBACK_DEFAULT if listen.host in ("0.0.0.0", "::") else listen.host
-            port, token = listen.port, listen.secret()
-            if listen.tls is not None:
-                # The file names the certificate itself: that one is trusted, under whatever name it has.
-                tls = Tls(mode="verify_ca", ca=str(listen.tls.cert))
-        if url is not None:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https", "penstock", "penstocks") or not parts.netloc:
-                raise OptionInvalid(f"{url!r} is no daemon", hint=f"Write http://{host}:{PORT_DEFAULT}")
-            secure = parts.scheme in ("https", "penstocks")
-            place, tls = parts.netloc, tls if secure else None
-        else:
-            secure, place = tls is not None, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        scheme = "penstocks" if secure else "penstock"
-        return cls(
-            DaemonAddress.parse(f"{scheme}://{place}/{quote(instance, safe='')}", token=token, tls=tls)
-        )
+        return cls(daemon_address(instance, url, config))
 
     # --- How far ----------------------------------------------------------------------------
 

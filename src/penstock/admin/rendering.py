@@ -114,5 +114,10 @@ def bytes_text(count: float | None) -> str:
     return f"{count:.0f} {_BYTE_UNITS[power]}" if power == 0 else f"{count:.1f} {_BYTE_UNITS[power]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
 def _pad(text: str, field: Field) -> str:
     return text.rjust(field.width) if field.right else text.ljust(field.width)

@@ -275,9 +275,8 @@ class Capture:
             self._server, self._stream = (address, identity), stream
             self._connects += 1
             self._note = beginning.note or self._note
-            _log.info(
-                "capturing", instance=self._name, server=str(address), at=str(position), note=beginning.note
-            )
+            noted = {"note": beginning.note} if beginning.note else {}
+            _log.info("capturing", instance=self._name, server=str(address), at=str(position), **noted)
             self._missing_gtids = None
             self._say(State.RUNNING)
             cutter = self._cutter(log, beginning, identity, stream, statements=schemas is not None)

@@ -140,7 +140,7 @@ class Account:
         if self.tables.include or self.tables.exclude:
             raise AccessDenied(
                 f"account {self.name} may read some tables of {instance}, and raw bytes hold all of them",
-                hint="Read decoded changes: POST /v1/instances/INSTANCE/changes",
+                hint="Read decoded changes: Subscriber, tail, or POST /v1/instances/INSTANCE/changes",
             )
 
     def prove_reads_table(self, instance: str, name: TableName) -> None:

@@ -212,7 +212,7 @@ class DaemonClient:
         broken = isinstance(reason, ProtocolError)
         return ConnectionLost(
             f"{self.url} {'broke off' if broken else 'does not answer'}: {reason}",
-            hint="Is the daemon up? penstock serve penstock.yaml",
+            hint=lost_hint(self.url, reason, "Is the daemon up? penstock serve penstock.yaml"),
         )
 
     def _untrusted(self, problem: Exception) -> AuthenticationFailed:
@@ -256,10 +256,8 @@ def _object(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
-    """Return the HTTP library's arguments for TLS. Raises OptionInvalid for files that cannot be used."""
-    if tls is None:
-        return {}
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Return the context of connections to a daemon. Raises OptionInvalid for files that cannot be used."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.cert is not None:
@@ -268,7 +266,25 @@ def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
         raise OptionInvalid(
             f"a TLS file cannot be used: {problem}", hint="Check ssl_ca, ssl_cert and ssl_key: PEM files"
         ) from problem
+    # The daemon's own certificate may be named in place of its authority's.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = tls.mode == "verify_identity"
     context.verify_mode = ssl.CERT_REQUIRED if tls.mode.startswith("verify") else ssl.CERT_NONE
+    return context
+
+
+def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
+    """Return the HTTP library's arguments for TLS. Raises OptionInvalid."""
+    if tls is None:
+        return {}
+    context = tls_context(tls)
     named = {} if context.check_hostname else {"assert_hostname": False}
     return {"ssl_context": context, **named}
+
+
+def lost_hint(url: str, reason: object, otherwise: str) -> str:
+    """Return what helps where a daemon did not answer: one that closes at once may speak TLS."""
+    causes = (reason, *reason.args) if isinstance(reason, Exception) else ()
+    if url.startswith("http://") and any(isinstance(cause, ConnectionResetError) for cause in causes):
+        return f"Does it speak TLS? Write https:// or penstocks:// then. {otherwise}"
+    return otherwise

@@ -35,7 +35,7 @@ _EXIT_CODES: dict[type[PenstockError], int] = {
 def main() -> None:
     """Run the command line and exit.
 
-    0 done, 1 findings, 2 operator, 3 stream, 4 transient, 5 not all was compared.
+    0 done, 1 findings or a bug, 2 operator, 3 stream, 4 transient, 5 not all was compared.
     """
     _log_to_stderr()
     make_app(sys.argv[1] if len(sys.argv) > 1 else None)()

@@ -31,7 +31,7 @@ from penstock.admin.log_folder import (
     user_name,
 )
 from penstock.admin.progress import ReadingProgress
-from penstock.admin.rendering import Field, LineWriter, cell_text, write_json
+from penstock.admin.rendering import Field, LineWriter, bytes_text, cell_text, counted, write_json
 from penstock.errors import OptionInvalid, PositionInvalid
 from penstock.logstore.audit import AuditLine
 from penstock.logstore.disk import LocalDisk
@@ -80,12 +80,11 @@ def list_segments(log: Named = None, config: Config = None, json: Json = False) 
     for line in lines:
         shown.write([line[field.name] for field in _SEGMENT_FIELDS])
     totals = {name: sum(line[name] for line in lines) for name in ("transactions", "changes", "bytes")}
-    typer.echo(
-        f"{len(lines)} segments, {totals['transactions']:,} transactions, {totals['changes']:,} changes,"
-        f" {totals['bytes']:,} bytes; up to {reader.visible or '-'}"
-    )
+    counts = [counted(len(lines), "segment"), *(counted(totals[f"{one}s"], one) for one in _COUNTED)]
+    typer.echo(f"{', '.join(counts)}, {bytes_text(totals['bytes'])}; up to {reader.visible or '-'}")
 
 
+_COUNTED = ("transaction", "change")
 _SEGMENT_FIELDS = [
     Field("segment", 19),
     Field("state", 6),
@@ -327,12 +326,17 @@ def run_verify(
     broken = [one for one in found if not one.harmless and not one.healed]
     if not json:
         healed = sum(one.healed for one in found)
-        console.print(
-            f"{chosen.name}: {progress.done:,} bytes read, {len(broken)} findings,"
-            f" {healed} healed, {len(found) - len(broken) - healed} harmless"
-        )
+        harmless = len(found) - len(broken) - healed
+        findings = _findings_text(len(broken), healed, harmless)
+        console.print(f"{chosen.name}: {bytes_text(progress.done)} read, {findings}")
     if broken:
         raise typer.Exit(EXIT_FINDINGS)
+
+
+def _findings_text(broken: int, healed: int, harmless: int) -> str:
+    told = [counted(broken, "finding")] if broken else []
+    told += [f"{number} {what}" for number, what in ((healed, "healed"), (harmless, "harmless")) if number]
+    return ", ".join(told) or "sound"
 
 
 def _finding_line(finding: Finding) -> dict[str, Any]:
@@ -512,8 +516,9 @@ def _show_trim(line: dict[str, Any], freed: int | None, as_json: bool) -> None:
     if as_json:
         write_json(sys.stdout, [{**line, "dry_run": freed is None, "bytes_freed": freed or 0}])
         return
-    what = f"{len(line['segments'])} segments, {line['transactions']:,} transactions, {line['bytes']:,} bytes"
-    typer.echo(f"would go: {what}" if freed is None else f"gone: {what}, {freed:,} bytes freed")
+    counts = [counted(len(line["segments"]), "segment"), counted(line["transactions"], "transaction")]
+    what = f"{', '.join(counts)}, {bytes_text(line['bytes'])}"
+    typer.echo(f"would go: {what}" if freed is None else f"gone: {what}, {bytes_text(freed)} freed")
     typer.echo(f"the log {'would begin' if freed is None else 'begins'} at {line['first_kept'] or '-'}")
     for name, position in line["held_by"].items():
         typer.echo(f"hold {name} asked to keep what follows {position}: --force {name}")

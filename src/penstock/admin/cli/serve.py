@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.admin.rendering import counted
 from penstock.coordinate.store import without_password
 from penstock.errors import OptionInvalid
 from penstock.settings import json_schema, load_settings
@@ -43,7 +44,7 @@ def run(
         check(settings)
         for remark in check_surroundings(settings):
             typer.echo(remark)
-        typer.echo(f"{file}: {len(settings.instances)} instances, nothing is wrong")
+        typer.echo(f"{file}: {counted(len(settings.instances), 'instance')}, nothing is wrong")
         for name, (host, port) in settings.listen.places().items():
             told = f"[{host}]" if ":" in host else host
             typer.echo(f"listen.{name:<15}{told}:{port or 'a port that the system chooses'}")

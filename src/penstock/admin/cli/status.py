@@ -2,7 +2,6 @@
 """`penstock status`: how the instances of a daemon stand."""
 
 import json as json_text
-import os
 import ssl
 import sys
 import time
@@ -19,10 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 import penstock.errors
+from penstock.admin.asked_daemon import daemon_address
 from penstock.admin.rendering import bytes_text, write_json
-from penstock.errors import AuthenticationFailed, ConnectionLost, OptionInvalid, PenstockError, SourceMissing
+from penstock.errors import AuthenticationFailed, ConnectionLost, PenstockError, SourceMissing
 from penstock.model import Secret
-from penstock.settings import LOOPBACK_DEFAULT, PORT_DEFAULT, load_settings
+from penstock.source.daemon_client import lost_hint, tls_context
 
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 
@@ -80,25 +80,9 @@ class _Daemon:
     @classmethod
     def find(cls, url: str | None, config: Path | None) -> "_Daemon":
         """Return the daemon that the options mean. Raises OptionInvalid."""
-        token = os.environ.get(TOKEN_VARIABLE)
-        secret, context = (Secret(token) if token else None), None
-        if config is not None:
-            listen = load_settings(config).listen
-            host = LOOPBACK_DEFAULT if listen.host in ("0.0.0.0", "::") else listen.host
-            named = f"[{host}]" if ":" in host else host
-            secret = listen.secret() or secret
-            if listen.tls is not None:
-                # The file names the certificate itself, so that one and no other is trusted.
-                context = ssl.create_default_context(cafile=str(listen.tls.cert))
-                context.check_hostname = False
-                context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            url = url or f"{'http' if listen.tls is None else 'https'}://{named}:{listen.port}"
-        url = url or f"http://{LOOPBACK_DEFAULT}:{PORT_DEFAULT}"
-        if not url.startswith(("http://", "https://")):
-            raise OptionInvalid(
-                f"{url!r} is no daemon", hint=f"Write http://{LOOPBACK_DEFAULT}:{PORT_DEFAULT}"
-            )
-        return cls(url, secret, context)
+        address = daemon_address("all", url, config)
+        context = None if address.tls is None else tls_context(address.tls)
+        return cls(address.base_urls[0], address.token, context)
 
     def instances(self, name: str | None) -> list[dict[str, Any]]:
         """Return the status of one instance, or of all. Raises ConnectionLost, and what the daemon raised."""
@@ -130,11 +114,11 @@ class _Daemon:
             if isinstance(reason, ssl.SSLCertVerificationError):
                 raise AuthenticationFailed(
                     f"{self._url} cannot be trusted: {reason.verify_message}",
-                    hint="Give its settings with --config, or SSL_CERT_FILE with the authority's certificate",
+                    hint="Give its settings with --config, or its authority: https://HOST:PORT?ssl_ca=ca.pem",
                 ) from problem
             raise ConnectionLost(
                 f"{self._url} does not answer: {reason}",
-                hint="Is the daemon running? Name it with --url or --config",
+                hint=lost_hint(self._url, reason, "Is the daemon running? Name it with --url or --config"),
             ) from problem
 
 

@@ -13,7 +13,7 @@ import typer
 
 from penstock.admin.asked_daemon import EARLIEST, LATEST, AskedDaemon, Lag, line_of, shown_lag
 from penstock.admin.log_folder import Json, moment, parse_time
-from penstock.admin.rendering import Field, LineWriter, time_text, write_json
+from penstock.admin.rendering import Field, LineWriter, bytes_text, time_text, write_json
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import ShardView, Subscription, Subscriptions
@@ -45,7 +45,7 @@ _COLUMNS = (
     Field("shard", 5, right=True),
     Field("owner", 28),
     Field("behind", 12, right=True),
-    Field("seconds", 9, right=True),
+    Field("lag", 9, right=True),
     Field("checkpoint", 32),
     Field("noted", 20),
     Field("remark", 0),
@@ -56,7 +56,7 @@ _LIST_COLUMNS = (
     Field("owned", 5, right=True),
     Field("members", 7, right=True),
     Field("behind", 12, right=True),
-    Field("seconds", 9, right=True),
+    Field("lag", 9, right=True),
     Field("remark", 0),
 )
 
@@ -165,7 +165,7 @@ def show_all(
                     line["shards"],
                     line["owned"],
                     len(line["members"]),
-                    _count(line["lag_bytes"]),
+                    bytes_text(line["lag_bytes"]),
                     _seconds(line["lag_seconds"]),
                     line["remark"],
                 ]
@@ -209,7 +209,7 @@ def show(
                 [
                     one.view.shard,
                     one.owner or "-",
-                    _count(one.lag.bytes),
+                    bytes_text(one.lag.bytes),
                     _seconds(one.lag.seconds),
                     checkpoint.position if checkpoint else "-",
                     _time(checkpoint.updated_us) if checkpoint else "-",
@@ -298,7 +298,7 @@ def reset(
                 f"{_name(chosen)} has no shard {shard}", hint=f"It has 0 to {chosen.shard_count - 1}"
             )
         checkpoint, note = _proved(place, chosen, wanted, [one.view for one in shards])
-        owners = _refuse_owned(chosen, shards, "reset", force=force, dry_run=dry_run)
+        owners = _refuse_owned(chosen, shards, "reset", force=force)
         line = {
             "instance": chosen.instance,
             "name": chosen.name,
@@ -386,7 +386,7 @@ def delete(
     with _Place.of(coordination, None, config) as place:
         chosen = place.choose(subscription)
         shards = [_ShownShard(view, Lag()) for view in place.registry.shards(chosen)]
-        owners = _refuse_owned(chosen, shards, "delete", force=force, dry_run=dry_run)
+        owners = _refuse_owned(chosen, shards, "delete", force=force)
         line = {
             "instance": chosen.instance,
             "name": chosen.name,
@@ -441,11 +441,11 @@ def _proved(
 
 
 def _refuse_owned(
-    chosen: Subscription, shards: Sequence[_ShownShard], verb: str, *, force: bool, dry_run: bool
+    chosen: Subscription, shards: Sequence[_ShownShard], verb: str, *, force: bool
 ) -> list[str]:
     """Return who owns one of the shards. Raises OptionInvalid where somebody does and nobody forces it."""
     owners = sorted({one.owner for one in shards if one.owner is not None})
-    if owners and not force and not dry_run:
+    if owners and not force:
         raise OptionInvalid(
             f"{_name(chosen)} is consumed by {', '.join(owners)}",
             hint=f"Stop them, or add --force: penstock subscriptions {verb} {chosen.name} --force",
@@ -479,12 +479,8 @@ def _position_of(view: ShardView) -> str | None:
     return view.state.checkpoint.position if view.state.checkpoint else None
 
 
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
-
-
 def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.1f}"
+    return "-" if seconds is None else f"{seconds:.1f} s"
 
 
 def _time(time_us: int) -> str:

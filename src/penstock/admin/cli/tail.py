@@ -75,7 +75,8 @@ def run(
     columns: Annotated[str | None, typer.Option(help="Only these columns; for --format table.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
     url: Annotated[
-        str | None, typer.Option(help="The daemon or daemons: penstock://a:7070,b:7070; 127.0.0.1:7070.")
+        str | None,
+        typer.Option(help="The daemon or daemons: a:7070,b:7070; 127.0.0.1:7070 by default."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="The daemon's settings file: its address and token are taken from it.")

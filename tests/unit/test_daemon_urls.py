@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the command line finds a daemon: forms of its URL, its settings file, and a port that speaks TLS."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.admin.asked_daemon import daemon_address
+from penstock.admin.rendering import bytes_text, counted
+from penstock.errors import OptionInvalid
+from penstock.logstore.log import Log
+from tests.kept_log import penstock
+from tests.served_log import INSTANCE, captured_log, serving
+from tools.servers import certificate
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[Log]:
+    with captured_log() as log:
+        yield log
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("127.0.0.1:7171", "http://127.0.0.1:7171"),
+        ("db-host", "http://db-host:7070"),
+        ("[::1]:7171", "http://[::1]:7171"),
+        ("http://127.0.0.1:7171", "http://127.0.0.1:7171"),
+        ("penstock://127.0.0.1:7171", "http://127.0.0.1:7171"),
+        ("penstock://127.0.0.1:7171/shop", "http://127.0.0.1:7171"),
+        ("https://127.0.0.1:7171", "https://127.0.0.1:7171"),
+        ("penstocks://127.0.0.1:7171?ssl_mode=required", "https://127.0.0.1:7171"),
+    ],
+)
+def test_daemon_is_found_by_every_form_of_its_url(url: str, base: str) -> None:
+    assert daemon_address(INSTANCE, url, None).base_urls == (base,)
+
+
+def test_url_of_something_else_is_refused() -> None:
+    with pytest.raises(OptionInvalid, match="is no daemon"):
+        daemon_address(INSTANCE, "mysql://127.0.0.1:3306", None)
+
+
+@pytest.mark.parametrize("form", ["{}", "http://{}", "penstock://{}"])
+def test_holds_and_tail_take_every_form(log: Log, form: str) -> None:
+    with serving(log) as daemon:
+        url = form.format(f"127.0.0.1:{daemon.port()}")
+        assert penstock("holds", "list", INSTANCE, "--url", url).code == 0
+        tailed = penstock("tail", INSTANCE, "fuzzed.t", "--from", "earliest", "--count", 1, "--url", url)
+        assert (tailed.code, "fuzzed.t" in tailed.out) == (0, True)
+
+
+def test_plain_http_to_a_port_of_tls_says_so(log: Log, tmp_path: Path) -> None:
+    certificate.make(tmp_path / "tls")
+    names = certificate.server_options(tmp_path / "tls")
+    with serving(log, {"tls": {"cert": names["ssl-cert"], "key": names["ssl-key"]}}) as daemon:
+        place = f"127.0.0.1:{daemon.port()}"
+        for words in (("status",), ("holds", "list", INSTANCE)):
+            plain = penstock(*words, "--url", place)
+            assert (plain.code, "Does it speak TLS?" in plain.err) == (4, True), plain.err
+        trusted = f"https://{place}?ssl_ca={names['ssl-ca']}&ssl_mode=verify_ca"
+        assert penstock("holds", "list", INSTANCE, "--url", trusted).code == 0
+
+
+@pytest.mark.parametrize("with_token", [True, False])
+def test_settings_file_gives_the_operator_a_token(log: Log, tmp_path: Path, with_token: bool) -> None:
+    access = [
+        {"name": "cache", "token": "cache-token"},
+        {"name": "operator", "token": "admin-token", "admin": True},
+    ]
+    listen = {"token": "own-token"} if with_token else {}
+    with serving(log, listen, access) as daemon:
+        file = tmp_path / "penstock.yaml"
+        settings = {
+            "listen": {"http": f"127.0.0.1:{daemon.port()}", **listen},
+            "access": access,
+            "instances": {INSTANCE: {"source": "mysql://nobody@127.0.0.1:1"}},
+        }
+        file.write_text(yaml.safe_dump(settings))
+        assert daemon_address(INSTANCE, None, file).token.reveal() == (
+            "own-token" if with_token else "admin-token"
+        )
+        assert penstock("holds", "list", INSTANCE, "--config", file).code == 0
+
+
+def test_counts_and_sizes_are_written_for_people() -> None:
+    assert [counted(number, "segment") for number in (0, 1, 1234)] == [
+        "0 segments",
+        "1 segment",
+        "1,234 segments",
+    ]
+    assert [bytes_text(size) for size in (None, 1, 2048)] == ["-", "1 B", "2.0 KiB"]
