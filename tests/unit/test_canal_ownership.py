@@ -56,6 +56,10 @@ def refused_acknowledgement(client: CanalClient) -> None:
     client.expect_ack()
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_canal_ownership.py::test_client_of_another_account_is_neither_taken_over_nor_deleted",
+    keep=("unsubscribe",),
+)
 @pytest.mark.parametrize(
     "ask", [CanalClient.subscribe, CanalClient.unsubscribe, CanalClient.get, refused_acknowledgement]
 )
@@ -78,6 +82,10 @@ def test_client_of_another_account_is_neither_taken_over_nor_deleted(
     assert subscription(store) is not None
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_canal_ownership.py::test_client_is_taken_over_and_deleted_by_an_account_that_may",
+    keep=("named",),
+)
 @pytest.mark.parametrize("user", ["owner", "named", "admin", "token"])
 def test_client_is_taken_over_and_deleted_by_an_account_that_may(
     daemon: ServedLog, store: MemoryStore, user: str

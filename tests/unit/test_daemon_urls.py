@@ -44,6 +44,9 @@ def test_url_of_something_else_is_refused() -> None:
         daemon_address(INSTANCE, "mysql://127.0.0.1:3306", None)
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_daemon_urls.py::test_holds_and_tail_take_every_form", keep=("penstock",)
+)
 @pytest.mark.parametrize("form", ["{}", "http://{}", "penstock://{}"])
 def test_holds_and_tail_take_every_form(log: Log, form: str) -> None:
     with serving(log) as daemon:
