@@ -12,7 +12,7 @@ from penstock._native import BlockCutter
 from penstock.binlog import read_binlog
 from penstock.errors import PreparedMissing
 from penstock.limits import PREPARED_HOLD_SECONDS_MAX, PREPARED_OLD_SECONDS
-from penstock.logstore.holds import Hold
+from penstock.logstore.holds import BrokenHold, Hold
 from penstock.logstore.log import Log
 from penstock.logstore.prepared import HOLD_NAME, PreparedFile, PreparedSurvey
 from penstock.logstore.retention import Retention, RetentionPolicy
@@ -140,6 +140,16 @@ def test_a_hold_keeps_what_was_prepared_at_its_position(kept: KeptXaLog) -> None
     kept.retention.holds.remove("reader")
     kept.upkeep()
     assert kept.files == ["mysql-bin.000004"]
+
+
+def test_what_is_prepared_after_a_broken_hold_is_held(kept: KeptXaLog) -> None:
+    stuck = Hold("stuck", kept.log.extents()[0].first)
+    kept.retention.holds.put(stuck)
+    kept.survey.run(kept.log)
+    assert kept.held() == [], "the reader comes to it by itself"
+    kept.log.broken_holds = (BrokenHold(stuck, "it is too far back"),)
+    kept.survey.run(kept.log)
+    assert [one.position for one in kept.held()] == [kept.prepared.transactions[0].position]
 
 
 def test_one_that_is_left_prepared_is_shown_and_at_last_given_up(kept: KeptXaLog) -> None:

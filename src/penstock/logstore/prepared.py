@@ -128,7 +128,9 @@ class PreparedSurvey:
 
     def _due(self, log: LogReader, before: PreparedFile | None) -> list[tuple[SegmentRecord, int, int]]:
         """Return what was not surveyed of each segment: from and to which offset of its source file."""
-        readers = [one.position for one in self._holds.readable(self._clock()) if one.name != HOLD_NAME]
+        # A broken hold keeps nothing for its reader, so what the others need is surveyed past it.
+        passed = {HOLD_NAME, *(one.hold.name for one in log.broken_holds)}
+        readers = [one.position for one in self._holds.readable(self._clock()) if one.name not in passed]
         ends = [_place(one) for one in (*readers, log.visible) if one is not None]
         if not ends:
             return []

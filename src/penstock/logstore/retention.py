@@ -135,20 +135,25 @@ class Retention:
         with self.holds.unchanged():
             self.holds.remove_expired(self._clock())
             plan = self.plan(catalog.segments)
+            before = {one.hold.name for one in self.broken}
+            fresh = frozenset(one.hold.name for one in plan.broken if one.hold.name not in before)
             self._report(plan.broken)
+            if fresh:
+                # What is prepared after them is looked for before anything there leaves.
+                plan = self.plan(catalog.segments, fresh)
             self.expire(catalog, plan)
         self._sweep_store(notes)
         return plan
 
-    def plan(self, segments: SegmentIndex) -> RetentionPlan:
-        """Return what would leave now, and why; nothing is changed."""
+    def plan(self, segments: SegmentIndex, counting: frozenset[str] = frozenset()) -> RetentionPlan:
+        """Return what would leave now, and why; nothing is changed. Broken holds of `counting` count."""
         now = self._clock()
         holds = self.holds.readable(now)
         # The newest always stays: it may be open, and it is where the log goes on.
         candidates = list(segments)[:-1]
         due = self._due(candidates, sum(map(_local_bytes, segments)), now)
         broken = self._broken(holds, segments, due)
-        names = {one.hold.name for one in broken}
+        names = {one.hold.name for one in broken} - counting
         hold = min((one for one in holds if one.name not in names), key=_place_of, default=None)
         free = len(due)
         if hold is not None:
