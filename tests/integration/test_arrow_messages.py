@@ -13,7 +13,7 @@ import pytest
 
 from penstock import _native
 from penstock.binlog import load_schemas
-from penstock.errors import OptionInvalid, SchemaInvalid
+from penstock.errors import EventUnsupported, OptionInvalid, SchemaInvalid
 from penstock.model import TablePatterns, TableSchema
 from penstock.source.reading import Batch, Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
@@ -48,12 +48,15 @@ def typed(file: Path, tables: str, schemas: Any = None) -> list[Batch]:
     return list(read_range(source, whole, selection, load_schemas(schemas)))
 
 
-def made(batch: Batch, schema: TableSchema, dialect: str, **options: Any) -> pyarrow.RecordBatch:
-    """The messages of a batch of typed rows."""
+def made(
+    batch: Batch, schema: TableSchema, dialect: str, rows_max: int | None = None, **options: Any
+) -> pyarrow.RecordBatch:
+    """The messages of a batch of typed rows, or of its first rows."""
     database, _, table = batch.table.partition(".")
     columns = [(one.name, one.type_text, one.charset, one.nullable) for one in schema.columns]
     named = {"database": database, "table": table, "primary_key": list(schema.primary_key), "key": []}
-    return pyarrow.record_batch(_native.encode_changes(batch, columns, dialect=dialect, **(named | options)))
+    rows = batch if rows_max is None else batch.to_arrow().slice(0, rows_max)
+    return pyarrow.record_batch(_native.encode_changes(rows, columns, dialect=dialect, **(named | options)))
 
 
 def without_events(dialect: str, value: bytes) -> bytes:
@@ -189,7 +192,7 @@ def test_keys_are_those_of_each_dialect(minimal: tuple[str, Batch, TableSchema])
     table, batch, schema = minimal
 
     def keys(dialect: str, *columns: str) -> list[Any]:
-        found = made(batch, schema, dialect, key=list(columns))["key"].to_pylist()[:2]
+        found = made(batch, schema, dialect, 2, key=list(columns))["key"].to_pylist()
         return [None if key is None else json.loads(key) for key in found]
 
     assert keys("json") == [None, None]
@@ -203,6 +206,10 @@ def test_keys_are_those_of_each_dialect(minimal: tuple[str, Batch, TableSchema])
     assert first["schema"]["fields"] == [{"type": "int32", "optional": False, "field": "id"}]
     with pytest.raises(OptionInvalid, match="nothing"):
         keys("json", "nothing")
+    whole = made(batch, schema, "json", key=["id"])["key"].to_pylist()
+    assert [json.loads(key)["id"] for key in whole] == [1, 2, 1, 2, 9, 9]
+    with pytest.raises(EventUnsupported, match="`day`"):
+        made(batch, schema, "json", key=["day"])
 
 
 def test_a_moved_key_is_told_by_debezium_as_a_delete_and_an_insert(
