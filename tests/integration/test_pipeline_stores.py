@@ -127,7 +127,7 @@ def test_a_store_has_what_its_source_has(
         assert_same(wanted, found, key=workload.keys(table))
 
 
-@pytest.mark.deep(guard="tests/unit/test_pipeline_state.py::test_a_reset_leaves_how_far_each_source_was_read")
+@pytest.mark.deep(guard="tests/unit/test_pipeline_state.py::test_a_value_of_any_size_is_kept_whole")
 def test_rows_of_another_server_replace_those_of_before_a_reset(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
