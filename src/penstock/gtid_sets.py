@@ -25,14 +25,17 @@ class ExecutedSet:
 
     MariaDB's text names the last transaction of each domain, and says nothing of those before it: another
     server may have written other transactions under the same sequence numbers. `ends` has the highest
-    sequence number that the server has of each domain and server id (`gtid_binlog_state`), which tells.
+    sequence number that the server's log has of each domain and server id (`gtid_binlog_state`), which tells.
+    `applied` are the last transactions that it has from other servers, perhaps without logging them
+    (`gtid_slave_pos`): its log may begin after exactly these.
     """
 
     text: str
     ends: Mapping[tuple[int, int], int] | None = None
+    applied: frozenset[tuple[int, int, int]] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.text)
+        return bool(self.text or self.applied)
 
     def contains(self, gtid_set: str) -> bool:
         """Tell whether the server has executed every transaction of a set."""
@@ -43,8 +46,22 @@ class ExecutedSet:
         if self.ends is None:
             return str(GtidSet.parse(gtid_set).subtract(GtidSet.parse(self.text)))
         ends = self.ends
-        lacking = (gtid for gtid in mariadb_gtids(gtid_set) if ends.get(gtid[:2], 0) < gtid[2])
+        lacking = (
+            gtid
+            for gtid in mariadb_gtids(gtid_set)
+            if ends.get(gtid[:2], 0) < gtid[2] and gtid not in self.applied
+        )
         return ",".join(f"{domain}-{server}-{number}" for domain, server, number in lacking)
+
+    def unlogged(self, gtid_set: str) -> bool:
+        """Tell whether a MariaDB server has gone on from a transaction of a set without logging what follows."""
+        ends = self.ends or {}
+        return any(
+            ends.get((domain, server), 0) < number < last
+            for domain, server, number in mariadb_gtids(gtid_set)
+            for of_domain, _, last in self.applied
+            if of_domain == domain
+        )
 
 
 def mariadb_gtids(text: str) -> Iterator[tuple[int, int, int]]:

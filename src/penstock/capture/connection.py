@@ -164,12 +164,11 @@ class Connection:
         """Return the GTIDs that the server reports as executed; empty where it has no GTIDs."""
         if self.identity().flavor != MARIADB:
             return ExecutedSet(self._gtid_variable("gtid_executed"))
-        # The first is what its own log holds, the second where a backup or another server left it.
-        held = self._gtid_variable("gtid_binlog_state") + "," + self._gtid_variable("gtid_slave_pos")
         ends: dict[tuple[int, int], int] = {}
-        for domain, server, number in mariadb_gtids(held):
+        for domain, server, number in mariadb_gtids(self._gtid_variable("gtid_binlog_state")):
             ends[domain, server] = max(number, ends.get((domain, server), 0))
-        return ExecutedSet(self._gtid_variable("gtid_binlog_pos"), ends)
+        applied = frozenset(mariadb_gtids(self._gtid_variable("gtid_slave_pos")))
+        return ExecutedSet(self._gtid_variable("gtid_binlog_pos"), ends, applied)
 
     def purged(self) -> LoggedSet:
         """Return the GTIDs that came before the server's oldest file and may be listed in none.

@@ -145,7 +145,8 @@ def _mariadb_gtid_bounds(connection: Connection, gtid_set: str) -> tuple[bool, b
     events = connection.query("SHOW BINLOG EVENTS IN %s LIMIT 4", (oldest,))
     listed = next((str(event["Info"]) for event in events if event["Event_type"] == "Gtid_list"), "")
     purged = any(asked.get(domain, 0) < number for domain, number in _sequences(listed).items())
-    return purged, not connection.executed().contains(gtid_set)
+    executed = connection.executed()
+    return purged or executed.unlogged(gtid_set), not executed.contains(gtid_set)
 
 
 def _sequences(text: str) -> dict[int, int]:
