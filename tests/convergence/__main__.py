@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Play seeds on servers of their own: `python -m tests.convergence FLAVOR TARGET MODE SEED ROUNDS`.
+
+SEED is a number, a range such as 1-20, or the path of a journal that an earlier run has left, which is made
+shorter. `--kills` adds rounds in which the command is killed, `--kinds still,busy` leaves the others out.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+from pyspark.sql import SparkSession
+
+from tests.convergence import machine as machine_module
+from tests.convergence.machine import Divergence, Machine, Round, play_journal, play_seed, smaller
+from tests.convergence.targets import TARGETS, ConvergenceTarget
+from tests.spark_patience import write_configuration
+from tests.spark_session import session_settings
+from tools.servers import Server
+
+# gh-ost and pt-online-schema-change need what every server logs for replicas.
+SERVER_SETTINGS = {"binlog-row-metadata": "FULL"}
+KILLS = {"kill": 1}
+
+
+@contextmanager
+def started(
+    flavor: str, target: str, mode: str, folder: Path
+) -> Iterator[tuple[Server, ConvergenceTarget, SparkSession]]:
+    """Start a source, a target and a session of Spark."""
+    (folder / "spark").mkdir()
+    write_configuration(folder / "spark")
+    os.environ |= {
+        "SPARK_CONF_DIR": str(folder / "spark"),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    with Server(flavor, SERVER_SETTINGS) as server, TARGETS[target](mode, folder) as made:
+        session = (
+            SparkSession.builder.master("local[2]")
+            .config(map=session_settings() | {"spark.ui.showConsoleProgress": "false"})
+            .getOrCreate()
+        )
+        try:
+            yield server, made, session
+        finally:
+            session.stop()
+
+
+def main(words: Sequence[str]) -> int:
+    """Play, print what diverges; return 1 where anything does."""
+    parser = argparse.ArgumentParser(prog="python -m tests.convergence", description=__doc__)
+    for name in ("flavor", "target", "mode", "seed"):
+        parser.add_argument(name)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("--kills", action="store_true")
+    parser.add_argument("--kinds", default=",".join(machine_module.KINDS))
+    given = parser.parse_args(words)
+    log = Path(tempfile.gettempdir()) / f"convergence-{os.getpid()}.log"
+    structlog.configure(logger_factory=structlog.WriteLoggerFactory(log.open("w", buffering=1)))
+    kinds = {name: machine_module.KINDS[name] for name in given.kinds.split(",")} | (
+        KILLS if given.kills else {}
+    )
+    counts: Counter[str] = Counter()
+    failed = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="convergence-") as folder,
+        started(given.flavor, given.target, given.mode, Path(folder)) as (server, target, session),
+    ):
+        if Path(given.seed).is_file():
+            return shorten(server, target, session, Path(given.seed))
+        first, _, last = given.seed.partition("-")
+        for seed in range(int(first), int(last or first) + 1):
+            machine = Machine(server, target, session, f"seed_{seed}")
+            name = f"{given.flavor} {given.target} {given.mode} {seed}"
+            journal, divergence = play_seed(machine, name, given.rounds, kinds)
+            counts += machine.counts
+            path = Path(tempfile.gettempdir()) / f"{name.replace(' ', '-')}.json"
+            path.write_text(machine_module.written(journal))
+            if divergence is not None:
+                failed += 1
+                played = journal[-1]
+                print(f"DIVERGENCE {name}, round {played.number} ({played.kind}): {path}\n{divergence}")
+            machine.close()
+            print(f"seed {seed}", flush=True)
+    print(dict(counts))
+    return 1 if failed else 0
+
+
+def shorten(server: Server, target: ConvergenceTarget, session: SparkSession, path: Path) -> int:
+    """Make a journal shorter, and print what is left of it."""
+    journal = machine_module.read(path.read_text())
+    tries = [0]
+    sql_mode = machine_module.sql_mode_of(path.stem.replace("-", " "))
+
+    def diverges(tried: Sequence[Round]) -> Divergence | None:
+        tries[0] += 1
+        machine = Machine(server, target, session, f"try_{tries[0]}")
+        try:
+            return play_journal(machine, tried, sql_mode)
+        finally:
+            machine.close()
+
+    wanted = diverges(journal)
+    if wanted is None:
+        print("the journal does not diverge again")
+        return 0
+    left = smaller(journal, wanted, diverges)
+    path.with_suffix(".small.json").write_text(machine_module.written(left))
+    print(f"after {tries[0]} tries, sql_mode {sql_mode!r}:")
+    for one in left:
+        for action in one.actions:
+            print("\n".join(f"  {statement}" for statement in action.statements))
+        print(f"  -- {one.kind} {one.number} {one.asked}")
+    print(diverges(left))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

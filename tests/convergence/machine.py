@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of random statements against one pipeline: after each, the target is what the source is.
+
+A journal keeps what was sent, in steps, so that a divergence can be sent again without the seed, and made
+shorter: see `smaller`.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+
+from penstock import Pipeline
+from penstock.errors import PenstockError
+from penstock.model import TableName
+from penstock.pipeline.state import PipelineState
+from tests.convergence.grammar import NAMES, Action, Grammar
+from tests.convergence.targets import ConvergenceTarget
+from tests.patience import wait_until
+from tests.pipeline_oracle import differences, source_rows
+from tests.pipeline_running import patient_leases
+from tools.servers import Server
+
+ACTIONS_OF_A_ROUND = 25
+#: How a round's statements meet the pipeline: before it runs, while it runs, with runs that die.
+KINDS = {"still": 6, "busy": 3, "crash": 3}
+# What is asked for between a round's statements, for some of the rounds.
+RESNAPSHOT = "resnapshot"
+
+
+@dataclass
+class Round:
+    """One round of a journal: how the pipeline ran, and what was sent before or meanwhile."""
+
+    kind: str
+    number: int
+    actions: list[Action] = field(default_factory=list)
+    asked: str = ""
+
+
+@dataclass
+class Divergence:
+    """What was wrong at the end of a round; `rows` by table, or the error that ended the pipeline."""
+
+    rows: dict[str, list[str]]
+    error: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a shorter journal has to show as well."""
+        return frozenset(self.rows) or frozenset({self.error.split(":")[0]})
+
+    def __str__(self) -> str:
+        return self.error or "\n".join(
+            f"{table}: {line}" for table, lines in self.rows.items() for line in lines[:4]
+        )
+
+
+class Crash(BaseException):
+    """The runner dies here."""
+
+
+class Machine:
+    """One database of a source, one pipeline of it, and the rounds that are sent. Close it when done."""
+
+    def __init__(
+        self, server: Server, target: ConvergenceTarget, session: SparkSession, database: str
+    ) -> None:
+        self._server = server
+        self._target = target
+        self._session = session
+        self.database = database
+        self.counts: Counter[str] = Counter()
+        self.stops: dict[str, str] = {}
+        server.sql(f"DROP DATABASE IF EXISTS {database}; CREATE DATABASE {database} CHARACTER SET utf8mb4")
+        self._connection = server.connect(database=database, autocommit=True)
+        self._file = target.folder / f"{database}.yaml"
+        written = {
+            "name": database,
+            "source": {"url": server.url("root"), "name": "here", "tables": [f"{database}.*"]},
+            "sink": target.sink(database),
+            "batch": {"interval": 0},
+            "load": {"chunk_rows": 5},
+            # What stops one table hides nothing of the others.
+            "errors": {"table": "skip_table"},
+        }
+        self._file.write_text(yaml.safe_dump(written))
+
+    def close(self) -> None:
+        """Drop the database."""
+        self._connection.close()
+        self._server.sql(f"DROP DATABASE {self.database}")
+
+    def grammar(self, chance: random.Random) -> Grammar:
+        """Return what draws actions for the database, as the target can follow them."""
+        abilities = self._target.MODES[self._target.mode]
+        return Grammar(chance, self._connection.cursor(), self._server.family == "mariadb", abilities)
+
+    def set_sql_mode(self, mode: str) -> None:
+        """Have statements from now on run leniently, or not."""
+        with self._connection.cursor() as cursor:
+            cursor.execute("SET time_zone = '+00:00', sql_mode = %s", (mode,))
+
+    def send(self, action: Action) -> None:
+        """Send the statements of an action; those that the server refuses do nothing."""
+        with self._connection.cursor() as cursor:
+            for statement in action.statements:
+                try:
+                    cursor.execute(statement)
+                    self.counts[action.name] += 1
+                except pymysql.err.MySQLError:
+                    self.counts[f"{action.name} (refused)"] += 1
+
+    def play(self, played: Round, actions: Iterator[Action]) -> Divergence | None:
+        """Send a round's statements, run the pipeline to the end, and compare."""
+        if played.asked:
+            self._ask(played.asked)
+        try:
+            if played.kind == "busy":
+                self._run_while(actions)
+            else:
+                for action in actions:
+                    self.send(action)
+            if played.kind == "crash":
+                self._crash(random.Random(played.number))
+            elif played.kind == "kill":
+                self._kill(random.Random(played.number))
+            self._run()
+        except PenstockError as problem:
+            return Divergence({}, f"{type(problem).__name__}: {problem}")
+        return self._compared()
+
+    def _run(self) -> None:
+        with patient_leases():
+            Pipeline.load(self._file).run(self._session, until="caught-up")
+
+    def _run_while(self, actions: Iterator[Action]) -> None:
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self._run()
+            # Whatever it is, it is raised again below.
+            except BaseException as problem:  # noqa: BLE001
+                failed.append(problem)
+
+        thread = threading.Thread(target=run, name="pipeline")
+        thread.start()
+        try:
+            for action in actions:
+                self.send(action)
+                # Statements come throughout the run, not all before its first batch.
+                thread.join(0.03)
+        finally:
+            thread.join()
+        if failed:
+            raise failed[0]
+
+    def _crash(self, chance: random.Random) -> None:
+        """Run until the runner dies at one of the places where something is kept, before or behind it."""
+        with dying(chance.randint(1, 12)):
+            try:
+                self._run()
+            except Crash:
+                self.counts["crash"] += 1
+
+    def _kill(self, chance: random.Random) -> None:
+        """Run the command, and kill it where it has begun something, or a while later."""
+        words = [
+            str(Path(sys.executable).parent / "penstock"),
+            "run",
+            str(self._file),
+            "--until",
+            "caught-up",
+        ]
+        output = subprocess.DEVNULL
+        process = subprocess.Popen(
+            words, stdout=output, stderr=output, start_new_session=True, env=os.environ
+        )
+        before = self._begun()
+        wait_until(lambda: process.poll() is not None or self._begun() != before)
+        # It dies anywhere in the batch that it has begun.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chance.choice((0.01, 0.1, 0.5, 2.0)))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            self.counts["kill"] += 1
+        process.wait()
+
+    def _begun(self) -> tuple[int, bool] | None:
+        with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
+            standing = state.standing()
+            return None if standing is None else (standing.number, state.begun(standing) is not None)
+
+    def _ask(self, table: str) -> None:
+        with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
+            if state.standing() is not None:
+                state.request_resnapshot("here", TableName(self.database, table))
+                self.counts[RESNAPSHOT] += 1
+
+    def _stopped(self) -> dict[str, str]:
+        """Return the tables that the pipeline goes on without, and why."""
+        with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
+            standing = state.standing()
+        assert standing is not None, "the pipeline ran"
+        return {key.rpartition(".")[2].strip("`"): why for key, why in standing.stopped.items()}
+
+    def _compared(self) -> Divergence | None:
+        found = {}
+        stopped = self._stopped()
+        for table, why in stopped.items():
+            if self.stops.get(table) != why:
+                self.counts["stopped"] += 1
+                self.stops[table] = why
+                print(f"  stopped {self.database}.{table}: {why[:300]}", flush=True)
+        there = {str(row[0]) for row in self._server.sql("SHOW TABLES", database=self.database)}
+        for table in sorted((there & set(NAMES)) - set(stopped)):
+            source = source_rows(self._server, self.database, table)
+            try:
+                rows = self._target.rows(self.database, source, table)
+                told = differences(source, rows)
+            except AssertionError as problem:
+                told = [str(problem)]
+            if told:
+                found[table] = told
+            self.counts["rows compared"] += len(source)
+        return Divergence(found) if found else None
+
+
+@contextmanager
+def dying(calls: int) -> Iterator[None]:
+    """Let the runner die around the given one of its writes to the state, which stand around every commit."""
+    left = [calls]
+
+    def around(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Crash
+            result = method(*given, **named)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Crash
+            return result
+
+        return called
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("begin", "write", "put_large"):
+            patch.setattr(PipelineState, name, around(getattr(PipelineState, name)))
+        yield
+
+
+def play_seed(
+    machine: Machine, seed: str, rounds: int, kinds: dict[str, int]
+) -> tuple[list[Round], Divergence | None]:
+    """Play the rounds of a seed; return the journal, and what was wrong where something was."""
+    chance = random.Random(seed)
+    grammar = machine.grammar(chance)
+    machine.set_sql_mode(sql_mode_of(seed))
+    journal: list[Round] = []
+    for number in range(rounds):
+        kind = "still" if number == 0 else chance.choices(list(kinds), list(kinds.values()))[0]
+        played = Round(kind, number)
+        if number and chance.random() < 0.25:
+            played.asked = chance.choice(NAMES)
+        journal.append(played)
+
+        def actions(played: Round = played) -> Iterator[Action]:
+            drawn = iter(grammar.first()) if played.number == 0 else iter(())
+            for action in drawn:
+                played.actions.append(action)
+                yield action
+            for _ in range(ACTIONS_OF_A_ROUND):
+                played.actions.append(grammar.next())
+                yield played.actions[-1]
+
+        divergence = machine.play(played, actions())
+        if divergence is not None:
+            return journal, divergence
+    return journal, None
+
+
+def sql_mode_of(seed: str) -> str:
+    """Return the mode of a seed's session."""
+    return random.Random(f"mode of {seed}").choice(("", "STRICT_TRANS_TABLES"))
+
+
+def play_journal(machine: Machine, journal: Sequence[Round], sql_mode: str) -> Divergence | None:
+    """Play a journal; return what was wrong at the end of a round."""
+    machine.set_sql_mode(sql_mode)
+    for played in journal:
+        divergence = machine.play(played, iter(played.actions))
+        if divergence is not None:
+            return divergence
+    return None
+
+
+def smaller(
+    journal: Sequence[Round], wanted: Divergence, diverges: Callable[[Sequence[Round]], Divergence | None]
+) -> list[Round]:
+    """Return a shorter journal that shows the same."""
+
+    def shows(tried: Sequence[Round]) -> bool:
+        found = diverges(tried)
+        return found is not None and bool(found.names & wanted.names)
+
+    kept = list(journal)
+    of_tables = [
+        Round(
+            one.kind, one.number, [action for action in one.actions if action.table in wanted.rows], one.asked
+        )
+        for one in kept
+    ]
+    if wanted.rows and shows(of_tables):
+        kept = of_tables
+    flat = [(at, action) for at, one in enumerate(kept) for action in one.actions]
+
+    def joined(parts: Sequence[tuple[int, Action]]) -> list[Round]:
+        return [
+            Round(one.kind, one.number, [action for place, action in parts if place == at], one.asked)
+            for at, one in enumerate(kept)
+        ]
+
+    size = max(1, len(flat) // 2)
+    while size:
+        at = 0
+        while at < len(flat):
+            tried = flat[:at] + flat[at + size :]
+            if shows(joined(tried)):
+                flat = tried
+            else:
+                at += size
+        size //= 2
+    return [one for one in joined(flat) if one.actions or one.kind != "still" or one is kept[-1] or one.asked]
+
+
+def written(journal: Sequence[Round]) -> str:
+    """Return a journal as JSON."""
+    return json.dumps([asdict(one) for one in journal], ensure_ascii=False, indent=1)
+
+
+def read(text: str) -> list[Round]:
+    """Return the journal that `written` wrote."""
+    return [
+        Round(one["kind"], one["number"], [Action(**action) for action in one["actions"]], one["asked"])
+        for one in json.loads(text)
+    ]

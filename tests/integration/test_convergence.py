@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random transactions, definitions and crashes: after each round every target is what its source is."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.convergence.machine import KINDS, Machine, play_seed
+from tests.convergence.targets import TARGETS
+from tests.fixture_types import MissingPart
+from tests.sink_backends import ServerOf
+from tests.spark_session import spark  # noqa: F401
+from tests.sweep_seed import sweep_seed
+from tools.servers import PartMissing
+
+CASES = [
+    (flavor, target, mode)
+    for target, made in TARGETS.items()
+    for mode in made.MODES
+    for flavor in ("mysql", "mariadb")
+]
+# Seeds that once diverged, by flavor, target and mode.
+DIVERGED: dict[tuple[str, str, str], tuple[int, ...]] = {}
+ROUNDS = 12 if os.environ.get("PENSTOCK_LONG") else 3
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_definitions.py::test_definitions_that_change_are_followed"
+)
+@pytest.mark.parametrize(("flavor", "target", "mode"), CASES)
+def test_a_target_is_its_source_after_random_transactions_definitions_and_crashes(
+    flavor: str,
+    target: str,
+    mode: str,
+    spark: SparkSession,  # noqa: F811
+    server_of: ServerOf,
+    missing_part: MissingPart,
+    tmp_path: Path,
+) -> None:
+    try:
+        started = TARGETS[target](mode, tmp_path).__enter__()
+    except PartMissing as problem:
+        missing_part(target, str(problem))
+    try:
+        for seed in (*DIVERGED.get((flavor, target, mode), ()), sweep_seed(1)):
+            machine = Machine(server_of(flavor), started, spark, f"convergence_{seed}")
+            name = f"{flavor} {target} {mode} {seed}"
+            _, divergence = play_seed(machine, name, ROUNDS, KINDS)
+            machine.close()
+            assert divergence is None, f"python -m tests.convergence {name} {ROUNDS}:\n{divergence}"
+    finally:
+        started.__exit__()
