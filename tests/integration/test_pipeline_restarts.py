@@ -95,6 +95,21 @@ def test_a_table_that_was_dropped_comes_back_empty_whenever_the_driver_began_ane
     assert driver.meet("CREATE TABLE IF NOT EXISTS t (id INT PRIMARY KEY)", 3000) == ()
 
 
+def test_a_table_that_is_made_anew_with_the_same_columns_has_its_new_keys(
+    driver: Driver, mysql_server: Server
+) -> None:
+    """A unique key that is left in the target costs it rows that only the old table could not have."""
+    keyed = "CREATE TABLE t (id INT PRIMARY KEY, seat INT, UNIQUE (seat))"
+    mysql_server.sql(f"DROP TABLE t; {keyed}", database=driver.database)
+    driver.begin()
+    assert driver.tables.targets[driver.table].unique_keys
+    keyless = "CREATE TABLE t (id INT PRIMARY KEY, seat INT)"
+    mysql_server.sql(f"DROP TABLE t; {keyless}", database=driver.database)
+    driver.meet("DROP TABLE t", 1000)
+    assert driver.meet(keyless, 2000) == (driver.table,)
+    assert not driver.tables.targets[driver.table].unique_keys
+
+
 def test_changes_made_before_a_table_is_read_again_still_come(driver: Driver, mysql_server: Server) -> None:
     """A delete that the pipeline has not come to yet is of a row that the target has."""
     standing = driver.loading.planned(driver.standing, driver.tables)

@@ -427,6 +427,9 @@ class PipelineTables:
                 # A table of this name was there before; its rows are not this one's.
                 one.gone = False
                 emptied.add(name)
+                # Nothing in the log of its rows tells other keys where the columns are the same.
+                self._read_server(source, name)
+                one.logged = one.keys = None
         for key, one in self._tables.items():
             of, name = split_key(key)
             is_named = name in found.gone or name.database in found.gone_databases
