@@ -370,6 +370,9 @@ class Grammar:
     def _ghost(self) -> list[str]:
         """A copy is altered and takes the table's name, as gh-ost and pt-online-schema-change have it."""
         table = self._table
+        if not self._key():
+            # Both tools refuse a table without a key.
+            return self._add_value()
         ghost, old = self._chance.choice(
             ((f"_{table}_gho", f"_{table}_del"), (f"_{table}_new", f"_{table}_old"))
         )

@@ -106,6 +106,11 @@ class Machine:
         self._connection.close()
         self._server.sql(f"DROP DATABASE {self.database}")
 
+    @property
+    def takes_resnapshots(self) -> bool:
+        """Whether rows that are read again replace others: a feed shows them as inserts."""
+        return self._target.mode != "feed"
+
     def grammar(self, chance: random.Random) -> Grammar:
         """Return what draws actions for the database, as the target can follow them."""
         abilities = self._target.MODES[self._target.mode]
@@ -234,7 +239,8 @@ class Machine:
             try:
                 rows = self._target.rows(self.database, source, table)
                 told = differences(source, rows)
-            except AssertionError as problem:
+            # A value that the source's type cannot be read from is wrong as well.
+            except (AssertionError, ValueError) as problem:
                 told = [str(problem)]
             if told:
                 found[table] = told
@@ -277,7 +283,7 @@ def play_seed(
     for number in range(rounds):
         kind = "still" if number == 0 else chance.choices(list(kinds), list(kinds.values()))[0]
         played = Round(kind, number)
-        if number and chance.random() < 0.25:
+        if number and machine.takes_resnapshots and chance.random() < 0.25:
             played.asked = chance.choice(NAMES)
         journal.append(played)
 
