@@ -101,13 +101,40 @@ def test_a_table_that_is_made_anew_with_the_same_columns_has_its_new_keys(
     """A unique key that is left in the target costs it rows that only the old table could not have."""
     keyed = "CREATE TABLE t (id INT PRIMARY KEY, seat INT, UNIQUE (seat))"
     mysql_server.sql(f"DROP TABLE t; {keyed}", database=driver.database)
-    driver.begin()
+    driver.meet("DROP TABLE t", 200)
+    driver.meet(keyed, 400)
     assert driver.tables.targets[driver.table].unique_keys
     keyless = "CREATE TABLE t (id INT PRIMARY KEY, seat INT)"
     mysql_server.sql(f"DROP TABLE t; {keyless}", database=driver.database)
     driver.meet("DROP TABLE t", 1000)
     assert driver.meet(keyless, 2000) == (driver.table,)
     assert not driver.tables.targets[driver.table].unique_keys
+
+
+@pytest.mark.parametrize("drop", ["ALTER TABLE t DROP INDEX seat", "DROP INDEX seat ON t"])
+@pytest.mark.parametrize(
+    "add", ["ALTER TABLE t ADD UNIQUE seat (seat)", "CREATE UNIQUE INDEX seat ON t (seat)"]
+)
+def test_a_target_has_a_unique_key_while_the_log_is_where_the_source_has_it(
+    driver: Driver, mysql_server: Server, add: str, drop: str
+) -> None:
+    """Where the source has none, rows of one value would take each other out of the target."""
+
+    def unique_keys() -> Any:
+        return driver.tables.targets[driver.table].unique_keys
+
+    mysql_server.sql("ALTER TABLE t ADD COLUMN seat INT", database=driver.database)
+    driver.begin()
+    mysql_server.sql(add, database=driver.database)
+    driver.begin()
+    assert not unique_keys(), "the log is not there yet"
+    driver.meet("ALTER TABLE t ADD COLUMN seat INT", 500)
+    assert not unique_keys()
+    driver.meet(add, 1000)
+    assert unique_keys() == (("seat",),)
+    mysql_server.sql(drop, database=driver.database)
+    driver.meet(drop, 2000)
+    assert not unique_keys()
 
 
 def test_changes_made_before_a_table_is_read_again_still_come(driver: Driver, mysql_server: Server) -> None:

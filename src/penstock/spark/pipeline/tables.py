@@ -57,7 +57,7 @@ from penstock.spark.pipeline.task_plan import (
     Surprise,
     place_key,
 )
-from penstock.spark.pipeline.tracked_table import TrackedTable, columns_agree, keys_of, same_columns
+from penstock.spark.pipeline.tracked_table import TrackedTable, columns_agree, keys_of, with_known_keys
 
 _log = structlog.get_logger(__name__)
 
@@ -171,14 +171,21 @@ class PipelineTables:
         found = self._tables.get(key)
         return None if found is None else target_through(self._steps, found.current)
 
-    def _read_server(self, source: PipelineSource, only: TableName | None = None) -> set[str]:
-        """Take the definitions that a server has now; return the tables that differ from what was known."""
+    def _read_server(
+        self, source: PipelineSource, only: TableName | None = None, *, new_keys: bool = False
+    ) -> dict[TableName, Target]:
+        """Take the definitions that a server has now, and return them.
+
+        A server is ahead of its log: rows that are still to come may break a unique key that it has by now,
+        and would take each other out of the target. With `new_keys` such a key is taken all the same.
+        """
         if source.server is None:
-            return set()
-        changed = set()
+            return {}
+        there = {}
         for target in targets_of(source.server, PipelinePatterns(source.tables)):
             if only is not None and target.name != only:
                 continue
+            there[target.name] = target
             key = table_key(source.name, target.name)
             found = self._tables.get(key)
             number = schema_version(target.columns)
@@ -187,13 +194,12 @@ class PipelineTables:
                     target, {number: target}, logged=target.columns, keys=keys_of(target)
                 )
                 self._tables[key].streamed = key in self._made
-                changed.add(key)
-            elif found.current != target:
-                if not same_columns(found.current, target):
-                    changed.add(key)
-                found.current = target
-                found.definitions[number] = target
-        return changed
+                continue
+            taken = target if new_keys else with_known_keys(target, found.current)
+            if found.current != taken:
+                found.current = taken
+                found.definitions[number] = taken
+        return there
 
     def jump(self, source: PipelineSource) -> list[TableName]:
         """Take a source's tables to be as its server has them now, since what the log says of them until now
@@ -204,7 +210,7 @@ class PipelineTables:
             for key, table in self._tables.items()
             if split_key(key)[0] == source.name and not table.gone and key not in self.stopped
         }
-        self._read_server(source)
+        self._read_server(source, new_keys=True)
         there = {
             table_key(source.name, target.name)
             for target in targets_of(source.server, PipelinePatterns(source.tables))
@@ -335,7 +341,8 @@ class PipelineTables:
         emptied = self._come_and_go(source, found, ours)
         if self._sink.keeps_state:
             self._ask_again(source, found, ours, statement, emptied)
-        for name in ours(found.altered | found.swapped | found.replaced | found.unlogged):
+        rekeyed = statement.tables & before.keys() - found.gone - found.come if found.alters_keys else set()
+        for name in ours(found.altered | found.swapped | found.replaced | found.unlogged | rekeyed):
             self._follow(source, name, found, statement, spelling)
         names: dict[str, TableName] = {}
         for name in sorted(emptied):
@@ -350,8 +357,7 @@ class PipelineTables:
 
     def _now(self, source: PipelineSource, name: TableName) -> Target | None:
         """Return a table as its server has it now, None where no server is named."""
-        self._read_server(source, name)
-        return self.source_target(table_key(source.name, name)) if source.server is not None else None
+        return self._read_server(source, name).get(name)
 
     def _follow(
         self,
@@ -362,7 +368,10 @@ class PipelineTables:
         spelling: ServerSpelling,
     ) -> None:
         """Take the definition that a table has after a statement."""
-        self._read_server(source, name)
+        new_keys = (
+            found.alters_keys or name in found.swapped | found.replaced or bool(found.dropped.get(name))
+        )
+        self._read_server(source, name, new_keys=new_keys)
         table = self._tables.get(table_key(source.name, name))
         if table is None:
             return
@@ -428,7 +437,7 @@ class PipelineTables:
                 one.gone = False
                 emptied.add(name)
                 # Nothing in the log of its rows tells other keys where the columns are the same.
-                self._read_server(source, name)
+                self._read_server(source, name, new_keys=True)
                 one.logged = one.keys = None
         for key, one in self._tables.items():
             of, name = split_key(key)
@@ -513,7 +522,7 @@ class PipelineTables:
         why = self.stopped.pop(key)
         _log.info("the pipeline goes on with a table again", table=key, was=why)
         try:
-            self._read_server(self._settings.source(name), table)
+            self._read_server(self._settings.source(name), table, new_keys=True)
             self.prepare_again(key)
         except PenstockError:
             self.stopped[key] = why

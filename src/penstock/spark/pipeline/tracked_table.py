@@ -2,7 +2,7 @@
 """What the driver keeps of one table of a source."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from penstock.changes import Target
@@ -67,9 +67,9 @@ def keys_of(target: Target) -> Keys:
     return target.primary_key, frozenset(target.unique_keys)
 
 
-def same_columns(one: Target, other: Target) -> bool:
-    """Tell whether two definitions have the same columns and primary key."""
-    return one.columns == other.columns and one.primary_key == other.primary_key
+def with_known_keys(target: Target, before: Target) -> Target:
+    """Return a target without the unique keys that it had not before."""
+    return replace(target, unique_keys=tuple(key for key in target.unique_keys if key in before.unique_keys))
 
 
 def columns_agree(target: Target, columns: Sequence[Any]) -> bool:
