@@ -18,8 +18,9 @@ from tools.servers import Server
 
 # What a lake can follow: its columns become wider and keep their key, and a table has one.
 _OF_LAKES = ABILITIES - {"convert", "other key", "keyless"}
-# A feed shows what was logged, and nothing else.
+# A feed shows what was logged, and nothing else; a history shows besides that a table was emptied.
 _OF_FEEDS = frozenset({"unique"})
+_OF_HISTORIES = frozenset({"unique", "empty"})
 
 
 class ConvergenceTarget(ABC):
@@ -121,7 +122,7 @@ class PostgresTarget(ConvergenceTarget):
 class DeltaTarget(ConvergenceTarget):
     """Delta tables in a folder."""
 
-    MODES: ClassVar = {"mirror": _OF_LAKES, "feed": _OF_FEEDS, "history": _OF_LAKES}
+    MODES: ClassVar = {"mirror": _OF_LAKES, "feed": _OF_FEEDS, "history": _OF_HISTORIES}
 
     def sink(self, database: str) -> dict[str, Any]:
         return {"delta": {"path": str(self.folder / database), "mode": self.mode}}
