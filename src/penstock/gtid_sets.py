@@ -54,7 +54,7 @@ class ExecutedSet:
         return ",".join(f"{domain}-{server}-{number}" for domain, server, number in lacking)
 
     def unlogged(self, gtid_set: str) -> bool:
-        """Tell whether a MariaDB server has gone on from a transaction of a set without logging what follows."""
+        """Tell whether a MariaDB server went on from a transaction of a set and logged nothing of it."""
         ends = self.ends or {}
         return any(
             ends.get((domain, server), 0) < number < last
