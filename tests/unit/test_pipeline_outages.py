@@ -23,6 +23,7 @@ from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.spark.pipeline import retries, servers
 from penstock.spark.pipeline import run as run_module
+from penstock.spark.pipeline.beginning import with_earlier_rows
 from penstock.spark.pipeline.run import PipelineRun
 from penstock.spark.pipeline.servers import SourceServers
 
@@ -218,14 +219,14 @@ def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
 
 
 def test_feed_whose_state_is_gone_is_not_written_twice(
-    settings: PipelineSettings, state: PipelineState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: PipelineSettings, state: PipelineState, tmp_path: Path
 ) -> None:
-    run, _ = run_of(settings, monkeypatch)
+    sink = settings.make_sink()
     fresh = Standing.new()
-    assert run._look_for_earlier_rows(fresh) is fresh
+    assert with_earlier_rows(settings, sink, fresh) is fresh
     (tmp_path / "feed/_penstock/penstock/test/0123456789ab").mkdir(parents=True)
     with pytest.raises(OptionInvalid, match="would be written again"):
-        run._look_for_earlier_rows(fresh)
+        with_earlier_rows(settings, sink, fresh)
     # Whoever resets the pipeline has accepted it.
     state.take()
     state.close()
@@ -234,7 +235,7 @@ def test_feed_whose_state_is_gone_is_not_written_twice(
         after.reset()
         again = after.take()
         assert again.earlier == {}
-        assert run._look_for_earlier_rows(again) is again
+        assert with_earlier_rows(settings, sink, again) is again
     with closing(PipelineState.open(settings.state, settings.name)) as later:
         assert later.take().earlier == {}
         assert later.get_large("reset") is None

@@ -58,7 +58,8 @@ def run(
         return
     try:
         # The other verbs need no Spark.
-        from penstock.spark.pipeline.run import PipelineRun, refuse_paused
+        from penstock.spark.pipeline.beginning import refuse_paused
+        from penstock.spark.pipeline.run import PipelineRun
         from penstock.spark.pipeline.session import session_for
     except ModuleNotFoundError as problem:
         raise DependencyMissing(

@@ -30,8 +30,9 @@ from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
-from penstock.sinks.sink import BatchMark, Sink, Spread, keeps_tables
+from penstock.sinks.sink import BatchMark, Sink, Spread
 from penstock.spark.offsets import Offset
+from penstock.spark.pipeline.beginning import check_sink, refuse_paused, with_earlier_rows
 from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
 from penstock.spark.pipeline.loading import Loading
 from penstock.spark.pipeline.progress import Progress
@@ -121,7 +122,7 @@ class PipelineRun:
             state = self._state = PipelineState.open(self._settings.state, self._settings.name)
             standing = self._take(state)
             if self._standing is None:
-                self._check_sink()
+                check_sink(self._settings, self._sink)
                 self._prefer_servers(standing)
             self._standing = standing
             self._settings = self._servers.settings()
@@ -178,21 +179,6 @@ class PipelineRun:
                 self._progress.retrying(problem, state)
                 self._stop.wait(_PAUSE_SECONDS)
 
-    def _check_sink(self) -> None:
-        for source in self._settings.sources:
-            if source.on_lost != "stop" and not (self._sink.keeps_state and keeps_tables(self._sink)):
-                raise OptionInvalid(
-                    f"source {source.name}: on_lost: {source.on_lost} would write every row again into"
-                    f" {self._sink.kind}, which keeps no table that can be compared",
-                    hint="Leave on_lost out: then the run stops where its log was purged",
-                )
-        fatal = [one for one in self._sink.check() if one.fatal]
-        if fatal:
-            raise OptionInvalid(
-                f"the sink cannot be used: {'; '.join(f'{one.subject}: {one.what}' for one in fatal)}",
-                hint="; ".join(one.mend for one in fatal if one.mend) or None,
-            )
-
     def _loop(self, state: PipelineState, standing: Standing) -> Standing:
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
@@ -236,7 +222,7 @@ class PipelineRun:
     def _begin(self, state: PipelineState, standing: Standing) -> Standing:
         """Note where each source begins, before anything of it is read, then get to know the tables."""
         if not standing.offsets:
-            standing = self._look_for_earlier_rows(standing)
+            standing = with_earlier_rows(self._settings, self._sink, standing)
         new = {
             name: log.first((standing.earlier or {}).get(name)).to_json()
             for name, log in self._logs.items()
@@ -245,27 +231,6 @@ class PipelineRun:
         if new:
             standing = state.write(replace(standing, offsets={**standing.offsets, **new}))
         self._retried(self._tables.open, state)
-        return standing
-
-    def _look_for_earlier_rows(self, standing: Standing) -> Standing:
-        """Find out whether the target has rows of this pipeline, though nothing was done yet.
-
-        Raises OptionInvalid for a feed whose state was lost: every row would be in it twice.
-        """
-        if standing.earlier is None and self._sink.remembers(self._settings.name):
-            if not self._sink.keeps_state and not self._sink.remembers_alone:
-                what = "the target remembers a pipeline of this name; if its state was lost, rows come again"
-                _log.warning(what, pipeline=self._settings.name)
-            elif not self._sink.keeps_state:
-                raise OptionInvalid(
-                    f"the target has changes that {self._settings.name} wrote before, and its state is gone:"
-                    " they would be written again",
-                    hint="Restore the state, or accept them again: penstock pipelines reset FILE --yes;"
-                    " or empty the target, with what the pipeline keeps there",
-                )
-            standing = replace(standing, earlier={})
-        if standing.earlier is not None and self._sink.keeps_state:
-            _log.warning("the target has rows of an earlier run: the load deletes what its source has not")
         return standing
 
     # --- What is next -----------------------------------------------------------------------
@@ -600,15 +565,6 @@ class PipelineRun:
             # Another server has its own positions: the run begins again.
             if self._stop.is_set() or self._servers.turn(found):
                 raise found
-
-
-def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
-    """Say that a pipeline is paused. Raises OptionInvalid where its caller waits for it to catch up, and
-    would take the end of the run for that."""
-    hint = f"penstock pipelines resume {settings.path or settings.name}"
-    if until_caught_up:
-        raise OptionInvalid(f"{paused}, so it has not caught up", hint=hint)
-    _log.warning(paused, hint=hint)
 
 
 def _task_failed(problem: PythonException) -> OptionInvalid:

@@ -24,10 +24,8 @@ from penstock.errors import (
     ServerUnsupported,
     StreamError,
     TransientError,
-    ValueMalformed,
 )
 from penstock.model import Column, TableName, TablePatterns
-from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.evolution import evolved, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
@@ -46,6 +44,7 @@ from penstock.pipeline.verify.merges import may_share_rows, shard_of
 from penstock.sinks.sink import Evolution, Sink, keeps_tables
 from penstock.sinks.sql_rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
+from penstock.spark.pipeline.fitting import fitted
 from penstock.spark.pipeline.task_plan import (
     OF_CHUNK,
     OF_DEFINITION,
@@ -586,39 +585,7 @@ class PipelineTables:
             wanted = evolved(before, target, policy, keeps_state=self._sink.keeps_state)
         if wanted == before and not anew:
             return
-        self.targets[target.name] = self._fit(before, wanted)
-
-    def _fit(self, before: Target | None, wanted: Target) -> Target:
-        """Change a target's table; return what it was prepared for.
-
-        Rows of a mirror may not fit columns and unique keys that their table has by now, until the log tells
-        of the statement for which the table is read again. Such columns begin without values, and such keys
-        are added once that is done.
-        """
-        policy = self._settings.schema_changes
-        try:
-            self._sink.prepare(wanted, policy)
-            return wanted
-        except ValueMalformed:
-            if before is None or policy is not Evolution.EVOLVE or not self._sink.keeps_state:
-                raise
-        types = {column.name: column.type_text for column in before.columns}
-        columns = tuple(
-            column
-            for column in wanted.columns
-            if column.name in wanted.primary_key
-            or keeps_values(types.get(column.name, column.type_text), column.type_text)
-        )
-        names = {column.name for column in columns}
-        keys = tuple(key for key in wanted.unique_keys if key in before.unique_keys and names.issuperset(key))
-        _log.warning(
-            "rows of a target do not fit its table's definition, until it is read again",
-            table=str(wanted.name),
-        )
-        self._sink.prepare(replace(wanted, columns=columns, unique_keys=keys), policy)
-        fitted = replace(wanted, unique_keys=keys)
-        self._sink.prepare(fitted, policy)
-        return fitted
+        self.targets[target.name] = fitted(self._sink, self._settings.schema_changes, before, wanted)
 
     def _save(self) -> None:
         tables = {key: one.to_json() for key, one in self._tables.items()}

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run may begin: with this sink, with rows that its target has already, or paused."""
+
+from dataclasses import replace
+
+import structlog
+
+from penstock.errors import OptionInvalid
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.state import Standing
+from penstock.sinks.sink import Sink, keeps_tables
+
+_log = structlog.get_logger(__name__)
+
+
+def check_sink(settings: PipelineSettings, sink: Sink) -> None:
+    """Raise OptionInvalid where a sink cannot be used, or not with these settings."""
+    for source in settings.sources:
+        if source.on_lost != "stop" and not (sink.keeps_state and keeps_tables(sink)):
+            raise OptionInvalid(
+                f"source {source.name}: on_lost: {source.on_lost} would write every row again into"
+                f" {sink.kind}, which keeps no table that can be compared",
+                hint="Leave on_lost out: then the run stops where its log was purged",
+            )
+    fatal = [one for one in sink.check() if one.fatal]
+    if fatal:
+        raise OptionInvalid(
+            f"the sink cannot be used: {'; '.join(f'{one.subject}: {one.what}' for one in fatal)}",
+            hint="; ".join(one.mend for one in fatal if one.mend) or None,
+        )
+
+
+def with_earlier_rows(settings: PipelineSettings, sink: Sink, standing: Standing) -> Standing:
+    """Return the standing of a pipeline that did nothing yet, noting whether its target has rows of it.
+
+    Raises OptionInvalid for a feed whose state was lost: every row would be in it twice.
+    """
+    if standing.earlier is None and sink.remembers(settings.name):
+        if not sink.keeps_state and not sink.remembers_alone:
+            what = "the target remembers a pipeline of this name; if its state was lost, rows come again"
+            _log.warning(what, pipeline=settings.name)
+        elif not sink.keeps_state:
+            raise OptionInvalid(
+                f"the target has changes that {settings.name} wrote before, and its state is gone:"
+                " they would be written again",
+                hint="Restore the state, or accept them again: penstock pipelines reset FILE --yes;"
+                " or empty the target, with what the pipeline keeps there",
+            )
+        standing = replace(standing, earlier={})
+    if standing.earlier is not None and sink.keeps_state:
+        _log.warning("the target has rows of an earlier run: the load deletes what its source has not")
+    return standing
+
+
+def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
+    """Say that a pipeline is paused. Raises OptionInvalid where its caller waits for it to catch up, and
+    would take the end of the run for that."""
+    hint = f"penstock pipelines resume {settings.path or settings.name}"
+    if until_caught_up:
+        raise OptionInvalid(f"{paused}, so it has not caught up", hint=hint)
+    _log.warning(paused, hint=hint)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a target's table is prepared for, while rows that it has do not fit its definition."""
+
+from dataclasses import replace
+
+import structlog
+
+from penstock.changes import Target
+from penstock.errors import ValueMalformed
+from penstock.pipeline.column_types import keeps_values
+from penstock.sinks.sink import Evolution, Sink
+
+_log = structlog.get_logger(__name__)
+
+
+def fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target) -> Target:
+    """Change a target's table; return what it was prepared for.
+
+    Rows of a mirror may not fit columns and unique keys that their table has by now, until the log tells
+    of the statement for which the table is read again. Such columns begin without values, and such keys
+    are added once that is done.
+    """
+    try:
+        sink.prepare(wanted, policy)
+        return wanted
+    except ValueMalformed:
+        if before is None or policy is not Evolution.EVOLVE or not sink.keeps_state:
+            raise
+    types = {column.name: column.type_text for column in before.columns}
+    columns = tuple(
+        column
+        for column in wanted.columns
+        if column.name in wanted.primary_key
+        or keeps_values(types.get(column.name, column.type_text), column.type_text)
+    )
+    names = {column.name for column in columns}
+    keys = tuple(key for key in wanted.unique_keys if key in before.unique_keys and names.issuperset(key))
+    _log.warning(
+        "rows of a target do not fit its table's definition, until it is read again",
+        table=str(wanted.name),
+    )
+    sink.prepare(replace(wanted, columns=columns, unique_keys=keys), policy)
+    kept = replace(wanted, unique_keys=keys)
+    sink.prepare(kept, policy)
+    return kept
