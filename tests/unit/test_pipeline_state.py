@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changes import Target
 from penstock.coordinate.store import ABSENT
-from penstock.errors import LeaseLost, OptionInvalid
-from penstock.model import TableName
+from penstock.errors import LeaseLost, OptionInvalid, PositionInvalid
+from penstock.model import Column, TableName
 from penstock.pipeline import state as state_module
 from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
 from penstock.pipeline.state import PipelineState, TableLoad
 from penstock.source.bounds import Bounds
 from penstock.source.source import ByteRange
+from penstock.spark.pipeline.tracked_table import TrackedTable, keys_of
 
 RECORD = BatchRecord(
     1,
@@ -201,6 +203,117 @@ def test_resnapshots_are_asked_for_once_and_reset_forgets_all(url: str) -> None:
     assert PipelineState.names(state.store) == ["lake"]
     state.reset()
     assert state.standing() is None
-    assert not state.paused
+    assert state.paused, "who paused it did not mean the next run either"
     assert state.take().generation != generation
     state.close()
+
+
+PLACE = {"file": "b.000001", "offset": 4}
+REACHED = {"file": "b.000001", "offset": 900}
+
+
+def tracked(name: str, *, key: tuple[str, ...]) -> TrackedTable:
+    target = Target(TableName("d", name), (Column("id", "int", nullable=False),), key)
+    return TrackedTable(target, {1: target}, logged=target.columns, keys=keys_of(target))
+
+
+def tables_in(state: PipelineState) -> dict[str, TrackedTable]:
+    return {key: TrackedTable.from_json(table) for key, table in state.get_large("tables")["tables"].items()}
+
+
+def test_statement_that_comes_again_asks_for_its_table_again(url: str) -> None:
+    with closing(PipelineState.open(url, "lake")) as state:
+        seen = state.write(replace(state.take(), offsets={"shop": REACHED, "other": REACHED}))
+        state.put_large(
+            "tables",
+            {
+                "tables": {key: tracked("t", key=("id",)).to_json() for key in ("shop/d.t", "other/d.t")},
+                "targets": [],
+            },
+        )
+        table = TableName("d", "t")
+        for source in ("shop", "other"):
+            for number in ("ended", "waits"):
+                state.request_resnapshot(source, table, remove=False, number=f"{source}{number}")
+            ended = state.request(f"{source}ended")
+            assert ended is not None
+            state.note_request(ended, "done")
+    with closing(PipelineState.open(url, "lake")) as state:
+        state.rewind("shop", PLACE, seen)
+        assert state.request("shopended") is None
+        assert state.request("shopwaits") is None, "it may be done before its statement comes"
+        kept = {(wish.source, wish.state, wish.remove) for wish in state.requests()}
+        assert kept == {("shop", "asked", False), ("other", "done", False), ("other", "asked", False)}
+        known = tables_in(state)
+        assert (known["shop/d.t"].logged, known["shop/d.t"].keys) == (None, None)
+        assert known["other/d.t"].logged == known["other/d.t"].current.columns
+        assert known["other/d.t"].keys is not None
+        standing = state.standing()
+        assert standing is not None
+        assert standing.offsets == {"shop": PLACE, "other": REACHED}
+
+
+def test_tables_without_a_key_are_read_anew_by_a_mirror_that_goes_back(url: str) -> None:
+    def refuse(name: TableName) -> None:
+        raise OptionInvalid(f"{name} cannot be read")
+
+    with closing(PipelineState.open(url, "lake")) as state:
+        seen = state.write(replace(state.take(), offsets={"shop": REACHED}))
+        tables = {
+            "shop/d.keyed": tracked("keyed", key=("id",)).to_json(),
+            "shop/d.keyless": tracked("keyless", key=()).to_json(),
+        }
+        state.put_large("tables", {"tables": tables, "targets": []})
+    with (
+        closing(PipelineState.open(url, "lake")) as state,
+        pytest.raises(OptionInvalid, match=r"d\.keyless cannot be read"),
+    ):
+        state.rewind("shop", PLACE, seen, refuse)
+    with closing(PipelineState.open(url, "lake")) as state:
+        standing = state.standing()
+        assert standing is not None
+        assert standing.offsets == {"shop": REACHED}
+        assert not state.requests()
+        state.rewind("shop", PLACE, seen, lambda name: None)
+        (wish,) = state.requests()
+        assert (wish.table, wish.where, wish.remove) == (TableName("d", "keyless"), None, False)
+
+
+def test_pipeline_that_went_on_meanwhile_does_not_go_back(url: str) -> None:
+    with closing(PipelineState.open(url, "lake")) as state:
+        seen = state.write(replace(state.take(), offsets={"shop": PLACE}))
+        state.write(replace(seen, offsets={"shop": REACHED}))
+    with (
+        closing(PipelineState.open(url, "lake")) as state,
+        pytest.raises(PositionInvalid, match="went on while"),
+    ):
+        state.rewind("shop", PLACE, seen)
+
+
+def test_second_reset_knows_how_far_versions_rose_and_stays_paused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(PipelineState.open(url, "lake")) as state:
+        state.write(replace(state.take(), offsets={"shop": REACHED}))
+        state.begin(RECORD)
+    with closing(PipelineState.open(url, "lake")) as state:
+        state.pause("work on the source")
+        # It dies with its first record deleted.
+        deleted = state.store.delete
+
+        def delete_and_die(path: str) -> None:
+            deleted(path)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as dying:
+            dying.setattr(state.store, "delete", delete_and_die)
+            with pytest.raises(KeyboardInterrupt):
+                state.reset()
+    with closing(PipelineState.open(url, "lake")) as state:
+        standing = state.take()
+        assert standing.earlier == {"shop": REACHED}
+        assert state.begun(standing) is None, "a batch of another generation is not run again"
+    with closing(PipelineState.open(url, "lake")) as state:
+        state.reset()
+        assert state.pause_told() == "the pipeline lake is paused: work on the source"
+        assert state.take().earlier == {"shop": REACHED}

@@ -25,12 +25,13 @@ import socket
 import time
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import structlog
 
+from penstock.changes import Target
 from penstock.coordinate.lease import Holder, Lease
 from penstock.coordinate.store import (
     ABSENT,
@@ -41,7 +42,7 @@ from penstock.coordinate.store import (
     path_of,
     reading_record,
 )
-from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, VersionConflict
+from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, PositionInvalid, VersionConflict
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
@@ -52,6 +53,7 @@ _PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
 # How long a runner that is gone keeps others out.
 _LEASE_SECONDS = 10.0
 _ENDED_REQUESTS_KEPT = 100
+_OUTLIVES_RESET = ("lease", "pause", "reset")
 
 _log = structlog.get_logger(__name__)
 
@@ -270,6 +272,9 @@ class PipelineState:
                 f" {_LEASE_SECONDS:.0f} seconds",
             )
         record = self.store.get(self._at("standing"))
+        if record is None:
+            # Of a reset that did not come to its end.
+            self._clear()
         standing = Standing.decode(record.value) if record is not None else self._new_standing()
         if token_before not in (None, standing.token):
             self._lease.release()
@@ -354,13 +359,55 @@ class PipelineState:
         known = [*standing.skips.get(source, ()), [dict(begin), dict(end)]]
         self.write(replace(standing, number=number, skips={**standing.skips, source: known}))
 
-    def rewind(self, source: str, offset: Mapping[str, Any]) -> None:
-        """Read a source's log again from an earlier offset on. Takes the lease: raises LeaseLost where it
-        runs."""
+    def rewind(
+        self,
+        source: str,
+        offset: Mapping[str, Any],
+        seen: Standing,
+        keyless: Callable[[TableName], None] | None = None,
+    ) -> None:
+        """Read a source's log again from an earlier offset on, which was found from the standing `seen`.
+
+        Statements that come again ask for their tables again, so what was asked for before is forgotten, and
+        definitions are those of no place. Tables without a key, whose rows would be there twice, are read
+        anew; `keyless` is called with each before anything is written, None tells that rows may come twice.
+        Takes the lease: raises LeaseLost where it runs, PositionInvalid where it ran since.
+        """
         standing = self.take()
+        if (standing.generation, standing.offsets) != (seen.generation, seen.offsets):
+            raise PositionInvalid(
+                f"the pipeline {self.name} went on while its earlier place was looked for",
+                hint=f"penstock pipelines pause {self.name}, then go back again",
+            )
+        known = self.get_large("tables") or {"tables": {}, "targets": []}
+        of_source = {key: table for key, table in known["tables"].items() if split_key(key)[0] == source}
+        again = [
+            split_key(key)[1]
+            for key, table in sorted(of_source.items())
+            if keyless is not None and not table["gone"] and not Target.from_json(table["current"]).row_key
+        ]
+        for name in again:
+            assert keyless is not None, "else none is read again"
+            keyless(name)
         begun = self.begun(standing)
         number = standing.number if begun is None else begun.number
+        self._forget_requests(source)
+        for name in again:
+            self.request_resnapshot(source, name, remove=False)
+        for table in of_source.values():
+            table["logged"] = table["keys"] = None
+        self.put_large("tables", known)
+        # Whoever dies before this has asked for more than is needed, and lost nothing.
         self.write(replace(standing, number=number, offsets={**standing.offsets, source: dict(offset)}))
+
+    def _forget_requests(self, source: str) -> None:
+        """Have statements ask again: what waits or runs by a statement's number gets one of its own."""
+        for wish in self.requests():
+            is_of_statement = "-" not in wish.number
+            if wish.source == source and (wish.ended_us or is_of_statement):
+                if not wish.ended_us:
+                    self.request_resnapshot(source, wish.table, wish.where, remove=wish.remove)
+                self.store.delete(self._at("requests", wish.number))
 
     # --- Values of any size -----------------------------------------------------------------
 
@@ -520,7 +567,8 @@ class PipelineState:
             return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
 
     def reset(self) -> None:
-        """Forget everything but where it stood: the next run begins anew, under another generation.
+        """Forget everything but where it stood and whether it is paused: the next run begins anew, under
+        another generation. One that dies before the end is finished by whoever takes the pipeline next.
 
         Raises LeaseLost while the pipeline runs.
         """
@@ -530,10 +578,17 @@ class PipelineState:
                 hint=f"penstock pipelines pause {self.name}, and wait until it has stopped",
             )
         standing = self.standing()
-        before = self.get_large("reset") if standing is None else standing.offsets
-        self._delete_below(self._path)
-        if before is not None:
-            self.put_large("reset", dict(before))
+        if standing is not None:
+            # A source that has not begun since the last reset is where it was before that.
+            self.put_large("reset", {**(standing.earlier or {}), **standing.offsets})
+            self.store.delete(self._at("standing"))
+        self._clear()
+
+    def _clear(self) -> None:
+        """Delete what belongs to a standing that is gone."""
+        for name in self.store.list(self._path):
+            if decoded_name(name) not in _OUTLIVES_RESET:
+                self._delete_below(f"{self._path}/{name}")
 
     def _delete_below(self, path: str) -> None:
         for name in self.store.list(path):

@@ -14,7 +14,7 @@ from penstock.admin.dead_letters import list_dead_letters, replay_dead_letters
 from penstock.admin.rendering import write_json
 from penstock.coordinate.store import open_store
 from penstock.errors import OptionInvalid
-from penstock.model import Position
+from penstock.model import Position, TableName
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 from penstock.pipeline.skipping import transaction_at
@@ -107,8 +107,9 @@ def reset(
     """Forget where a pipeline stands, or go back to an earlier place of its log. It must not run.
 
     Without a place the next run loads everything again, into the target as it is: the load deletes rows that
-    only the target has, where the target can be read back. With a place nothing is loaded and nothing is
-    deleted: the changes from there on are applied again. A feed receives them twice in either case.
+    only the target has, where the target can be read back. With a place the changes from there on are
+    applied again, nothing is deleted, and of tables only those without a key are read anew. A feed receives
+    them twice in either case.
     """
     places = [place for place in (position, gtid_set, time_) if place is not None]
     if len(places) > 1:
@@ -142,14 +143,24 @@ def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run:
             f"{name}: from {before['file']}:{before['offset']} back to {found.position},"
             f" {found.bytes} bytes of its log are read again"
         )
-        if not settings.sink.make().keeps_state:
+        is_mirror = settings.sink.make().keeps_state
+        if not is_mirror:
             told += f"; {settings.sink.kind} receives their changes twice"
         if dry_run:
             typer.echo(told)
             return
         if not yes:
             raise OptionInvalid(told, hint="Give --yes to do it")
-        state.rewind(name, found.offset)
+
+        def keyless(table: TableName) -> None:
+            if settings.source(name).server is None:
+                raise OptionInvalid(
+                    f"{table} has no key: its rows would be in the target twice, and no server is named"
+                    " from which it could be read again",
+                    hint="Name the server the log is of (source.server)",
+                )
+
+        state.rewind(name, found.offset, standing, keyless if is_mirror else None)
     typer.echo(told)
 
 
