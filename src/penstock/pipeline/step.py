@@ -50,6 +50,15 @@ class ShardValue:
     value: str
 
 
+@dataclass(frozen=True)
+class Slots:
+    """The rows that pass where a hash of columns shares them out: those of the shards `keep` of `of`."""
+
+    columns: tuple[str, ...]
+    of: int
+    keep: tuple[int, ...]
+
+
 class Step(ABC):
     """One verb of a pipeline. Pickles; made once in a process and used by one thread."""
 
@@ -85,6 +94,14 @@ class Step(ABC):
         None where it adds none, or where rows of one table differ in it.
         """
         return None
+
+    def slots_of(self, target: Target) -> Slots | None:
+        """Return which rows of a table pass by the hash of columns, None where that does not decide."""
+        return None
+
+    def removes(self, target: Target) -> bool:
+        """Tell whether a row goes from the target that a source's table no longer has."""
+        return True
 
     def close(self) -> None:
         """Let go of what is held."""

@@ -71,5 +71,9 @@ class OnlyStep(Step):
         passes = self._wanted[kinds_of(changes.rows)]
         return [changes.with_rows(changes.rows.filter(passes))]
 
+    def removes(self, target: Target) -> bool:
+        # Rows that no load may bring are known to the target alone.
+        return self.empties(target) and (not self.settings.concerns(target) or self.settings.load)
+
     def empties(self, target: Target) -> bool:
         return not self.settings.concerns(target) or "delete" in self.settings.kinds

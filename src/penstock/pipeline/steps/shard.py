@@ -15,7 +15,7 @@ from penstock._native import shard_slots
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.pipeline.pairs import passing
-from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step import Rejected, Slots, Step
 from penstock.pipeline.step_section import StepSection, column_named
 from penstock.pipeline.told_values import refuse_absent
 
@@ -72,8 +72,11 @@ class ShardStep(Step):
         slots = pyarrow.array(shard_slots(changes.rows, columns)).to_numpy()
         return [passing(changes, self._wanted[slots % self.settings.of])]
 
-    def empties(self, target: Target) -> bool:
-        return True
+    def slots_of(self, target: Target) -> Slots | None:
+        settings = self.settings
+        if not settings.concerns(target):
+            return None
+        return Slots(tuple(self._columns(target)), settings.of, settings.keep)
 
     def _columns(self, target: Target) -> list[str]:
         chosen = self.settings.columns or target.primary_key

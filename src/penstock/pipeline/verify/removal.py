@@ -15,6 +15,7 @@ from penstock.pipeline.settings import SinkSettings, StepSettings
 from penstock.pipeline.step import Rejected, ShardValue
 from penstock.pipeline.verify.hashed import NONE, Hashes, hashes, is_among, joined
 from penstock.pipeline.verify.merges import in_shard
+from penstock.pipeline.verify.scope import joint_slots, scopes_of
 from penstock.pipeline.verify.selection import keeps_keys
 from penstock.pipeline.verify.shares import ComparedTable, Share, expected_rows, target_rows
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, is_range
@@ -38,16 +39,23 @@ def removals(
     """Yield deletes of the rows of a chunk's range that the target has and that no source has.
 
     The first of `sources` is whose table is read again, `target` what the steps make of it, and the others
-    are further tables whose rows come into it. With `shard` only the rows of that shard go. Deletes are for
-    the target as it is: they go through no step. They carry the version of a place in the log that is taken
-    here, so what is logged from then on comes after them. Where ranges of the source's keys are none of the
-    target's, all rows are looked at with the first chunk of the table, and none with the others. Rows that
-    may be those of rejected source rows stay. Raises OptionInvalid of a sink that keeps no table,
+    are further tables whose rows come into it. With `shard` only the rows of that shard go, with the step
+    `shard` only those that it lets pass, and none where a step keeps deletes or loads from the target.
+    Deletes are for the target as it is: they go through no step, and mark rows where `soft_delete` does.
+    They carry the version of a place in the log that is taken here, so what is logged from then on comes
+    after them. Where ranges of the source's keys are none of the target's, all rows are looked at with the
+    first chunk of the table, and none with the others. Rows that may be those of rejected source rows stay.
+    Raises OptionInvalid of a sink that keeps no table,
+    and where rows of other pipelines cannot be told from its own,
     SchemaPending where another source's table was altered while it was read.
     """
-    table = ComparedTable(target, tuple(sources), steps, sink, target.column_names)
     if not target.primary_key:
         return
+    scopes = scopes_of([one.table for one in sources], steps)
+    if not scopes[0].removes:
+        return
+    slots = joint_slots(scopes)
+    table = ComparedTable(target, tuple(sources), steps, sink, target.column_names, slots=slots)
     first = sources[0]
     watermark = take_watermark(address_of(first.source), epoch=epoch)
     if sink.make().reads_ranges and keeps_keys(table) and is_range(first.table, chunk):
@@ -73,7 +81,8 @@ def removals(
         left += int(unsure.sum())
         gone = rows.filter(pyarrow.array(lacking & ~unsure))
         if gone.num_rows:
-            yield as_changes(target, gone, "delete", watermark.position, instance=first.source.name)
+            deletes = as_changes(target, gone, "delete", watermark.position, instance=first.source.name)
+            yield scopes[0].deleted(deletes)
     if left:
         _log.warning("rows that may be those of rejected rows are kept", table=str(target.name), rows=left)
 

@@ -23,6 +23,7 @@ from penstock.pipeline.verify.differences import Difference, Kind, hashes_of
 from penstock.pipeline.verify.hashed import Hashes, hashes, is_among
 from penstock.pipeline.verify.kept_values import TEXTS
 from penstock.pipeline.verify.log_behind import position_of
+from penstock.pipeline.verify.scope import scopes_of
 from penstock.pipeline.verify.selection import keeps_keys
 from penstock.pipeline.verify.system_columns import as_changes, with_version
 from penstock.sinks.sink import BatchMark
@@ -80,7 +81,12 @@ def _mend(result: TableResult, standing: Standing, pipeline: str) -> int:
         writer = sink.open(mark, 0)
         try:
             # What stands in the way goes first.
-            for changes in _rows_as(result, [one.target for one in found], "delete", standing.offsets):
+            (scope,) = scopes_of([table.sources[0].table], table.steps)
+            extra = [one.target for one in found if one.kind is Kind.EXTRA]
+            for changes in _rows_as(result, extra, "delete", standing.offsets):
+                writer.write(scope.deleted(changes))
+            others = [one.target for one in found if one.kind is not Kind.EXTRA]
+            for changes in _rows_as(result, others, "delete", standing.offsets):
                 writer.write(changes)
             if table.target.primary_key:
                 put = _put(result, hashes_of(found), standing.offsets)

@@ -12,11 +12,12 @@ from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, take_watermark
-from penstock.pipeline.settings import LoadSettings, PipelineSettings
+from penstock.pipeline.settings import LoadSettings, PipelineSettings, StepSettings
 from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
-from penstock.pipeline.step import Rejected, ShardValue, Step, named_by_rows, through
+from penstock.pipeline.step import Rejected, ShardValue, Slots, Step, named_by_rows, through
 from penstock.pipeline.verify.kept_keys import keeps_column
 from penstock.pipeline.verify.merges import may_share_rows, shard_of, targets_of_table
+from penstock.pipeline.verify.scope import Scope, joint_slots, scope_of
 from penstock.pipeline.verify.shares import ComparedTable, LeftOut, Share
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, chunks_of
 
@@ -46,6 +47,7 @@ def compared_tables(
             shard = shard_of(chain, settings.steps, one.table, one.source.name)
             for target in _targets(chain, one, known.targets, read=not why):
                 merge = made.setdefault(target.name, _Merge(target))
+                merge.take_scope(chain, settings.steps, one.table)
                 if why:
                     merge.left_out.append(LeftOut(str(one.table.name), why, shard))
                 else:
@@ -69,6 +71,7 @@ def compared_tables(
             _columns(merge.target, columns_left_out),
             tuple(merge.left_out),
             merge.why_open(),
+            merge.slots,
         )
         for name, merge in sorted(made.items())
         if name in meant
@@ -82,9 +85,22 @@ class _Merge:
     target: Target
     sources: list[tuple[SourceTable, ShardValue | None]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    scopes: list[Scope] = field(default_factory=list)
+    slots: tuple[Slots, ...] = ()
+    mixed: str = ""
+
+    def take_scope(self, chain: Sequence[Step], steps: Sequence[StepSettings], table: Target) -> None:
+        """Note which rows come from a table; where other pipelines' cannot be told from them, why."""
+        try:
+            self.scopes.append(scope_of(chain, steps, table))
+            self.slots = joint_slots(self.scopes)
+        except OptionInvalid as problem:
+            self.mixed = f"{problem.message} ({problem.hint})"
 
     def why_open(self) -> str:
         """Return why no row can be compared, "" where some can: a left-out table may have any of them."""
+        if self.mixed:
+            return self.mixed
         for left in self.left_out:
             if not self.sources or any(may_share_rows(left.shard, shard) for _, shard in self.sources):
                 return f"{left.name}: {left.why}"

@@ -21,11 +21,12 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.pipeline.settings import SinkSettings, StepSettings
-from penstock.pipeline.step import Rejected, ShardValue, Step, through
+from penstock.pipeline.step import Rejected, ShardValue, Slots, Step, through
 from penstock.pipeline.steps.soft_delete import Settings as SoftDelete
 from penstock.pipeline.verify.hashed import NONE, Gathered, Hashes, hashes, is_among
 from penstock.pipeline.verify.kept_values import TEXTS, expected_values, values_not_held, with_texts
 from penstock.pipeline.verify.merges import in_shard
+from penstock.pipeline.verify.scope import in_slots
 from penstock.pipeline.verify.source_rows import Bound, SourceChunk, SourceTable
 from penstock.pipeline.verify.touched import Touched
 from penstock.pipeline.verify.unjudged import Unjudged
@@ -49,7 +50,8 @@ class ComparedTable:
     """A table of the target, and every table of a source whose rows come into it.
 
     `columns` are those that are compared, the key's among them. `left_out` are further tables whose rows come
-    into it and are not compared; `open` says why nothing of the table can be, "" where it can.
+    into it and are not compared; `open` says why nothing of the table can be, "" where it can. Only rows in
+    `slots` are the pipeline's.
     """
 
     target: Target
@@ -59,6 +61,7 @@ class ComparedTable:
     columns: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
     open: str = ""
+    slots: tuple[Slots, ...] = ()
 
     @property
     def read_columns(self) -> Target:
@@ -68,6 +71,7 @@ class ComparedTable:
             *self.columns,
             *marks,
             *(one.shard.column for one in self.left_out if one.shard is not None),
+            *(name for one in self.slots for name in one.columns),
         }
         columns = tuple(one for one in self.target.columns if one.name in wanted)
         return replace(self.target, columns=columns) if self.target.primary_key else self.target
@@ -203,7 +207,8 @@ def stepped(table: ComparedTable, changes: Changes) -> Iterator[Changes]:
 
 
 def target_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows that the target has, but those of shards that are left out. With a sink that keeps texts
+    """Yield the rows that the target has, but those of shards that are left out or of
+    other pipelines. With a sink that keeps texts
     the column TEXTS stands behind the others."""
     table, sink = share.table, share.table.sink.make()
     target = table.read_columns
@@ -217,6 +222,8 @@ def target_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
             for one in table.left_out:
                 if one.shard is not None:
                     rows = rows.filter(pyarrow.array(~in_shard(rows, one.shard)))
+            if table.slots:
+                rows = rows.filter(pyarrow.array(in_slots(rows, table.slots)))
             values = rows.select(target.column_names)
             yield with_texts(values, rows, table.columns) if sink.keeps_texts else values
     finally:

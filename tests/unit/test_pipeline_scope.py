@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a target go when a table is read again: none of another pipeline, none that is to stay."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy
+import pyarrow
+import pytest
+
+from penstock._native import shard_slots
+from penstock.changes import Changes, Target
+from penstock.errors import OptionInvalid
+from penstock.model import Column, Position, ServerAddress, TableName
+from penstock.pipeline.load.chunks import Chunk
+from penstock.pipeline.load.watermark import Watermark
+from penstock.pipeline.settings import PipelineSettings, SinkSettings, StepSettings, pipeline_of_values
+from penstock.pipeline.step import target_through
+from penstock.pipeline.verify import removal
+from penstock.pipeline.verify.scope import joint_slots, scopes_of
+from penstock.pipeline.verify.selection import _Merge
+from penstock.pipeline.verify.shares import ComparedTable, Share, target_rows
+from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable
+from penstock.pipeline.verify.system_columns import as_changes
+
+ORDERS = Target(
+    TableName("shop", "orders"),
+    (Column("id", "int", None, False), Column("note", "varchar(20)", "utf8mb4")),
+    ("id",),
+)
+PLACE = Position(0, "bin.000001", 1600)
+SHARD = {"shard": {"of": 2, "keep": [0]}}
+
+
+def pipeline(*steps: dict[str, Any]) -> PipelineSettings:
+    source = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.*"]}
+    return pipeline_of_values({"name": "one", "source": source, "sink": "stdout", "steps": list(steps)})
+
+
+def settings(*steps: dict[str, Any]) -> tuple[StepSettings, ...]:
+    return pipeline(*steps).steps
+
+
+def made_by(steps: tuple[StepSettings, ...]) -> Target:
+    target = target_through([one.make() for one in steps], ORDERS)
+    assert target is not None
+    return target
+
+
+def rows_of(target: Target, ids: range) -> pyarrow.RecordBatch:
+    rows = [dict.fromkeys(target.column_names) | {"id": number} for number in ids]
+    for row in rows:
+        row |= {"_deleted": 0} if "_deleted" in row else {}
+    return pyarrow.RecordBatch.from_pylist(rows, schema=target.arrow())
+
+
+@dataclass(frozen=True)
+class RowsThere:
+    """A target with some rows, as settings and as a sink."""
+
+    rows: pyarrow.RecordBatch
+    reads_ranges: bool = False
+    keeps_texts: bool = False
+
+    def make(self) -> "RowsThere":
+        return self
+
+    def read(self, target: Target, low: Any, high: Any) -> Iterator[pyarrow.RecordBatch]:
+        assert (low, high) == (None, None), "all rows are read at once"
+        yield self.rows.select(target.column_names)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def removed(
+    monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], source: range = range(0)
+) -> list[Changes]:
+    """Return what a removal makes of a target with the rows 0 to 99, where the source has `source`."""
+
+    def rows(_: SourceChunk, *, loaded: bool) -> Iterator[Changes]:
+        assert not loaded, "all rows of the source keep theirs"
+        yield as_changes(ORDERS, rows_of(ORDERS, source), "insert", PLACE, instance="here")
+
+    def watermark(server: ServerAddress, epoch: int = 0) -> Watermark:
+        return Watermark(PLACE, 1, 0)
+
+    monkeypatch.setattr(SourceChunk, "rows", rows)
+    monkeypatch.setattr(removal, "take_watermark", watermark)
+    told = pipeline(*steps)
+    target = made_by(told.steps)
+    sink = cast(SinkSettings, RowsThere(rows_of(target, range(100))))
+    own = SourceTable(told.sources[0], ORDERS)
+    return list(removal.removals([own], Chunk(ORDERS.name), target=target, steps=told.steps, sink=sink))
+
+
+def ids_of(changes: list[Changes]) -> list[int]:
+    return [number for one in changes for number in one.rows.column("id").to_pylist()]
+
+
+def ids_of_shard(number: int, ids: range) -> list[int]:
+    slots = pyarrow.array(shard_slots(rows_of(ORDERS, ids), ["id"])).to_numpy()
+    return [one for one, slot in zip(ids, slots, strict=True) if slot % 2 == number]
+
+
+def test_removal_takes_what_the_source_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ids_of(removed(monkeypatch, source=range(90))) == list(range(90, 100))
+
+
+def test_removal_leaves_the_rows_of_other_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ids_of_shard(0, range(50, 100))
+    assert 0 < len(wanted) < 50
+    assert ids_of(removed(monkeypatch, SHARD, source=range(50))) == wanted
+
+
+@pytest.mark.parametrize(
+    "only",
+    [{"kinds": ["insert", "update"]}, {"kinds": ["insert", "update", "delete"], "load": False}],
+    ids=["no deletes", "no load"],
+)
+def test_removal_leaves_a_target_that_keeps_what_its_source_lost(
+    monkeypatch: pytest.MonkeyPatch, only: dict[str, Any]
+) -> None:
+    assert removed(monkeypatch, {"only": only}) == []
+    assert ids_of(removed(monkeypatch, {"only": only | {"tables": "shop.customers"}})) == list(range(100))
+
+
+def test_removal_marks_rows_where_deletes_are_soft(monkeypatch: pytest.MonkeyPatch) -> None:
+    (made,) = removed(monkeypatch, {"soft_delete": {"at": "gone_at"}}, source=range(98))
+    rows = made.rows
+    assert rows.column("_change_type").to_pylist() == ["update_preimage", "update_postimage"] * 2
+    assert rows.column("id").to_pylist() == [98, 98, 99, 99]
+    assert rows.column("_deleted").to_pylist() == [0, 1, 0, 1]
+    times = rows.column("_commit_timestamp").to_pylist()
+    assert rows.column("gone_at").to_pylist() == [None, times[1], None, times[3]]
+    assert set(rows.column("_commit_version").to_pylist()) == {PLACE.commit_version - 1}
+
+
+def test_a_comparison_passes_over_the_rows_of_other_shards() -> None:
+    steps = settings(SHARD)
+    scopes = scopes_of([ORDERS], steps)
+    sink = cast(SinkSettings, RowsThere(rows_of(ORDERS, range(100))))
+    source = SourceTable(pipeline().sources[0], ORDERS)
+    table = ComparedTable(ORDERS, (source,), steps, sink, ("id",), slots=joint_slots(scopes))
+    there = list(target_rows(Share(table, ())))
+    assert numpy.concatenate([one.column("id").to_numpy() for one in there]).tolist() == ids_of_shard(
+        0, range(100)
+    )
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"shard": {"of": 2, "keep": 0, "columns": ["note"]}}, {"mask": {"columns": {"note": "hash"}}}],
+        [{"shard": {"of": 2, "keep": 0, "columns": ["note"]}}, {"map": {"drop": ["note"]}}],
+        [{"soft_delete": {}}, {"map": {"rename": {"_deleted": "gone"}}}],
+    ],
+    ids=["the column is masked", "the column is dropped", "the mark is renamed"],
+)
+def test_rows_that_no_column_tells_apart_are_not_removed(
+    monkeypatch: pytest.MonkeyPatch, steps: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(OptionInvalid, match=r"rows of shop\.orders .* cannot be told") as caught:
+        removed(monkeypatch, *steps)
+    assert caught.value.hint is not None
+    merge = _Merge(ORDERS)
+    told = settings(*steps)
+    merge.take_scope([one.make() for one in told], told, ORDERS)
+    assert "cannot be told" in merge.why_open()
+
+
+def test_tables_of_unlike_shards_that_become_one_are_refused() -> None:
+    steps = settings({"shard": SHARD["shard"] | {"tables": "shop.orders"}}, {"route": {"to": "shop.all"}})
+    other = Target(TableName("shop", "returns"), ORDERS.columns, ("id",))
+    with pytest.raises(OptionInvalid, match="pass different shards"):
+        joint_slots(scopes_of([ORDERS, other], steps))
