@@ -85,7 +85,7 @@ class Step(ABC):
         return False
 
     def empties(self, target: Target) -> bool:
-        """Tell whether an emptied source table empties the target: not where others share it."""
+        """Tell whether an emptied source table empties the target: not where it has rows besides."""
         return True
 
     def shard_of(self, target: Target, instance: str) -> ShardValue | None:

@@ -72,6 +72,10 @@ class ShardStep(Step):
         slots = pyarrow.array(shard_slots(changes.rows, columns)).to_numpy()
         return [passing(changes, self._wanted[slots % self.settings.of])]
 
+    def empties(self, target: Target) -> bool:
+        # The other shards are other pipelines'.
+        return not self.settings.concerns(target)
+
     def slots_of(self, target: Target) -> Slots | None:
         settings = self.settings
         if not settings.concerns(target):

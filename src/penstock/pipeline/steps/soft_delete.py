@@ -121,5 +121,5 @@ class SoftDeleteStep(Step):
         return moved
 
     def empties(self, target: Target) -> bool:
-        # What was there stays, as with a delete.
+        # What was there stays, and is marked, as with a delete.
         return not self.settings.concerns(target)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a merged target belong to which of its sources, where a shard column tells."""
+"""Which rows of a target belong to which of its sources: where a shard column tells, and where a table is
+emptied."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 
 import numpy
 import numpy.typing as npt
@@ -14,6 +16,38 @@ from penstock.model import TableName
 from penstock.pipeline.settings import StepSettings
 from penstock.pipeline.step import ShardValue, Step, could_be_named, named_by_rows, target_through
 from penstock.pipeline.verify.kept_keys import keeps_column
+
+
+class Emptied(Enum):
+    """What an emptied table of a source means for its targets."""
+
+    # Each is emptied with it.
+    WHOLE = auto()
+    # Other rows may be in them, so the rows that go are found by comparing.
+    COMPARED = auto()
+    # They keep what their source lost.
+    STAYS = auto()
+    # Rows have to go, and comparing cannot tell which: loads do not pass.
+    UNKNOWN = auto()
+
+
+def emptied_through(chain: Sequence[Step], table: Target) -> Emptied:
+    """Return what steps make of emptying a source's table."""
+    found, loads = Emptied.WHOLE, True
+    target: Target | None = table
+    for step in chain:
+        if target is None:
+            return Emptied.STAYS
+        removes, empties = step.removes(target), step.empties(target)
+        if not removes and not empties:
+            return Emptied.STAYS
+        loads = loads and removes
+        if not empties or step.named_by_rows(target):
+            found = Emptied.COMPARED
+        target = step.target(target)
+    if target is None:
+        return Emptied.STAYS
+    return found if loads or found is Emptied.WHOLE else Emptied.UNKNOWN
 
 
 def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[TableName]) -> list[Target]:

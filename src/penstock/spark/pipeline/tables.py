@@ -40,7 +40,7 @@ from penstock.pipeline.table_changes import (
     consequences_of,
     same_rows,
 )
-from penstock.pipeline.verify.merges import may_share_rows, shard_of
+from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_rows, shard_of
 from penstock.sinks.sink import Evolution, Sink, keeps_tables
 from penstock.sinks.sql_rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
@@ -346,11 +346,11 @@ class PipelineTables:
         names: dict[str, TableName] = {}
         for name in sorted(emptied):
             key = table_key(source.name, name)
-            target = self._target_of(key)
-            if target is not None and self._shares(key, target.name):
-                self._ask_without(source, name, statement)
-            elif target is not None and self._empties(key):
-                names[key] = target.name
+            how, made = self._emptied(key), self.targets_of_source(key)
+            if how is Emptied.WHOLE and made is not None:
+                names[key] = made.name
+            elif how is not Emptied.STAYS:
+                self._ask_without(source, name, statement, how)
         learned.together |= set(names.values())
         learned.statements[place_key(source.name, statement.position)] = names
 
@@ -389,14 +389,17 @@ class PipelineTables:
         table.dropped |= dropped
         table.logged = logged
 
-    def _empties(self, key: str) -> bool:
-        """Tell whether a table that was emptied empties its target."""
-        target: Target | None = self._tables[key].current
-        for step in self._steps:
-            if target is None or not step.empties(target):
-                return False
-            target = step.target(target)
-        return target is not None
+    def _emptied(self, key: str) -> Emptied:
+        """Return what emptying a table means for its targets."""
+        made = self.targets_of_source(key)
+        if made is None:
+            return Emptied.STAYS
+        source = self._tables[key].current
+        if made.name not in self.targets and not named_by_rows(self._steps, source):
+            return Emptied.STAYS
+        found = emptied_through(self._steps, source)
+        shared = found is Emptied.WHOLE and self._shares(key, made.name)
+        return Emptied.COMPARED if shared else found
 
     def _shares(self, key: str, target: TableName) -> bool:
         """Tell whether rows of other tables come into the same target."""
@@ -409,17 +412,20 @@ class PipelineTables:
                 if made is not None and made.name == target:
                     yield other
 
-    def _ask_without(self, source: PipelineSource, name: TableName, statement: LoggedStatement) -> None:
-        """Have a table's rows taken out of a target that has those of others too: by reading what is
-        there."""
+    def _ask_without(
+        self, source: PipelineSource, name: TableName, statement: LoggedStatement, how: Emptied
+    ) -> None:
+        """Have a table's rows taken out of targets that may have other rows too: by reading what is there."""
         if not self._sink.keeps_state:
             return
-        if source.server is None or not self._has_key(source, name):
+        if source.server is None or not self._has_key(source, name) or how is Emptied.UNKNOWN:
             hint = "Name the server the log is of (source.server), so that the tables can be compared"
-            if source.server is not None:
+            if how is Emptied.UNKNOWN:
+                hint = "Let rows of a load pass (only: {load: true}), so that the tables can be compared"
+            elif source.server is not None:
                 hint = "Give the tables a primary key: without one nothing tells the rows of one from others'"
             raise SchemaChanged(
-                f"{name} was emptied, and its target has rows of other tables: {statement.text[:200]}",
+                f"{name} was emptied, and its target may have rows that stay: {statement.text[:200]}",
                 position=str(statement.position),
                 hint=hint,
             )
@@ -472,7 +478,10 @@ class PipelineTables:
                     position=str(statement.position),
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
-            self._reread(source.name, name, statement.position, remove=name in compared)
+            # Asked twice of one statement is once, so this asks for what an emptied table needs too.
+            how = self._emptied(table_key(source.name, name)) if name in emptied else Emptied.STAYS
+            remove = name in compared or how is Emptied.COMPARED
+            self._reread(source.name, name, statement.position, remove=remove)
 
     def _is_copy(self, source: PipelineSource, name: TableName) -> bool:
         """Tell whether the copy that took a table's place has the table's rows.
@@ -490,11 +499,6 @@ class PipelineTables:
     def _has_key(self, source: PipelineSource, name: TableName) -> bool:
         table = self._tables.get(table_key(source.name, name))
         return table is not None and bool(table.current.primary_key)
-
-    def _target_of(self, key: str) -> Target | None:
-        one = self._tables.get(key)
-        made = target_through(self._steps, one.current) if one is not None else None
-        return self.targets.get(made.name) if made is not None else None
 
     # --- What the pipeline goes on without --------------------------------------------------
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a statement that empties a table of a source means for the targets that its rows went to."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.changes import Target
+from penstock.errors import SchemaChanged
+from penstock.model import Column, Position, TableName
+from penstock.pipeline.settings import pipeline_of_values
+from penstock.pipeline.state import PipelineState
+from penstock.source.reading import LoggedStatement
+from penstock.spark.pipeline import tables as tables_module
+from penstock.spark.pipeline.tables import Learned, PipelineTables
+from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, place_key
+
+ORDERS = Target(
+    TableName("shop", "orders"),
+    (Column("id", "int", None, False), Column("region", "varchar(20)", "utf8mb4", True)),
+    ("id",),
+)
+EMPTYING = (
+    "TRUNCATE orders",
+    "CREATE OR REPLACE TABLE orders (id INT PRIMARY KEY)",
+    "RENAME TABLE o TO orders",
+)
+
+
+def met(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    statement: str,
+    *steps: dict[str, Any],
+    logs: bool = False,
+) -> tuple[list[str], list[bool]]:
+    """Return the targets that a statement empties, and of each table that is asked for whether its rows that
+    the source has not go."""
+    monkeypatch.setattr(tables_module, "targets_of", lambda *_: [ORDERS])
+    monkeypatch.setattr(tables_module, "tables_on_servers", lambda _: {})
+    source: Mapping[str, Any] = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.orders"]}
+    settings = pipeline_of_values(
+        {
+            "name": "one",
+            "source": source,
+            "sink": {"delta": {"path": str(tmp_path / "lake")}},
+            "steps": list(steps),
+            "state": f"sqlite:{tmp_path / 'state.db'}",
+        }
+    )
+    asked: dict[str, bool] = {}
+
+    def reread(_: str, __: TableName, because: object, *, remove: bool = False) -> None:
+        # As with a pipeline's own requests, what is asked first counts.
+        asked.setdefault(str(because), remove)
+
+    state = PipelineState.open(settings.state, settings.name)
+    try:
+        state.take()
+        tables = PipelineTables(settings, state, settings.make_sink(), settings.make_steps(), reread)
+        tables.open()
+        at = Position(0, "binlog.000001", 1000)
+        name = frozenset({ORDERS.name})
+        emptied = frozenset[TableName]() if statement.startswith("RENAME") else name
+        found = LoggedStatement(statement, "shop", at, at, name, frozenset(), emptied)
+        learned = Learned()
+        tables.learn([Surprise(OF_STATEMENT, 0, 0, "here", found)], learned, {})
+        names = learned.statements[place_key("here", at)].values()
+        return [str(name) for name in names], list(asked.values())
+    finally:
+        state.close()
+
+
+@pytest.mark.parametrize("statement", EMPTYING)
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"route": {"to": "lake.all"}},
+        {"route": {"tables": "shop.*", "to": "lake.{table}"}},
+        {"route": {"to": "lake.orders_{region}"}},
+        {"shard": {"of": 2, "keep": 0}},
+        {"soft_delete": {}},
+    ],
+    ids=["one name", "the table's name", "named by rows", "a shard", "soft deletes"],
+)
+def test_rows_of_an_emptied_table_are_found_by_comparing_where_its_target_may_have_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, step: dict[str, Any]
+) -> None:
+    assert met(tmp_path, monkeypatch, statement, step) == ([], [True])
+
+
+def test_an_emptied_table_empties_a_target_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert met(tmp_path, monkeypatch, EMPTYING[0]) == (["shop.orders"], [])
+
+
+def test_an_archive_keeps_the_rows_of_an_emptied_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only, route = {"only": ["insert", "update"]}, {"route": {"to": "lake.all"}}
+    assert met(tmp_path, monkeypatch, EMPTYING[0], only) == ([], [])
+    assert met(tmp_path, monkeypatch, EMPTYING[0], route, only) == ([], [])
+
+
+def test_an_emptied_table_whose_rows_cannot_be_compared_stops_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = {"only": {"kinds": ["insert", "update", "delete"], "load": False}}
+    assert met(tmp_path, monkeypatch, EMPTYING[0], only) == (["shop.orders"], [])
+    with pytest.raises(SchemaChanged, match="may have rows that stay") as caught:
+        met(tmp_path, monkeypatch, EMPTYING[0], {"route": {"to": "lake.all"}}, only)
+    assert "load: true" in str(caught.value.hint)
