@@ -5,7 +5,11 @@ import pytest
 
 from penstock.client.split import Cut, split
 from penstock.commit_versions import commit_version, epoch_base
+from penstock.coordinate.checkpoint import Checkpoint, ShardState
 from penstock.coordinate.floors import Floors
+from penstock.coordinate.resize import reshaped
+from penstock.model import Position
+from penstock.source.sharding import preimages_of, sharded, slots_of
 
 
 def rows(slots: list[int], versions: list[int] | None = None) -> pyarrow.RecordBatch:
@@ -66,3 +70,31 @@ def test_without_slots_every_row_is_of_the_one_shard() -> None:
     batch = rows([5, 6]).select(["id", "_commit_version"])
     ((shard, found),) = split(batch, 1, {0: Cut(0)})
     assert (shard, ids(found)) == (0, [0, 1])
+
+
+@pytest.mark.parametrize(("first", "second", "told"), [(400, 600, ("delete", 1)), (600, 400, ("insert", 2))])
+def test_a_resize_between_the_halves_of_a_move_tells_the_half_that_is_left(
+    first: int, second: int, told: tuple[str, int]
+) -> None:
+    changes = pyarrow.record_batch(
+        {
+            "id": [1, 2],
+            "_change_type": ["update_preimage", "update_postimage"],
+            "_commit_version": [Position(0, "binlog.000001", 500).commit_version] * 2,
+        }
+    )
+    preimages = preimages_of(changes)
+    slots = slots_of(changes, ["id"], "shop.orders", preimages)
+    # Two shards get the update as a delete and an insert; the checkpoint of the shard is what it consumed.
+    owners = [int(slot) % 2 for slot in slots]
+    assert sharded(changes, slots, preimages, 2).rows["_change_type"].to_pylist() == ["delete", "insert"]
+    places = dict(zip(owners, (first, second), strict=True))
+    states = [ShardState(Checkpoint(f"binlog.000001:{places[shard]}", "", "mysql:x")) for shard in (0, 1)]
+    (state,) = reshaped(states, 1)
+    assert state.checkpoint is not None
+    cut = Cut(Position.parse(state.checkpoint.position).commit_version, 0, state.floors.table("mysql:x", 0))
+
+    dealt = sharded(changes, slots, preimages, 1)
+    arrow = dealt.rows.append_column("_shard_slot", pyarrow.array(dealt.slots))
+    ((_, rows),) = split(arrow, 1, {0: cut})
+    assert [(row["_change_type"], row["id"]) for row in rows.to_pylist()] == [told]

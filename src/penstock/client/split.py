@@ -9,6 +9,8 @@ import numpy
 import numpy.typing as npt
 import pyarrow
 
+from penstock.source.sharding import CHANGE_TYPE, preimages_of, with_kinds
+
 SLOT_COLUMN = "_shard_slot"
 VERSION_COLUMN = "_commit_version"
 
@@ -37,7 +39,9 @@ def split(
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
     """Return the rows of each shard of `cuts` that has any, in their order, without the slots' column.
 
-    Without a column of slots all rows belong to shard 0. Rows of other shards are dropped.
+    Without a column of slots all rows belong to shard 0. Rows of other shards are dropped. Where a shard has
+    consumed one image of an update, as the half of a move between shards of an earlier number, the other one
+    comes as the half that it was: the image before as a delete, the one after as an insert.
     """
     versions: _Versions = _values(batch.column(VERSION_COLUMN), numpy.int64)
     slots: _Slots | None = None
@@ -68,8 +72,9 @@ def _by_shard(
     found = []
     if not passed:
         for shard, cut in cuts.items():
-            rows = numpy.flatnonzero((of == shard) & _fresh(versions, slots, cut))
-            found.append((shard, batch.take(pyarrow.array(rows))))
+            fresh = (of == shard) & _fresh(versions, slots, cut)
+            told = batch if cut.floors is None else _with_halves(batch, fresh)
+            found.append((shard, told.take(pyarrow.array(numpy.flatnonzero(fresh)))))
         return found
     # One pass over the columns for all shards, then slices that cost nothing.
     order = numpy.argsort(of, kind="stable")
@@ -90,6 +95,19 @@ def _fresh(
     if cut.floors is not None and slots is not None:
         fresh &= versions + (cut.shift << _EPOCH_BIT) >= cut.floors[slots]
     return fresh
+
+
+def _with_halves(batch: pyarrow.RecordBatch, fresh: npt.NDArray[numpy.bool_]) -> pyarrow.RecordBatch:
+    """Return the rows with images as deletes and inserts where only they are fresh of their updates."""
+    if CHANGE_TYPE not in batch.schema.names:
+        return batch
+    (places,) = preimages_of(batch).nonzero()
+    halves = places[fresh[places] != fresh[places + 1]]
+    if not halves.size:
+        return batch
+    before = fresh[halves]
+    kinds = ["delete" if is_before else "insert" for is_before in before.tolist()]
+    return with_kinds(batch, halves + ~before, kinds)
 
 
 def _shifted(batch: pyarrow.RecordBatch, shift: int) -> pyarrow.RecordBatch:

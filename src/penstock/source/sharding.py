@@ -74,30 +74,32 @@ def _filled_up(
 def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int) -> ShardedRows:
     """Return rows as `count` shards get them; `slots` are of each row's own values.
 
-    An update that stays in its shard has the slot of the image after it. One that moves its row to another
-    shard becomes the delete of the row before it and the insert of the one after it, each with its own slot.
+    Each row keeps the slot of its own values: after a change of the number of shards these tell which image
+    of an update was consumed. An update that moves its row to another shard becomes the delete of the row
+    before it and the insert of the one after it.
     """
     (places,) = preimages.nonzero()
     if not places.size:
         return ShardedRows(rows, slots, preimages, places)
     moves = slots[places] % count != slots[places + 1] % count
-    stays, moved = places[~moves], places[moves]
-    slots = slots.copy()
-    slots[stays] = slots[stays + 1]
+    moved = places[moves]
     if moved.size:
         preimages = preimages.copy()
         preimages[moved] = False
-        rows = _with_moves(rows, moved)
+        rows = with_kinds(
+            rows, numpy.repeat(moved, 2) + [0, 1] * len(moved), ["delete", "insert"] * len(moved)
+        )
     return ShardedRows(rows, slots, preimages, moved + 1)
 
 
-def _with_moves(rows: pyarrow.RecordBatch, moved: npt.NDArray[Any]) -> pyarrow.RecordBatch:
+def with_kinds(rows: pyarrow.RecordBatch, places: npt.NDArray[Any], kinds: list[str]) -> pyarrow.RecordBatch:
+    """Return rows of which those at `places`, in rising order, are of these kinds of change."""
     at = rows.schema.get_field_index(CHANGE_TYPE)
     changed = numpy.zeros(rows.num_rows, numpy.bool_)
-    changed[moved] = changed[moved + 1] = True
-    kinds = pyarrow.array(["delete", "insert"] * len(moved), rows.schema.field(at).type)
-    kinds = compute.replace_with_mask(rows.column(at), pyarrow.array(changed), kinds)
-    return rows.set_column(at, rows.schema.field(at), kinds)
+    changed[places] = True
+    of_type = pyarrow.array(kinds, rows.schema.field(at).type)
+    column = compute.replace_with_mask(rows.column(at), pyarrow.array(changed), of_type)
+    return rows.set_column(at, rows.schema.field(at), column)
 
 
 def preimages_of(rows: pyarrow.RecordBatch) -> Mask:
