@@ -37,8 +37,9 @@ class ShardedRows:
 def slots_of(rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, preimages: Mask) -> Slots:
     """Return the slot of each row by its own values of `columns`.
 
-    A column that an image in part lacks (`_metadata.absent`) is taken from the other image of its update.
-    Raises OptionInvalid, ServerUnsupported where no image has it.
+    A column that an image after an update lacks (`_metadata.absent`) has stayed, and is taken from the image
+    before it; never the other way round, for the image after may hold another value than the row had.
+    Raises OptionInvalid, ServerUnsupported where an image lacks it otherwise.
     """
     filled = _filled_up(rows, columns, table, preimages)
     slots: Slots = pyarrow.array(shard_slots(filled, list(columns), table)).to_numpy()
@@ -57,14 +58,13 @@ def _filled_up(
     for name in columns:
         source = numpy.arange(rows.num_rows)
         for place in (place for place, names in enumerate(lacking) if names and name in names):
-            other = place + 1 if preimages[place] else place - 1
-            is_pair = preimages[place] or (place > 0 and preimages[other])
-            if not is_pair or name in (lacking[other] or ()):
+            before = place - 1
+            if place == 0 or not preimages[before] or name in (lacking[before] or ()):
                 raise ServerUnsupported(
                     f"a row image of {table} lacks the shard column {name}, so nothing tells the row's shard",
                     hint="Set binlog_row_image=FULL on the source, or shard by the primary key",
                 )
-            source[place] = other
+            source[place] = before
         at = rows.schema.get_field_index(name)
         filled = rows.column(at).take(pyarrow.array(source))
         rows = rows.set_column(at, rows.schema.field(at), filled)

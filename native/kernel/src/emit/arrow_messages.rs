@@ -300,14 +300,15 @@ impl Made {
         for (kind, place, count) in messages.from(0) {
             let Some(change) = pair else { return Err(malformed("more messages than changes")) };
             let is_delete = kind == MessageKind::Delete as i8;
+            // What the image after an update lacks has stayed, and the image before has it. What the image before
+            // lacks may have changed, so the image after does not tell it.
             let (own, other) = match is_delete {
-                true => (change.before, change.after),
+                true => (change.before, None),
                 false => (change.after, change.before),
             };
             let row = own.unwrap_or_else(|| change.main());
             self.value(messages, place, version)?;
             if keys.is_some() {
-                // An image in part lacks the columns that stayed, and the other image of the update has them.
                 let cell = |at| match (rows.cell(row, at)?, other) {
                     (None, Some(other)) => rows.cell(other, at),
                     (value, _) => Ok(value),

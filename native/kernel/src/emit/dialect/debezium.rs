@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::ddl::{definitions, Definition, DefinitionKind};
 use super::{debezium_schema, TableView, TableWriter};
-use super::{json_object, walk, At, Dialect, End, Image, Images, Row, StatementKind, StatementView};
+use super::{json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView};
 use crate::column::{quoted, write_integer, write_unsigned_integer, Kind, Place};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
@@ -150,7 +150,6 @@ impl TableWriter for Writer {
 
 impl Writer {
     fn each(&self, at: &At<'_>, rows: &mut Images<'_, '_>, source: &[u8], out: &mut Messages) -> Result<()> {
-        let mut key_text = Vec::new();
         while let Some(row) = rows.next()? {
             let index = if at.event.shared { row.index } else { row.index.saturating_sub(at.row_first) };
             let operation: &[u8] = if at.snapshot { b"r" } else { b"c" };
@@ -162,8 +161,7 @@ impl Writer {
                 (Some(before), Some(after)) if self.moves(before, after) => {
                     self.tell(at, &delete(row.before), source, index, out)?;
                     // The change counts once, with the row that is there in the end.
-                    let slot = walk::slot_of(&self.table, before, &[], &mut key_text)?;
-                    out.close(MessageKind::Delete, slot, 0)?;
+                    out.close(MessageKind::Delete, row.slot_before?, 0)?;
                     self.tell(at, &insert(row.after), source, index, out)?;
                     out.close(MessageKind::Insert, row.slot, 1)?;
                     continue;

@@ -67,14 +67,12 @@ struct Writer {
 
 impl TableWriter for Writer {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
-        let mut key_text = Vec::new();
         while let Some(row) = rows.next()? {
             match (row.before, row.after) {
                 (Some(before), Some(after)) if walk::moves(&self.table, before, after) => {
                     self.tell(at, row.index, row.before, None, out)?;
                     // The change counts once, with the row that is there in the end.
-                    let slot = walk::slot_of(&self.table, before, &[], &mut key_text)?;
-                    out.close(MessageKind::Delete, slot, 0)?;
+                    out.close(MessageKind::Delete, row.slot_before?, 0)?;
                     self.tell(at, row.index, None, row.after, out)?;
                     out.close(MessageKind::Insert, row.slot, 1)?;
                 }

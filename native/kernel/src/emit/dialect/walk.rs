@@ -24,6 +24,8 @@ pub struct Row<'r, 'a> {
     pub after: Option<Image<'r, 'a>>,
     /// Its slot: of the image after, or of the one before a delete.
     pub slot: i16,
+    /// The slot of the image before, where that is told by itself; an error where that image lacks a shard column.
+    pub slot_before: Result<i16>,
     /// Which change of its transaction it is, counted from 0.
     pub index: u32,
 }
@@ -142,6 +144,7 @@ impl<'a, 't> Images<'a, 't> {
 
     fn row(&mut self, index: u32) -> Result<Row<'_, 'a>> {
         let slot = self.slot()?;
+        let slot_before = self.slot_before(slot);
         if self.hidden {
             for (at, column) in self.table.columns.iter().enumerate().filter(|(_, column)| !column.wanted) {
                 let _ = column;
@@ -152,16 +155,16 @@ impl<'a, 't> Images<'a, 't> {
                 }
             }
         }
-        Ok(self.shown(slot, index))
+        Ok(self.shown(slot, slot_before, index))
     }
 
-    fn shown(&self, slot: i16, index: u32) -> Row<'_, 'a> {
+    fn shown(&self, slot: i16, slot_before: Result<i16>, index: u32) -> Row<'_, 'a> {
         let (before, after) = match self.change {
             Change::Insert => (None, Some(self.first.as_slice())),
             Change::Delete => (Some(self.first.as_slice()), None),
             Change::Update => (Some(self.first.as_slice()), Some(self.second.as_slice())),
         };
-        Row { before, after, slot, index }
+        Row { before, after, slot, slot_before, index }
     }
 
     /// What is Arrow has left the shards behind, so its slot says nothing.
@@ -180,7 +183,7 @@ impl<'a, 't> Images<'a, 't> {
             rows.image(row, &mut self.second)?;
         }
         self.changes += 1;
-        Ok(Some(self.shown(0, pair.index)))
+        Ok(Some(self.shown(0, Ok(0), pair.index)))
     }
 
     fn read_first(&mut self) -> Result<()> {
@@ -244,6 +247,19 @@ impl<'a, 't> Images<'a, 't> {
     fn slot(&mut self) -> Result<i16> {
         slot_of(self.table, &self.second, &self.first, &mut self.scratch)
     }
+
+    /// The slot of the image before, which by itself tells it: what the image after has may be another value.
+    fn slot_before(&mut self, slot: i16) -> Result<i16> {
+        let stays = |at: &usize| match (self.first.get(*at), self.second.get(*at)) {
+            (Some(Some(before)), Some(Some(after))) => before == after,
+            (Some(Some(_)), _) => true,
+            _ => false,
+        };
+        match self.change == Change::Update && !self.table.shard_columns.iter().all(stays) {
+            true => slot_of(self.table, &self.first, &[], &mut self.scratch),
+            false => Ok(slot),
+        }
+    }
 }
 
 /// Whether an update changes the primary key, as far as its images tell.
@@ -253,18 +269,18 @@ pub(super) fn moves(table: &TableView, before: Image<'_, '_>, after: Image<'_, '
     keys.into_iter().any(|(_, (before, after))| before.is_some() && after.is_some() && before != after)
 }
 
-/// The slot of a row with these values. A shard column that the image lacks is taken from `other`.
-pub(super) fn slot_of(
-    table: &TableView,
-    image: Image<'_, '_>,
-    other: Image<'_, '_>,
-    scratch: &mut Vec<u8>,
-) -> Result<i16> {
-    let cell = |at: usize| image.get(at).and_then(Option::as_ref).or_else(|| other.get(at).and_then(Option::as_ref));
+/// The slot of a row with these values. A shard column that the image lacks is taken from `before`, the image before it.
+///
+/// Raises `EventUnsupported` where no image has it: nothing tells the row's shard, and a missing value is no NULL.
+fn slot_of(table: &TableView, image: Image<'_, '_>, before: Image<'_, '_>, scratch: &mut Vec<u8>) -> Result<i16> {
+    let cell = |at: usize| {
+        let value = image.get(at).and_then(Option::as_ref).or_else(|| before.get(at).and_then(Option::as_ref));
+        value.ok_or_else(|| lacks_shard_column(table, at))
+    };
     match table.shard_columns.as_slice() {
         [] => Ok(shard::slot_of_text(&table.name)),
         [at] => {
-            let value = cell(*at).unwrap_or(&Value::Null);
+            let value = cell(*at)?;
             if let Some(number) = number(value) {
                 return Ok(shard::slot_of_number(number));
             }
@@ -277,14 +293,22 @@ pub(super) fn slot_of(
             let mut key = TextKey::default();
             for at in several {
                 let column = table.columns.get(*at).ok_or_else(|| malformed("a shard column"))?;
-                match cell(*at) {
-                    None | Some(Value::Null) => key.text("null"),
-                    Some(value) => add_text(value, &column.kind, scratch, &mut key)?,
+                match cell(*at)? {
+                    Value::Null => key.text("null"),
+                    value => add_text(value, &column.kind, scratch, &mut key)?,
                 }
             }
             Ok(key.slot())
         }
     }
+}
+
+#[cold]
+fn lacks_shard_column(table: &TableView, at: usize) -> Error {
+    let name = table.columns.get(at).map_or("", |column| &*column.name);
+    let message = format!("a row image of {} lacks the shard column `{name}`, so nothing tells its shard", table.name);
+    Error::new(ErrorKind::EventUnsupported, message)
+        .hint("SET GLOBAL binlog_row_image = FULL on the server, or shard by the primary key")
 }
 
 #[inline]
