@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
+from penstock.logstore.records import TIERED
 from penstock.logstore.retention import Reason, Retention, RetentionPolicy
 from penstock.model import Position
 from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
@@ -341,6 +343,35 @@ def test_a_hold_gives_way_before_the_disk_is_full(log: Log, monkeypatch: pytest.
     assert not kept.run(log).departures
     assert broken_by(kept) == {"far": "what it was to keep has left the log"}
     assert kept.plan(log.segments).held_by == Hold("middle", kept.holds.all()[1].position)
+    # It does not hold again after a restart.
+    again = retention(log, kept.policy)
+    assert not again.run(log).departures
+    assert broken_by(again) == {"far": "what it was to keep has left the log"}
+    assert again.plan(log.segments).held_by == Hold("middle", again.holds.all()[1].position)
+
+
+def test_a_hold_at_the_start_of_the_first_file_of_a_log_is_whole(log: Log) -> None:
+    first = log.segments[0]
+    assert first.base > 4
+    place = Position(first.epoch, log.segment_head(first).file, 4)
+    Holds(log.disk, log.layout).put(Hold("reader", place), prove=log.locate_position)
+    kept = retention(log, RetentionPolicy(age_seconds=0))
+    assert not kept.run(log).departures
+    assert kept.broken == ()
+
+
+def test_a_hold_does_not_give_way_to_free_bytes_over_segments_of_a_store(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = list(log.segments)
+    put_holds(log, far=2, near=8)
+    monkeypatch.setattr(log.disk, "free_bytes", lambda _: 0)
+    policy = RetentionPolicy(age_seconds=0, hold_free_bytes=1)
+    # The first segment of this host is the one that makes room; without one no hold makes any.
+    for first_here, broken in ((1, set()), (6, {"far"}), (8, {"far", "near"}), (len(before), set())):
+        segments = [replace(one, state=TIERED) if at < first_here else one for at, one in enumerate(before)]
+        plan = retention(log, policy).plan(segments)
+        assert {one.hold.name for one in plan.broken} == broken
 
 
 def test_a_broken_hold_is_told_once_and_when_it_holds_again(log: Log) -> None:

@@ -35,6 +35,8 @@ AGE_SECONDS_DEFAULT = 24 * 3600
 
 _HOUR_SECONDS = 3600
 _SECOND_US = 1_000_000
+# The first place in a source file. A log has nothing between it and the file's first segment.
+_FILE_START = 4
 # What a segment is made of: its data, or the note that says where that is. Its index moves last: alone it
 # means
 # nothing, while data without it would have to be read again.
@@ -244,10 +246,12 @@ class Retention:
     def _broken(self, holds: list[Hold], segments: SegmentIndex, due: list[Departure]) -> list[BrokenHold]:
         """Return the holds that are past a bound, and hold nothing."""
         floor = self._floor_of_bytes(segments)
+        # After a restart only the log itself tells what has left it.
+        gone_to = self._gone_to or (_begin_of(segments[0]) if len(segments) else ())
         broken = []
         within = []
         for hold in holds:
-            if _place_of(hold) < self._gone_to:
+            if _place_of(hold) < gone_to and _place_of(hold) != (*gone_to[:2], _FILE_START):
                 broken.append(BrokenHold(hold, "what it was to keep has left the log"))
             elif _place_of(hold) < floor:
                 broken.append(BrokenHold(hold, f"more than hold_bytes follow it: {self.policy.hold_bytes}"))
@@ -278,8 +282,10 @@ class Retention:
         for one in due:
             if short <= 0:
                 break
-            short -= _local_bytes(one.segment)
-            floor = _end_of(one.segment)
+            # What lies in a store frees nothing here, so a hold is not broken for it alone.
+            if local := _local_bytes(one.segment):
+                short -= local
+                floor = _end_of(one.segment)
         return floor
 
     def _report(self, broken: tuple[BrokenHold, ...]) -> None:
@@ -368,6 +374,10 @@ class Retention:
             return False
         self._tier.remove(TieredNote.load(self._disk, path))
         return True
+
+
+def _begin_of(segment: SegmentRecord) -> tuple[int, int, int]:
+    return segment.epoch, segment.file_number, segment.base
 
 
 def _end_of(segment: SegmentRecord) -> tuple[int, int, int]:
