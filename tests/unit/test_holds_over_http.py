@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds as readers and operators see them, over HTTP and with `penstock holds`."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from penstock.logstore.holds import BrokenHold, Hold, Holds
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.prepared import HOLD_NAME
+from penstock.logstore.reader import LogExtent
 from penstock.settings import LogSettings
 from tests.kept_log import penstock
 from tests.logstore_source import Captured
@@ -62,6 +64,23 @@ def test_holds_are_listed_for_their_account_and_for_an_admin(daemon: ServedLog) 
     assert shown["position"] == str(daemon.log.earliest())
     assert shown["expires_us"] is not None
     assert shown["behind_bytes"] == sum(one.end - one.start for one in daemon.log.extents())
+
+
+def test_holds_are_measured_outside_the_loop_by_one_look_at_the_log(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reader in ("cache", "index"):
+        assert hold(daemon, reader, "orders").status == 200
+    threads, extents = [], daemon.log.extents
+
+    def watched() -> list[LogExtent]:
+        threads.append(threading.current_thread().name)
+        return extents()
+
+    monkeypatch.setattr(daemon.log, "extents", watched)
+    assert sorted(readers(daemon)) == ["cache", "index"]
+    (thread,) = threads
+    assert thread.startswith("search")
 
 
 def test_hold_is_removed_by_its_account_or_an_admin_alone(daemon: ServedLog) -> None:

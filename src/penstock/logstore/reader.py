@@ -58,6 +58,13 @@ class LogExtent:
         """Where its bytes end."""
         return Position(self.epoch, self.file, self.end)
 
+    def bytes_after(self, position: Position) -> int:
+        """Return how many of its bytes lie after a position."""
+        if self.last <= position:
+            return 0
+        in_file = (self.epoch, self.file) == (position.epoch, position.file)
+        return self.end - (max(position.offset, self.start) if in_file else self.start)
+
 
 class LogReader:
     """Reads the log in a folder. Many threads may ask at once.
@@ -178,17 +185,23 @@ class LogReader:
 
     def bytes_behind(self, position: Position) -> int:
         """Return how much of the log lies after a position."""
+        (behind,) = self.bytes_behind_all([position])
+        return behind
+
+    def bytes_behind_all(self, positions: Sequence[Position]) -> list[int]:
+        """Return how much of the log lies after each position; the log's extents are read once at most."""
         visible = self.visible
-        if visible is None or visible <= position:
-            return 0
-        if (visible.epoch, visible.file) == (position.epoch, position.file):
-            return visible.offset - position.offset
-        left = 0
-        for one in self.extents():
-            if one.last > position:
-                holds = (one.epoch, one.file) == (position.epoch, position.file)
-                left += one.end - (max(position.offset, one.start) if holds else one.start)
-        return left
+        extents: list[LogExtent] | None = None
+        found = []
+        for position in positions:
+            if visible is None or visible <= position:
+                found.append(0)
+            elif (visible.epoch, visible.file) == (position.epoch, position.file):
+                found.append(visible.offset - position.offset)
+            else:
+                extents = self.extents() if extents is None else extents
+                found.append(sum(extent.bytes_after(position) for extent in extents))
+        return found
 
     # --- Bytes ------------------------------------------------------------------------------
 

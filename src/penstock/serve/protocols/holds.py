@@ -6,7 +6,6 @@ An account sees, moves and removes its own holds; an admin those of all accounts
 
 import functools
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -19,9 +18,10 @@ from penstock.limits import HOLD_SECONDS_MAX
 from penstock.logstore.holds import Hold, Holds, prove_not_own
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
-from penstock.serve.access import account_of
+from penstock.serve.access import Account, account_of
 from penstock.serve.query import Query, log_of
 from penstock.serve.served import Served
+from penstock.serve.threads import run_in
 
 # A reader that says nothing for so long is taken for gone, and holds nothing any longer.
 HOLD_SECONDS_DEFAULT = 24 * 3600
@@ -63,10 +63,7 @@ async def _put(served: Served, request: Request) -> Response:
 async def _list(served: Served, request: Request) -> Response:
     """Show the holds in force, those that keep most of the log first."""
     account, log = account_of(request), log_of(served, request)
-    holds = await run_in_threadpool(_all, log)
-    seen = [hold for hold in holds if account.admin or hold.account == account.name]
-    broken = {one.hold.name: one.why for one in log.broken_holds}
-    shown = [_shown(log, hold, broken) for hold in sorted(seen, key=lambda hold: hold.position)]
+    shown = await run_in(served.threads.searching, _shown_to, account, log)
     return JSONResponse({"holds": shown})
 
 
@@ -93,12 +90,19 @@ def _all(log: Log) -> list[Hold]:
     return Holds(log.disk, log.layout).readable(time.time_ns() // 1000)
 
 
-def _shown(log: Log, hold: Hold, broken: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "reader": hold.name,
-        "position": str(hold.position),
-        "account": hold.account,
-        "expires_us": hold.expires_us,
-        "behind_bytes": log.bytes_behind(hold.position),
-        "broken": broken.get(hold.name),
-    }
+def _shown_to(account: Account, log: Log) -> list[dict[str, Any]]:
+    seen = [hold for hold in _all(log) if account.admin or hold.account == account.name]
+    seen.sort(key=lambda hold: hold.position)
+    broken = {one.hold.name: one.why for one in log.broken_holds}
+    behind = log.bytes_behind_all([hold.position for hold in seen])
+    return [
+        {
+            "reader": hold.name,
+            "position": str(hold.position),
+            "account": hold.account,
+            "expires_us": hold.expires_us,
+            "behind_bytes": bytes_behind,
+            "broken": broken.get(hold.name),
+        }
+        for hold, bytes_behind in zip(seen, behind, strict=True)
+    ]
