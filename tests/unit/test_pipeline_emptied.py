@@ -2,6 +2,7 @@
 """What a statement that empties a table of a source means for the targets that its rows went to."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 from penstock.changes import Target
 from penstock.errors import SchemaChanged
 from penstock.model import Column, Position, TableName
-from penstock.pipeline.settings import pipeline_of_values
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState
 from penstock.source.reading import LoggedStatement
 from penstock.spark.pipeline import tables as tables_module
 from penstock.spark.pipeline.tables import Learned, PipelineTables
-from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, place_key
+from penstock.spark.pipeline.task_plan import OF_STATEMENT, OF_TARGET, Surprise, place_key
 
 ORDERS = Target(
     TableName("shop", "orders"),
@@ -29,6 +30,22 @@ EMPTYING = (
 )
 
 
+def settings_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any]) -> PipelineSettings:
+    """Return a pipeline whose one source has the table ORDERS, as if a server had told it."""
+    monkeypatch.setattr(tables_module, "targets_of", lambda *_: [ORDERS])
+    monkeypatch.setattr(tables_module, "tables_on_servers", lambda _: {})
+    source: Mapping[str, Any] = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.orders"]}
+    return pipeline_of_values(
+        {
+            "name": "one",
+            "source": source,
+            "sink": {"delta": {"path": str(tmp_path / "lake")}},
+            "steps": list(steps),
+            "state": f"sqlite:{tmp_path / 'state.db'}",
+        }
+    )
+
+
 def met(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -38,18 +55,7 @@ def met(
 ) -> tuple[list[str], list[bool]]:
     """Return the targets that a statement empties, and of each table that is asked for whether its rows that
     the source has not go."""
-    monkeypatch.setattr(tables_module, "targets_of", lambda *_: [ORDERS])
-    monkeypatch.setattr(tables_module, "tables_on_servers", lambda _: {})
-    source: Mapping[str, Any] = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.orders"]}
-    settings = pipeline_of_values(
-        {
-            "name": "one",
-            "source": source,
-            "sink": {"delta": {"path": str(tmp_path / "lake")}},
-            "steps": list(steps),
-            "state": f"sqlite:{tmp_path / 'state.db'}",
-        }
-    )
+    settings = settings_of(tmp_path, monkeypatch, *steps)
     asked: dict[str, bool] = {}
 
     def reread(_: str, __: TableName, because: object, *, remove: bool = False) -> None:
@@ -113,3 +119,35 @@ def test_an_emptied_table_whose_rows_cannot_be_compared_stops_the_pipeline(
     with pytest.raises(SchemaChanged, match="may have rows that stay") as caught:
         met(tmp_path, monkeypatch, EMPTYING[0], {"route": {"to": "lake.all"}}, only)
     assert "load: true" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("resets", [1, 2])
+def test_targets_that_rows_named_are_known_over_a_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resets: int
+) -> None:
+    """What no row names any more is read and emptied again by name alone."""
+    settings = settings_of(tmp_path, monkeypatch, {"route": {"to": "lake.orders_{region}"}})
+    north = replace(ORDERS, name=TableName("lake", "orders_north"))
+
+    def opened(state: PipelineState) -> PipelineTables:
+        steps = settings.make_steps()
+        tables = PipelineTables(settings, state, settings.make_sink(), steps, lambda *_, **__: None)
+        tables.open()
+        return tables
+
+    state = PipelineState.open(settings.state, settings.name)
+    state.take()
+    tables = opened(state)
+    assert tables.targets == {}
+    tables.learn([Surprise(OF_TARGET, 0, 0, "here", north)], Learned(), {})
+    assert list(tables.targets) == [north.name]
+    state.close()
+    for _ in range(resets):
+        state = PipelineState.open(settings.state, settings.name)
+        state.reset()
+        state.close()
+    state = PipelineState.open(settings.state, settings.name)
+    state.take()
+    assert list(opened(state).targets) == [north.name]
+    assert list(opened(state).targets) == [north.name]
+    state.close()

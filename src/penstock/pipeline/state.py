@@ -567,8 +567,10 @@ class PipelineState:
             return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
 
     def reset(self) -> None:
-        """Forget everything but where it stood and whether it is paused: the next run begins anew, under
-        another generation. One that dies before the end is finished by whoever takes the pipeline next.
+        """Forget everything but where it stood, the names of its targets and whether it is paused.
+
+        The next run begins anew, under another generation, and finds by these names what its sources no longer
+        have. A reset that dies before the end is finished by whoever takes the pipeline next.
 
         Raises LeaseLost while the pipeline runs.
         """
@@ -585,9 +587,14 @@ class PipelineState:
         self._clear()
 
     def _clear(self) -> None:
-        """Delete what belongs to a standing that is gone."""
+        """Delete what belongs to a standing that is gone; of its tables the names of the targets stay."""
+        known = self.get_large("tables") or {"targets": []}
+        written = {*known.get("written", ()), *(str(Target.from_json(one).name) for one in known["targets"])}
+        if written:
+            self.put_large("tables", {"tables": {}, "targets": [], "written": sorted(written)})
+        kept = (*_OUTLIVES_RESET, "tables") if written else _OUTLIVES_RESET
         for name in self.store.list(self._path):
-            if decoded_name(name) not in _OUTLIVES_RESET:
+            if decoded_name(name) not in kept:
                 self._delete_below(f"{self._path}/{name}")
 
     def _delete_below(self, path: str) -> None:

@@ -102,6 +102,8 @@ class PipelineTables:
         self._reread = reread
         self._tables: dict[str, TrackedTable] = {}
         self.targets: dict[TableName, Target] = {}
+        # Targets from before a reset: rows may name them no more, and what is in them has to go.
+        self._written: set[TableName] = set()
         # Tables whose CREATE TABLE was met, and that are not known otherwise yet.
         self._made: set[str] = set()
         # Tables that the pipeline goes on without, and why; the runner keeps it in the standing.
@@ -116,6 +118,7 @@ class PipelineTables:
             self._tables[key] = TrackedTable.from_json(one)
         prepared = [Target.from_json(one) for one in value["targets"]]
         self.targets = {target.name: target for target in prepared}
+        self._written = {TableName.parse(name) for name in value.get("written", ())}
         for source in self._settings.sources:
             self._read_server(source)
         known: dict[str, list[Target]] = {}
@@ -568,7 +571,7 @@ class PipelineTables:
         """Return the names of the targets of a table. Those that rows name are known once rows came."""
         if not named_by_rows(self._steps, source):
             return [made.name]
-        return [name for name in self.targets if could_be_named(made.name, name)]
+        return [one for one in sorted(self._written | self.targets.keys()) if could_be_named(made.name, one)]
 
     def _prepare_met(self, target: Target) -> None:
         """Prepare a target for rows that were met; one that was prepared before keeps its keys."""
@@ -593,7 +596,9 @@ class PipelineTables:
 
     def _save(self) -> None:
         tables = {key: one.to_json() for key, one in self._tables.items()}
-        value = {"tables": tables, "targets": [target.to_json() for target in self.targets.values()]}
+        written = sorted(str(name) for name in self._written - self.targets.keys())
+        targets = [target.to_json() for target in self.targets.values()]
+        value = {"tables": tables, "targets": targets, "written": written}
         if value != getattr(self, "_saved", None):
             self._state.put_large("tables", value)
             self._saved = value
