@@ -18,8 +18,10 @@ from penstock.errors import (
     PenstockError,
     ServerBehind,
 )
+from penstock.model import TableName
 from penstock.pipeline import state as state_module
 from penstock.pipeline.cascades import CascadeWatch
+from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.spark.pipeline import retries, servers
@@ -144,6 +146,28 @@ def test_outage_that_outlasts_the_settings_ends_the_run_as_failed(
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         assert state.shown()["state"] == "failed"
     assert [one["state"] for one in told][-2:] == ["retrying", "failed"]
+
+
+def test_table_without_a_key_is_not_waited_for_longer_than_the_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_with(tmp_path, retry_for="50ms")
+    chunk = ChunkWork("shop", TableName("d", "keyless"), {"key": []}, exact=True)
+    numbers: list[int] = []
+
+    def complete(state: PipelineState, standing: Standing) -> Standing:
+        numbers.append(standing.number + 1)
+        return run._complete(state, standing, BatchRecord(numbers[-1], {}, {}, (), (chunk,), 1))
+
+    def lose(*_: object) -> None:
+        raise ConnectionLost("the server is away")
+
+    monkeypatch.setattr(PipelineRun, "_rounds", lose)
+    run, told = run_of(settings, monkeypatch, *[complete] * 100)
+    with pytest.raises(ConnectionLost, match="away"):
+        run.run()
+    assert [shown["state"] for shown in told][-2:] == ["retrying", "failed"]
+    assert numbers == list(range(1, len(numbers) + 1)), "no number is used for two reads"
 
 
 def test_lost_lease_is_taken_again_where_nobody_else_took_it(

@@ -210,7 +210,6 @@ class PipelineRun:
                 self._stop.wait(_POLL_SECONDS)
                 continue
             standing = self._noted(self._complete(state, standing, record))
-            self._restarts.succeeded()
             if not standing.loading:
                 self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
         return standing
@@ -365,7 +364,9 @@ class PipelineRun:
             except PythonException as problem:
                 raise _task_failed(problem) from problem
             except _PASSING as problem:
-                return self._given_up(state, standing, record, problem)
+                self._given_up(state, standing, record, problem)
+                # The run begins again, on the next server where this one is away, for `errors.retry_for`.
+                raise _passing(problem) from problem
         else:
             try:
                 outcome = self._retried(attempt, state)
@@ -396,6 +397,7 @@ class PipelineRun:
             if name in self._logs:
                 self._logs[name].hold(Offset.from_json(offset))
         self._loading.done(standing, record)
+        self._restarts.succeeded()
         self._progress.batch(standing, record, outcome, time.monotonic() - started, state)
         return standing
 
@@ -554,9 +556,7 @@ class PipelineRun:
             except PythonException as problem:
                 raise _task_failed(problem) from problem
             except (PySparkException, Py4JError) as problem:
-                found = ConnectionLost(
-                    f"Spark lost a task: {str(problem)[:500]}", hint="The executors' logs tell why"
-                )
+                found = _passing(problem)
             try:
                 retries.pause(found)
             except PenstockError:
@@ -565,6 +565,12 @@ class PipelineRun:
             # Another server has its own positions: the run begins again.
             if self._stop.is_set() or self._servers.turn(found):
                 raise found
+
+
+def _passing(problem: Exception) -> TransientError:
+    if isinstance(problem, TransientError):
+        return problem
+    return ConnectionLost(f"Spark lost a task: {str(problem)[:500]}", hint="The executors' logs tell why")
 
 
 def _task_failed(problem: PythonException) -> OptionInvalid:
