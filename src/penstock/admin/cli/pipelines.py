@@ -107,9 +107,8 @@ def reset(
     """Forget where a pipeline stands, or go back to an earlier place of its log. It must not run.
 
     Without a place the next run loads everything again, into the target as it is: the load deletes rows that
-    only the target has, where the target can be read back. With a place the changes from there on are
-    applied again, nothing is deleted, and of tables only those without a key are read anew. A feed receives
-    them twice in either case.
+    only the target has, where the target can be read back. With a place nothing is loaded and nothing is
+    deleted: the changes from there on are applied again. A feed receives them twice in either case.
     """
     places = [place for place in (position, gtid_set, time_) if place is not None]
     if len(places) > 1:
@@ -146,6 +145,8 @@ def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run:
         is_mirror = settings.sink.make().keeps_state
         if not is_mirror:
             told += f"; {settings.sink.kind} receives their changes twice"
+        else:
+            told += "; tables without a key are read anew"
         if dry_run:
             typer.echo(told)
             return
