@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.logstore.holds import BrokenHold, Hold, Holds
+from penstock.logstore.locate import Located
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.prepared import HOLD_NAME
 from penstock.logstore.reader import LogExtent
+from penstock.model import Position
 from penstock.settings import LogSettings
 from tests.kept_log import penstock
 from tests.logstore_source import Captured
@@ -150,3 +152,21 @@ def test_holds_are_listed_and_removed_on_the_command_line(
     assert "holds nothing any longer" in penstock("holds", "remove", INSTANCE, "cache", "--url", url).out
     again = penstock("holds", "remove", INSTANCE, "cache", "--url", url)
     assert (again.code, "there is no hold cache" in again.err) == (2, True)
+
+
+def test_the_writer_of_a_log_in_memory_goes_on_while_a_hold_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryLog.open_memory(LogSettings(), instance=INSTANCE) as log:
+        Captured(log).run()
+        position, locate, rooms = log.earliest(), log.locate_position, []
+        assert position is not None
+
+        def watched(place: Position) -> Located:
+            rooms.append(not log._writing.locked())
+            return locate(place)
+
+        monkeypatch.setattr(log, "locate_position", watched)
+        monkeypatch.setattr(log, "_writing", threading.Lock())
+        log.hold(Hold("reader", position))
+        assert rooms == [True]

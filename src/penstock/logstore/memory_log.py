@@ -75,12 +75,13 @@ class MemoryLog(Log):
         Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached for one
         more than an account may have; what `register` and `acknowledge` raise.
         """
+        first = self._located(hold)
         with self._writing, self._readers_lock:
             self._forget_expired()
             known = self._readers.get(hold.name)
             if known is None:
                 prove_may_add((one.account for one in self._readers.values()), hold.account)
-                self._register(hold)
+                self._register(hold, first)
                 return
             prove_owns(hold.name, known.account, hold.account, admin=admin)
         self._acknowledge(hold.name, hold.position, hold.expires_us)
@@ -110,15 +111,31 @@ class MemoryLog(Log):
 
         Raises OptionInvalid for a name that is taken, PositionPurged, PositionInvalid.
         """
+        hold = Hold(name, position)
+        first = self._located(hold)
         with self._writing, self._readers_lock:
             if name in self._readers:
                 raise OptionInvalid(
                     f"a reader named {name!r} is registered already", hint="Choose another name"
                 )
-            self._register(Hold(name, position))
+            self._register(hold, first)
 
-    def _register(self, hold: Hold) -> None:
+    def _located(self, hold: Hold) -> Position | None:
+        """Look for the place of a new reader while the writer goes on; return where the log begins.
+
+        None for a reader that is known.
+        """
+        first = self.earliest()
+        with self._readers_lock:
+            if hold.name in self._readers:
+                return None
         if hold.position != self._visible:
+            self.locate_position(hold.position)
+        return first
+
+    def _register(self, hold: Hold, first: Position | None) -> None:
+        # What was found is found again only where something left the log since.
+        if self.earliest() != first and hold.position != self._visible:
             self.locate_position(hold.position)
         self._readers[hold.name] = hold
 
