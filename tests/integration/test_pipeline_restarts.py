@@ -22,8 +22,9 @@ from penstock.spark.pipeline import run as run_module
 from penstock.spark.pipeline.job import run_job
 from penstock.spark.pipeline.loading import Loading
 from penstock.spark.pipeline.run import PipelineRun
-from penstock.spark.pipeline.tables import Learned, PipelineTables
+from penstock.spark.pipeline.tables import PipelineTables
 from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, TaskPlan, place_key
+from penstock.spark.pipeline.tracked_table import Learned
 from tests.fixture_types import FreshDatabase
 from tests.pipeline_oracle import parquet_rows
 from tests.pipeline_running import pipeline_of, run_to_end

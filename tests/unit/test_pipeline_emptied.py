@@ -15,8 +15,9 @@ from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState
 from penstock.source.reading import LoggedStatement
 from penstock.spark.pipeline import tables as tables_module
-from penstock.spark.pipeline.tables import Learned, PipelineTables
+from penstock.spark.pipeline.tables import PipelineTables
 from penstock.spark.pipeline.task_plan import OF_STATEMENT, OF_TARGET, Surprise, place_key
+from penstock.spark.pipeline.tracked_table import Learned
 
 ORDERS = Target(
     TableName("shop", "orders"),

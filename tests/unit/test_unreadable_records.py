@@ -14,7 +14,8 @@ from penstock.coordinate.store import Record
 from penstock.coordinate.subscription_record import Subscription
 from penstock.errors import SchemaInvalid
 from penstock.pipeline.record import BatchRecord
-from penstock.pipeline.state import Resnapshot, Standing
+from penstock.pipeline.resnapshot import Resnapshot
+from penstock.pipeline.state import Standing
 
 READERS: dict[str, Callable[[bytes], object]] = {
     "standing": Standing.decode,

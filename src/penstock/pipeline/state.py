@@ -46,6 +46,7 @@ from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, Position
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.resnapshot import HINT_STATE, Resnapshot
 
 _TOP = "pipelines"
 # Room for what a store adds to a record.
@@ -56,8 +57,6 @@ _ENDED_REQUESTS_KEPT = 100
 _OUTLIVES_RESET = ("lease", "pause", "reset")
 
 _log = structlog.get_logger(__name__)
-
-_HINT_STATE = "Use the version that wrote it, or begin again: penstock pipelines reset"
 
 
 def table_key(source: str, table: TableName) -> str:
@@ -163,40 +162,10 @@ class Standing:
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
-        with reading_record("the state of a pipeline", _HINT_STATE):
+        with reading_record("the state of a pipeline", HINT_STATE):
             found = json.loads(zlib.decompress(value))
             found["loads"] = {key: TableLoad(**load) for key, load in found["loads"].items()}
             return cls(**found)
-
-
-@dataclass(frozen=True)
-class Resnapshot:
-    """A wish to read a table, or some of its rows, again. `state` is asked, running, done or failed.
-
-    `where` is a condition in the server's SQL, None for all rows. With `remove` the rows of the range that
-    the target has and the source has not are deleted from it. Times are microseconds UTC since 1970.
-    """
-
-    number: str
-    source: str
-    table: TableName
-    where: str | None = None
-    remove: bool = True
-    state: str = "asked"
-    what: str = ""
-    asked_us: int = 0
-    ended_us: int = 0
-
-    def encode(self) -> bytes:
-        """Return the record's value."""
-        return json.dumps(asdict(self) | {"table": [self.table.database, self.table.table]}).encode()
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
-        with reading_record("the request of a resnapshot", _HINT_STATE):
-            found = json.loads(value)
-            return cls(**{**found, "table": TableName(*found["table"])})
 
 
 class PipelineState:
@@ -444,7 +413,7 @@ class PipelineState:
         record = self.store.get(path)
         if record is None:
             return None
-        with reading_record(f"{path} in the state of a pipeline", _HINT_STATE):
+        with reading_record(f"{path} in the state of a pipeline", HINT_STATE):
             if record.value.startswith(b"\0"):
                 return json.loads(zlib.decompress(record.value[1:]))
             head = json.loads(record.value)
@@ -552,7 +521,7 @@ class PipelineState:
         record = self.store.get(self._at("pause"))
         if record is None:
             return None
-        with reading_record("the pause of a pipeline", _HINT_STATE):
+        with reading_record("the pause of a pipeline", HINT_STATE):
             why = str(json.loads(record.value)["why"])
         return f"the pipeline {self.name} is paused" + (f": {why}" if why else "")
 
@@ -563,14 +532,14 @@ class PipelineState:
     def shown(self) -> dict[str, Any]:
         """Return what a runner showed last, {} where none did."""
         record = self.store.get(self._at("progress"))
-        with reading_record("what a pipeline shows of itself", _HINT_STATE):
+        with reading_record("what a pipeline shows of itself", HINT_STATE):
             return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
 
     def reset(self) -> None:
         """Forget everything but where it stood, the names of its targets and whether it is paused.
 
-        The next run begins anew, under another generation, and finds by these names what its sources no longer
-        have. A reset that dies before the end is finished by whoever takes the pipeline next.
+        The next run begins anew, under another generation, and finds by these names what its sources have no
+        longer. A reset that dies before the end is finished by whoever takes the pipeline next.
 
         Raises LeaseLost while the pipeline runs.
         """

@@ -14,8 +14,9 @@ from penstock.errors import OptionInvalid, SourceMissing
 from penstock.model import TablePatterns
 from penstock.pipeline.load.session import check_condition, open_session
 from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource, load_pipeline
-from penstock.pipeline.state import PipelineState, Resnapshot
+from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify.source_rows import address_of
 from penstock.sinks.sink import keeps_tables
 

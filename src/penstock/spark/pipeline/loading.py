@@ -19,8 +19,9 @@ from penstock.pipeline.load.chunks import plan_over
 from penstock.pipeline.load.session import LoadSession, check_condition, open_session
 from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
+from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.pipeline.state import PipelineState, Resnapshot, Standing, TableLoad, split_key, table_key
+from penstock.pipeline.state import PipelineState, Standing, TableLoad, split_key, table_key
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.tables import PipelineTables

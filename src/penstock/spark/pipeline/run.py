@@ -40,8 +40,9 @@ from penstock.spark.pipeline.retries import Retries
 from penstock.spark.pipeline.servers import SourceServers, watched
 from penstock.spark.pipeline.source_log import SourceLog, around_skips
 from penstock.spark.pipeline.standstill import asks_again, no_progress
-from penstock.spark.pipeline.tables import Learned, PipelineTables
+from penstock.spark.pipeline.tables import PipelineTables
 from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, TaskPlan
+from penstock.spark.pipeline.tracked_table import Learned
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ them in the order of the log, prepares targets, and says what the batch has to k
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,13 @@ from penstock.spark.pipeline.task_plan import (
     Surprise,
     place_key,
 )
-from penstock.spark.pipeline.tracked_table import TrackedTable, columns_agree, keys_of, with_known_keys
+from penstock.spark.pipeline.tracked_table import (
+    Learned,
+    TrackedTable,
+    columns_agree,
+    keys_of,
+    with_known_keys,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -67,17 +73,6 @@ _OF_ONE_TABLE = (StreamError, OptionInvalid, PrivilegeMissing, SchemaInvalid, Se
 
 # How often a table is looked at again that is altered while it is read.
 _LOOKS_MAX = 5
-
-
-@dataclass
-class Learned:
-    """What surprises taught, for one batch: statements dealt with, tables that stay in one part, and those
-    whose chunks are left out. `altered` counts how often a table was found altered while it was read."""
-
-    statements: dict[str, dict[str, TableName]] = field(default_factory=dict)
-    together: set[TableName] = field(default_factory=set)
-    unread: set[str] = field(default_factory=set)
-    altered: dict[str, int] = field(default_factory=dict)
 
 
 class PipelineTables:

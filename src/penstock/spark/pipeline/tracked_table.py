@@ -2,11 +2,11 @@
 """What the driver keeps of one table of a source."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from penstock.changes import Target
-from penstock.model import Column
+from penstock.model import Column, TableName
 
 # A primary key, and the further unique ones.
 Keys = tuple[tuple[str, ...], frozenset[tuple[str, ...]]]
@@ -78,3 +78,14 @@ def columns_agree(target: Target, columns: Sequence[Any]) -> bool:
         return False
     logged = Target(target.name, tuple(columns), mariadb=target.mariadb)
     return bool(logged.arrow().types == target.arrow().types)
+
+
+@dataclass
+class Learned:
+    """What surprises taught, for one batch: statements dealt with, tables that stay in one part, and those
+    whose chunks are left out. `altered` counts how often a table was found altered while it was read."""
+
+    statements: dict[str, dict[str, TableName]] = field(default_factory=dict)
+    together: set[TableName] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
+    altered: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request to read a table again, as the state of its pipeline keeps it."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from penstock.coordinate.store import reading_record
+from penstock.model import TableName
+
+HINT_STATE = "Use the version that wrote it, or begin again: penstock pipelines reset"
+
+
+@dataclass(frozen=True)
+class Resnapshot:
+    """A request to read a table, or some of its rows, again. `state` is asked, running, done or failed.
+
+    `where` is a condition in the server's SQL, None for all rows. With `remove` the rows of the range that
+    the target has and the source has not are deleted from it. Times are microseconds UTC since 1970.
+    """
+
+    number: str
+    source: str
+    table: TableName
+    where: str | None = None
+    remove: bool = True
+    state: str = "asked"
+    what: str = ""
+    asked_us: int = 0
+    ended_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the record's value."""
+        return json.dumps(asdict(self) | {"table": [self.table.database, self.table.table]}).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
+        with reading_record("the request of a resnapshot", HINT_STATE):
+            found = json.loads(value)
+            return cls(**{**found, "table": TableName(*found["table"])})
