@@ -108,7 +108,8 @@ def reset(
 
     Without a place the next run loads everything again, into the target as it is: the load deletes rows that
     only the target has, where the target can be read back. With a place nothing is deleted, and tables
-    without a key alone are read again: the changes from there on are applied once more. A feed receives them twice in either case.
+    without a key alone are read again: the changes from there on are applied once more. A feed receives them
+    twice in either case.
     """
     places = [place for place in (position, gtid_set, time_) if place is not None]
     if len(places) > 1:
