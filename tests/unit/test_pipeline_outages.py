@@ -4,6 +4,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,19 @@ from penstock.errors import (
     LeaseLost,
     OptionInvalid,
     PenstockError,
+    PositionPurged,
     ServerBehind,
 )
-from penstock.model import TableName
+from penstock.model import Position, TableName
 from penstock.pipeline import state as state_module
 from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
+from penstock.spark.offsets import Offset
 from penstock.spark.pipeline import retries, servers
 from penstock.spark.pipeline import run as run_module
-from penstock.spark.pipeline.beginning import with_earlier_rows
+from penstock.spark.pipeline.beginning import at_their_servers, with_earlier_rows
 from penstock.spark.pipeline.run import PipelineRun
 from penstock.spark.pipeline.servers import SourceServers
 
@@ -365,3 +368,30 @@ def test_server_that_does_not_answer_is_reported_while_its_tasks_retry(
     with servers.watched(settings.sources, report):
         assert reported.wait(60)
     assert isinstance(problems[0], ConnectionLost)
+
+
+class LogAtAnotherServer:
+    """A source's log that another server answers for, or one that has purged what comes next."""
+
+    def __init__(self, here: Offset | None) -> None:
+        self.here = here
+
+    def resume(self, begin: Offset) -> Offset:
+        if self.here is None:
+            raise PositionPurged("gone")
+        return self.here
+
+
+def test_run_reads_under_the_epoch_of_the_server_that_answers() -> None:
+    before = Offset(Position(0, "bin.000500", 4), server_key="mysql:a")
+    after = Offset(Position(1, "bin.000003", 900), server_key="mysql:b")
+    moved = replace(before, position=Position(0, "bin.000501", 4))
+    logs: Any = {
+        "shop": LogAtAnotherServer(after),
+        "stock": LogAtAnotherServer(None),
+        "same": LogAtAnotherServer(moved),
+    }
+    standing = replace(Standing.new(), offsets=dict.fromkeys(logs, before.to_json()))
+    offsets = at_their_servers(logs, standing, lambda work: work()).offsets
+    assert Offset.from_json(offsets["shop"]) == after
+    assert offsets["stock"] == offsets["same"] == before.to_json()

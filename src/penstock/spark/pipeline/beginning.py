@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run may begin: with this sink, with rows that its target has already, or paused."""
+"""Whether a run may begin, and where: with this sink, with rows that its target has already, or paused."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import structlog
 
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, PositionPurged
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Standing
 from penstock.sinks.sink import Sink, keeps_tables
+from penstock.spark.offsets import Offset
+from penstock.spark.pipeline.source_log import SourceLog
 
 _log = structlog.get_logger(__name__)
 
@@ -59,3 +64,24 @@ def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: b
     if until_caught_up:
         raise OptionInvalid(f"{paused}, so it has not caught up", hint=hint)
     _log.warning(paused, hint=hint)
+
+
+def at_their_servers(
+    logs: Mapping[str, SourceLog], standing: Standing, retried: Callable[[Callable[[], Any]], Any]
+) -> Standing:
+    """Return the standing with the place of each source in the log of the server that answers now.
+
+    What a load reads there carries the epoch of that log: under the one of a server that is gone, rows would
+    count as older than those that the target has.
+    """
+    offsets = dict(standing.offsets)
+    for name, log in logs.items():
+        begin = Offset.from_json(offsets[name])
+        try:
+            here: Offset = retried(partial(log.resume, begin))
+        except PositionPurged:
+            # The next plan meets it, and knows what is to be done.
+            continue
+        if (here.server_key, here.position.epoch) != (begin.server_key, begin.position.epoch):
+            offsets[name] = here.to_json()
+    return replace(standing, offsets=offsets)

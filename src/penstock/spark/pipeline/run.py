@@ -32,7 +32,7 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
 from penstock.sinks.sink import BatchMark, Sink, Spread
 from penstock.spark.offsets import Offset
-from penstock.spark.pipeline.beginning import check_sink, refuse_paused, with_earlier_rows
+from penstock.spark.pipeline.beginning import at_their_servers, check_sink, refuse_paused, with_earlier_rows
 from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
 from penstock.spark.pipeline.loading import Loading
 from penstock.spark.pipeline.progress import Progress
@@ -192,11 +192,15 @@ class PipelineRun:
                 standing = self._given_up(state, standing, begun, None)
             else:
                 standing = self._noted(self._complete(state, standing, begun, written=True))
+        resumed: Standing | None = None
         while not self._stop.is_set():
             if (paused := state.pause_told()) is not None:
                 refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
                 break
             started = time.monotonic()
+            if resumed is None:
+                resumed = at_their_servers(self._logs, standing, lambda work: self._retried(work, state))
+                standing = standing if resumed == standing else self._noted(state.write(resumed))
             standing = self._noted(self._loading.planned(standing, self._tables))
             try:
                 record = self._next(state, standing)

@@ -80,6 +80,11 @@ class SourceLog:
         """Return the end of the log now, where a run that ends by itself is to end."""
         return self._log.target()
 
+    def resume(self, begin: Offset) -> Offset:
+        """Return where to go on from an offset; in a new epoch on another server. Raises what
+        `StreamLog.resume` raises."""
+        return self._log.resume(begin)
+
     def next(self, begin: Offset, until: Offset | None) -> tuple[Offset, Offset, Offset] | None:
         """Return where the next batch begins and ends, and the log's end; None where there is nothing new.
 
