@@ -62,7 +62,7 @@ def commits_seen_during(daemon: DaemonProcess, server: Server, work: Callable[[]
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_hostile_clients.py::test_log_is_written_and_read_while_hostile_clients_come"
+    guard="tests/unit/test_hostile_clients_in_process.py::test_log_is_written_and_read_while_hostile_clients_come"
 )
 @pytest.mark.parametrize("name", LISTENERS)
 def test_capture_is_not_affected_by_hostile_clients(server: Server, tmp_path: Path, name: str) -> None:

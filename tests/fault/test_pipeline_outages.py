@@ -29,7 +29,7 @@ from tools.servers.proxy import Proxy
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_outages.py::test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once"
+    guard="tests/unit/test_run_outages.py::test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once"
 )
 def test_pipeline_survives_the_loss_of_server_and_store_from_its_first_second(
     spark: SparkSession,  # noqa: F811
@@ -92,7 +92,7 @@ def test_pipeline_survives_the_loss_of_server_and_store_from_its_first_second(
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_outages.py::test_server_that_is_away_is_replaced_by_the_next_that_answers"
+    guard="tests/unit/test_run_outages.py::test_server_that_is_away_is_replaced_by_the_next_that_answers"
 )
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
 def test_pipeline_that_is_behind_follows_a_fail_over(

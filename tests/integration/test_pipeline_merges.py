@@ -78,7 +78,7 @@ def shards(
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_merges.py::test_a_shard_column_tells_the_rows_of_each_table"
+    guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table"
 )
 @pytest.mark.parametrize("shards", ["shard"], indirect=True)
 def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
@@ -110,7 +110,7 @@ def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_merges.py::test_a_shard_column_tells_the_rows_of_each_table"
+    guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table"
 )
 @pytest.mark.parametrize("shards", [None], indirect=True)
 def test_rows_stay_where_they_may_be_those_of_a_shard_that_was_left(

@@ -30,7 +30,7 @@ class Written:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_hostile_clients.py::test_log_is_written_and_read_while_hostile_clients_come",
+    guard="tests/unit/test_hostile_clients_in_process.py::test_log_is_written_and_read_while_hostile_clients_come",
     keep=("canal",),
 )
 @pytest.mark.parametrize("name", LISTENERS)
