@@ -131,6 +131,7 @@ class PipelineRun:
                 source.name: SourceLog(source, self._settings, self._cores)
                 for source in self._settings.sources
             }
+            self._cascades = CascadeWatch(self._settings, self._sink)
             self._retried(self._cascades.look, state)
             return self._loop(state, standing)
         except PenstockError as problem:
