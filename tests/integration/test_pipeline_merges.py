@@ -77,9 +77,7 @@ def shards(
     return Shards(mysql_server, fresh_database(mysql_server), tmp_path, request.param)
 
 
-@pytest.mark.deep(
-    guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table"
-)
+@pytest.mark.deep(guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table")
 @pytest.mark.parametrize("shards", ["shard"], indirect=True)
 def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
     spark: SparkSession,  # noqa: F811
@@ -109,9 +107,7 @@ def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
     assert "not everything was compared" in ran.out
 
 
-@pytest.mark.deep(
-    guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table"
-)
+@pytest.mark.deep(guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table")
 @pytest.mark.parametrize("shards", [None], indirect=True)
 def test_rows_stay_where_they_may_be_those_of_a_shard_that_was_left(
     spark: SparkSession,  # noqa: F811
