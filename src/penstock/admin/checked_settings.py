@@ -22,8 +22,11 @@ def check_surroundings(settings: Settings) -> list[str]:
     for name, instance in settings.instances.items():
         addresses = instance.addresses()
         refused = [problem for address in addresses if (problem := _problem_of(address)) is not None]
-        told = remarks if len(refused) < len(addresses) else problems
-        told += [f"instances.{name}: {problem.message}" for problem in refused]
+        messages = [f"instances.{name}: {problem.message}" for problem in refused]
+        if len(refused) < len(addresses):
+            remarks += messages
+        else:
+            problems += messages
         problems += [f"instances.{name}: {what}" for what in _problems_of_disk(settings, name)]
     if problems:
         raise OptionInvalid(

@@ -47,12 +47,13 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
                 }
             )
     sink.check_together(list(made_targets.values()))
-    told = [*sink.check(), *findings_of(settings, sink)]
-    told += pattern_findings(settings, tables_on_servers(settings), known)
+    all_findings = [*sink.check(), *findings_of(settings, sink)]
+    all_findings += pattern_findings(settings, tables_on_servers(settings), known)
     for source in settings.sources:
-        told += [] if source.server is None else encryption_findings(source.server)
+        all_findings += [] if source.server is None else encryption_findings(source.server)
     findings = [
-        {"subject": one.subject, "what": one.what, "fatal": one.fatal, "mend": one.mend} for one in told
+        {"subject": finding.subject, "what": finding.what, "fatal": finding.fatal, "mend": finding.mend}
+        for finding in all_findings
     ]
     sink.close()
     return {

@@ -533,7 +533,6 @@ class PipelineRun:
         loads = not record.ranges and not any(
             chunk.request or chunk.exact or chunk.remove for chunk in record.chunks
         )
-
         tables = {table_key(one.source, one.table) for one in record.chunks}
         loads = loads and not any(map(self._tables.may_meet, tables))
         return BatchMark(self._settings.name, standing.generation, record.number, loads)
