@@ -6,6 +6,9 @@
 The steps are the kernel's own tests, the database servers that the machine lacks, and pytest with three
 workers. A failed step ends the run with its exit status. pytest prints the times before its last line, those
 of the earlier steps as it gets them in `PENSTOCK_STEPS`: JSON from step to seconds.
+
+All steps write below one temporary folder, which is removed at the end. The folders of failed tests stay
+where pytest keeps them. A run does not begin where the disk has less room than the tests take.
 """
 
 import argparse
@@ -13,8 +16,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 # One more than two cores: tests wait for servers and processes a third of their time.
@@ -29,11 +35,27 @@ def main(words: list[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if arguments.area is not None and not has_tests(area_words(arguments.area)):
         parser.error(f"--area: no test file has one of the words {arguments.area!r} in its path: see tests/")
+    parent = Path(tempfile.gettempdir())
+    try:
+        with temporary_folder(parent, DISK_BYTES[arguments.tier]) as folder:
+            # pytest keeps the folders of failed tests, so they lie beside the folder that is removed.
+            variables = {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(parent)}
+            return run_steps(steps_of(arguments.tier, arguments.area), variables)
+    except DiskTooSmall as problem:
+        print(f"no test ran: {problem}", file=sys.stderr)
+        return 1
+
+
+def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
+    """Run the command of each step with these environment variables too.
+
+    Returns 0, or the exit status of the first step that failed.
+    """
     steps: dict[str, float] = json.loads(os.environ.get(STEPS_VARIABLE, "{}"))
-    for name, command in steps_of(arguments.tier, arguments.area).items():
-        os.environ[STEPS_VARIABLE] = json.dumps(steps)
+    for name, command in commands.items():
+        environment = os.environ | variables | {STEPS_VARIABLE: json.dumps(steps)}
         begun = time.monotonic()
-        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         steps[name] = time.monotonic() - begun
         if status:
             return status

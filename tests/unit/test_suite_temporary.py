@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of the tests leaves nothing on the disk, however it ended, and says when the disk is too small."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.suite.temporary import DiskTooSmall, remove_leftovers, temporary_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+OWNER = """
+import sys
+from pathlib import Path
+from tools.suite.temporary import temporary_folder
+with temporary_folder(Path(sys.argv[1]), 0) as folder:
+    (folder / "large").write_bytes(bytes(1000))
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_folder_is_removed_at_the_end(tmp_path: Path) -> None:
+    with temporary_folder(tmp_path, 0) as folder:
+        (folder / "data").mkdir()
+        assert folder.parent == tmp_path
+    assert not list(tmp_path.iterdir())
+
+
+def test_next_run_removes_the_folder_of_a_killed_run_and_none_of_a_live_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert remove_leftovers(tmp_path) == []
+        assert (folder / "large").exists()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert remove_leftovers(tmp_path) == [folder]
+    assert not folder.exists()
+
+
+def test_full_disk_is_refused_before_any_test_runs(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DiskTooSmall, match=r"GB free and the tests write up to 10\d+ GB: free some space"),
+        temporary_folder(tmp_path, 10**20),
+    ):
+        pytest.fail("the tests ran")
+    assert not list(tmp_path.iterdir())

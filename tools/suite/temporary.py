@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One folder for all that a run of the tests writes to disk.
+
+The run removes it at its end. A run that was killed leaves it behind, and the next run removes it: a lock on
+a file in the folder says whether its owner is alive.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX = "penstock-tests-"
+_LOCK_NAME = "owner.lock"
+GIGABYTE = 10**9
+# The everyday tests with three workers take up to 6 GB at once, the deep tests twice as much: 2 GB
+# transactions, their redo logs and the logs that are made of them.
+DISK_BYTES = {"everyday": 8 * GIGABYTE, "deep": 16 * GIGABYTE, "all": 16 * GIGABYTE}
+
+
+class DiskTooSmall(Exception):
+    """The disk has not the room that the tests take."""
+
+
+@contextmanager
+def temporary_folder(parent: Path, bytes_needed: int) -> Iterator[Path]:
+    """Give a new folder below `parent`, which is removed at the end.
+
+    First removes the folders of runs that were killed. Raises DiskTooSmall where fewer than `bytes_needed`
+    bytes are free after that.
+    """
+    remove_leftovers(parent)
+    free = shutil.disk_usage(parent).free
+    if free < bytes_needed:
+        raise DiskTooSmall(
+            f"{parent} has {free / GIGABYTE:.1f} GB free and the tests write up to"
+            f" {bytes_needed / GIGABYTE:.0f} GB: free some space, or set TMPDIR to a folder on a larger disk"
+        )
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    with open(folder / _LOCK_NAME, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> list[Path]:
+    """Remove the folders below `parent` whose runs are gone, and return them."""
+    removed = []
+    for folder in parent.glob(f"{PREFIX}*"):
+        if folder.stat().st_uid == os.geteuid() and _is_abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Tell whether the run that made a folder has ended. One that has no lock yet is just being made."""
+    try:
+        with open(folder / _LOCK_NAME, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (FileNotFoundError, BlockingIOError):
+        return False
+    return True
