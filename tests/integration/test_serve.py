@@ -178,7 +178,11 @@ def test_what_is_wrong_is_told_by_class(
     assert refused.value.problem["detail"]
 
 
-def test_what_the_log_does_not_have_is_purged(daemon: DaemonProcess, start: Position) -> None:
+def test_what_the_log_does_not_have_is_purged(
+    daemon: DaemonProcess, mariadb_server: Server, table: str, start: Position
+) -> None:
+    head = insert(mariadb_server, table)
+    daemon.wait_for_head(head.file, head.offset)
     with pytest.raises(Refused) as refused:
         shop(daemon, "bytes", epoch=0, file=start.file, start=4)
     assert refused.value.problem["type"] in ("PositionPurged", "SequenceGap")
