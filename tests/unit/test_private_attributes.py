@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the code uses of other libraries' internals is listed here, exists, and is pinned by an upper bound.
+
+A library may change a private attribute in any release. Each one that the code reads or sets is named below,
+so that a new release fails here, with the name, and not in a reader at night.
+"""
+
+import ast
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import redis
+import uvicorn
+from pymysql.connections import Connection
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src" / "penstock"
+
+PYMYSQL = {
+    "_sock",
+    "_rfile",
+    "_read_timeout",
+    "_affected_rows",
+    "_execute_command",
+    "_read_query_result",
+    "_read_ok_packet",
+}
+REDIS = {"_sock"}
+# Names with an underscore that libraries document: error codes of librdkafka, and the end of a process.
+DOCUMENTED = {"_PARTITION_EOF", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_exit"}
+UVICORN_PROTOCOL = {
+    "connection_made",
+    "connection_lost",
+    "data_received",
+    "on_response_complete",
+    "pause_writing",
+    "resume_writing",
+    "send_400_response",
+}
+UVICORN_PROTOCOL_STATE = {"app_state", "client", "conn", "cycle", "loop", "transport"}
+PINNED = ("PyMySQL", "redis", "uvicorn", "sqlglot")
+
+
+def test_every_private_attribute_of_a_library_is_listed() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
+    own = {name for tree in trees.values() for name in own_names(tree)}
+    used = {
+        node.attr
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and node.attr not in own
+    }
+    assert used == PYMYSQL | REDIS | DOCUMENTED
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """Return the names that a module defines: functions, classes, class attributes and attributes of self."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+            if isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(PYMYSQL))
+def test_pymysql_connection_has_the_attribute(name: str) -> None:
+    assert hasattr(Connection(defer_connect=True), name)
+
+
+def test_redis_connection_has_its_socket() -> None:
+    assert redis.connection.Connection()._sock is None
+
+
+@pytest.mark.parametrize("name", sorted(UVICORN_PROTOCOL))
+def test_uvicorn_protocol_has_the_method(name: str) -> None:
+    assert callable(getattr(H11Protocol, name))
+
+
+@pytest.mark.parametrize("name", sorted(UVICORN_PROTOCOL_STATE))
+def test_uvicorn_protocol_sets_the_attribute(name: str) -> None:
+    assert re.search(rf"self\.{name}\b.*=", inspect.getsource(H11Protocol.__init__))
+
+
+def test_uvicorn_server_starts_and_stops_as_the_listener_expects() -> None:
+    for method in (uvicorn.Server.startup, uvicorn.Server.shutdown):
+        assert list(inspect.signature(method).parameters) == ["self", "sockets"]
+    server = uvicorn.Server(uvicorn.Config(None))
+    assert not server.started
+    assert not server.should_exit
+    assert inspect.isgeneratorfunction(inspect.unwrap(uvicorn.Server.capture_signals))
+    assert {"servers", "lifespan"} <= set(re.findall(r"self\.(\w+)\b", inspect.getsource(uvicorn.Server)))
+
+
+@pytest.mark.parametrize("package", PINNED)
+def test_library_with_used_internals_has_an_upper_bound(package: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    bounds = [text for text in requirements if re.match(rf"{package}\b", text)]
+    assert bounds
+    assert all(re.search(r"<\d", text) for text in bounds)
