@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.engine.run import PipelineRun
 from penstock.pipeline import state as state_module
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
-from penstock.spark.pipeline.run import PipelineRun
+from penstock.spark.driver import SparkDriver
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
@@ -33,7 +34,9 @@ def pipeline_of(
 def run_to_end(session: SparkSession, settings: PipelineSettings) -> list[dict[str, Any]]:
     """Run until all there is now is in the target; return what was shown of each batch."""
     shown: list[dict[str, Any]] = []
-    run = PipelineRun(settings, session, until_caught_up=True, told=lambda one: shown.append(dict(one)))
+    run = PipelineRun(
+        settings, SparkDriver(session), until_caught_up=True, told=lambda one: shown.append(dict(one))
+    )
     with patient_leases():
         run.run()
     return shown
@@ -49,7 +52,7 @@ def running(
 
     What ended the pipeline is raised.
     """
-    run = PipelineRun(settings, session, told=told)
+    run = PipelineRun(settings, SparkDriver(session), told=told)
     failed: list[BaseException] = []
 
     def go() -> None:

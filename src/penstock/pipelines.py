@@ -91,14 +91,16 @@ class Pipeline:
         if until not in (None, CAUGHT_UP):
             raise OptionInvalid(f"until {until!r} is unknown", hint=f'The one end there is is "{CAUGHT_UP}"')
         try:
-            from penstock.spark.pipeline.run import PipelineRun
-            from penstock.spark.pipeline.session import session_for
+            from penstock.spark.driver import SparkDriver
+            from penstock.spark.session import session_for
         except ModuleNotFoundError as problem:
             raise DependencyMissing(
                 f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
             ) from problem
-        session = spark or session_for(self.settings.name, None, self.settings.spark)
-        run = PipelineRun(self.settings, session, until_caught_up=until is not None, told=told)
+        from penstock.engine.run import PipelineRun
+
+        driver = SparkDriver(spark or session_for(self.settings.name, None, self.settings.spark))
+        run = PipelineRun(self.settings, driver, until_caught_up=until is not None, told=told)
         self._running = run
         return run.run()
 

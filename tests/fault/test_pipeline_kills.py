@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock.spark.pipeline.run as run_module
+import penstock.engine.run as run_module
+from penstock.engine.progress import Progress
 from penstock.pipeline.state import PipelineState
 from penstock.sinks.targets.mysql import MysqlSink
-from penstock.spark.pipeline.progress import Progress
 from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tests.pipeline_oracle import assert_same, mysql_rows, net_rows, source_rows

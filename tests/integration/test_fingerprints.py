@@ -13,12 +13,13 @@ from penstock.gtid_sets import NO_GTIDS
 from penstock.logstore.reader import LogReader
 from penstock.model import ServerAddress
 from penstock.source.files import FileSource
+from penstock.source.offsets import Offset
+from penstock.source.read_settings import ReadSettings
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
+from penstock.source.stream_log import StreamLog
 from penstock.source.walk import TransactionWalk
-from penstock.spark.offsets import Offset
-from penstock.spark.options import ReadSettings, parse_settings
-from penstock.spark.stream_log import StreamLog
+from penstock.spark.options import parse_settings
 from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position, wait_for_state
 from tests.fixture_types import StartServer
 from tests.patience import wait_for_next_second

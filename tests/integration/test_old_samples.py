@@ -33,12 +33,12 @@ from penstock.pipeline.step import through
 from penstock.settings import LogSettings, load_settings
 from penstock.sinks.sink import BatchMark, Evolution, Sink
 from penstock.source.logged_tables import LoggedTables
+from penstock.source.offsets import Offset
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import SourceOptions, open_source
-from penstock.spark.offsets import Offset
+from penstock.source.tracking import TrackedSchemas
 from penstock.spark.options import parse_settings
 from penstock.spark.source import PenstockDataSource
-from penstock.spark.tracking import TrackedSchemas
 from tests.daemon_process import DaemonProcess
 from tests.kept_log import BLOCK_BYTES, penstock
 from tests.patience import WAIT_SECONDS_MAX

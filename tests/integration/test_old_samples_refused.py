@@ -25,9 +25,9 @@ from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import load_pipeline
 from penstock.settings import load_settings
-from penstock.spark.offsets import Offset
+from penstock.source.offsets import Offset
+from penstock.source.tracking import TrackedSchemas
 from penstock.spark.options import parse_settings
-from penstock.spark.tracking import TrackedSchemas
 from tests.kept_log import penstock
 from tests.samples.reading import VERSIONS, Sample, row_changes
 from tests.samples.shop import ORDERS

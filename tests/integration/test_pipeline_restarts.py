@@ -11,6 +11,13 @@ import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.engine import run as run_module
+from penstock.engine.job import run_job
+from penstock.engine.loading import Loading
+from penstock.engine.run import PipelineRun
+from penstock.engine.tables import PipelineTables
+from penstock.engine.task_plan import OF_STATEMENT, Surprise, TaskPlan, place_key
+from penstock.engine.tracked_table import Learned
 from penstock.errors import LeaseLost, PositionInvalid, PrivilegeMissing
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
@@ -18,13 +25,7 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.sinks.targets.mysql import MysqlSink
 from penstock.source.reading import LoggedStatement
-from penstock.spark.pipeline import run as run_module
-from penstock.spark.pipeline.job import run_job
-from penstock.spark.pipeline.loading import Loading
-from penstock.spark.pipeline.run import PipelineRun
-from penstock.spark.pipeline.tables import PipelineTables
-from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, TaskPlan, place_key
-from penstock.spark.pipeline.tracked_table import Learned
+from penstock.spark.driver import SparkDriver
 from tests.fixture_types import FreshDatabase
 from tests.pipeline_oracle import parquet_rows
 from tests.pipeline_running import pipeline_of, run_to_end
@@ -278,12 +279,12 @@ def test_a_feed_loses_nothing_where_another_server_cuts_the_log_in_another_way(
     failed = False
     planned_again = PipelineRun._planned_again
 
-    def first_part_alone(session: SparkSession, plan: TaskPlan) -> Any:
+    def first_part_alone(driver: SparkDriver, plan: TaskPlan) -> Any:
         """Write the first range; then the server is another one."""
         nonlocal failed
         if failed:
-            return run_job(session, plan)
-        found = run_job(session, replace(plan, record=replace(plan.record, ranges=plan.record.ranges[:1])))
+            return run_job(driver, plan)
+        found = run_job(driver, replace(plan, record=replace(plan.record, ranges=plan.record.ranges[:1])))
         if found.surprises:
             return found
         failed = True

@@ -13,14 +13,15 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from penstock.admin.cli.app import make_app
+from penstock.engine.run import PipelineRun
+from penstock.engine.tables import PipelineTables
+from penstock.engine.task_plan import Failure
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PrivilegeMissing, ValueMalformed
 from penstock.model import TableName
 from penstock.pipeline.preview import preview
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
-from penstock.spark.pipeline.run import PipelineRun
-from penstock.spark.pipeline.tables import PipelineTables
-from penstock.spark.pipeline.task_plan import Failure
+from penstock.spark.driver import SparkDriver
 from tests.fixture_types import FreshDatabase
 from tests.pipeline_oracle import assert_same, delta_rows, mysql_rows, source_rows
 from tests.pipeline_running import pipeline_of, run_to_end
@@ -233,5 +234,5 @@ def test_a_target_that_is_gone_as_a_whole_stops_the_pipeline_and_none_of_its_tab
             mysql_server.sql("INSERT INTO t VALUES (2); INSERT INTO u VALUES (2)", database=database)
 
     with pytest.raises(OptionInvalid, match="is gone"):
-        PipelineRun(settings, spark, told=told).run()
+        PipelineRun(settings, SparkDriver(spark), told=told).run()
     assert stopped(settings) == {}

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.engine.run import PipelineRun
 from penstock.model import TableName
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
-from penstock.spark.pipeline.run import PipelineRun
-from penstock.spark.pipeline.verifying import SparkSpreading
+from penstock.spark.driver import SparkDriver
+from penstock.spark.verifying import SparkSpreading
 from tests.fixture_types import FreshDatabase
 from tests.kept_log import penstock
 from tests.patience import wait_until
@@ -205,7 +206,9 @@ def test_rows_that_were_read_again_are_ahead_of_a_stream_that_stopped(
         mysql_server.sql(f"UPDATE t SET note = REPEAT('{number % 10}', 900)", database=database)
     with opened(settings) as state:
         number = state.request_resnapshot("shop", TableName(database, "t"))
-        run = PipelineRun(settings, spark, told=lambda shown: run.stop() if "chunks" in shown else None)
+        run = PipelineRun(
+            settings, SparkDriver(spark), told=lambda shown: run.stop() if "chunks" in shown else None
+        )
         standing = run.run()
         asked = state.request(number)
     assert asked is not None

@@ -32,14 +32,14 @@ from penstock.source.bounds import Bounds, parse_bound
 from penstock.source.bounds import locate as locate_bounds
 from penstock.source.files import FileSource
 from penstock.source.kept import epoch_shift
+from penstock.source.kept_stream_log import KeptStreamLog
 from penstock.source.log import LogSource
 from penstock.source.logged_tables import LoggedTables
+from penstock.source.offsets import Offset
+from penstock.source.read_settings import ReadSettings
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
-from penstock.spark.kept_stream_log import KeptStreamLog
-from penstock.spark.offsets import Offset
-from penstock.spark.options import ReadSettings
 from tests.log_folders import binlogs, keep, open_log
 from tests.nonempty import each
 from tests.patience import WAIT_SECONDS_MAX

@@ -27,9 +27,9 @@ from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.layout import Layout
 from penstock.model import Position
-from penstock.spark.kept_stream_log import KeptStreamLog
+from penstock.source.kept_stream_log import KeptStreamLog
+from penstock.source.stream_log import StreamLog
 from penstock.spark.options import parse_settings
-from penstock.spark.stream_log import StreamLog
 from tests.captured_log import capturing, head_of, rotate, settings_of, wait_for, wait_for_position
 from tests.daemon_process import DaemonProcess
 from tests.kept_log import BLOCK_BYTES

@@ -44,7 +44,9 @@ MAY_IMPORT = {
         "changes",
         "sinks",
     },
-    "spark": LEAVES | {"settings_values", "capture", "source", "coordinate", "changes", "sinks", "pipeline"},
+    # How a pipeline runs, wherever its tasks do.
+    "engine": LEAVES | {"capture", "source", "coordinate", "changes", "sinks", "pipeline"},
+    "spark": LEAVES | {"capture", "source", "changes", "sinks", "pipeline", "engine"},
     # The only one that builds everything.
     "daemon": LEAVES | {"settings", "logstore", "capture", "source", "serve", "coordinate"},
     "admin": LEAVES
@@ -59,9 +61,9 @@ MAY_IMPORT = {
         "coordinate",
         "client",
     }
-    | {"changes", "sinks", "pipeline", "spark"},
+    | {"changes", "sinks", "pipeline", "engine", "spark"},
     # A pipeline in a program, with Spark or without.
-    "pipelines": LEAVES | {"pipeline", "spark"},
+    "pipelines": LEAVES | {"pipeline", "engine", "spark"},
     "__init__": LEAVES | {"capture", "source", "binlog", "pipelines"},
 }
 
@@ -96,6 +98,7 @@ HOMES = {
     "starlette": ("src/penstock/serve/",),
     "uvicorn": ("src/penstock/serve/listener.py", "src/penstock/serve/connections.py"),
     "pyspark": ("src/penstock/spark/", "src/pyspark_penstock/", "src/penstock/pipelines.py"),
+    "py4j": ("src/penstock/spark/",),
     "typer": ("src/penstock/admin/",),
     "rich": ("src/penstock/admin/",),
     "deltalake": ("src/penstock/sinks/",),

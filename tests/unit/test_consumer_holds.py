@@ -12,6 +12,8 @@ import pytest
 
 from penstock.client import Subscriber, intake
 from penstock.coordinate.backends.memory import MemoryStore
+from penstock.engine import source_log
+from penstock.engine.source_log import SourceLog
 from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
@@ -19,9 +21,7 @@ from penstock.model import Position
 from penstock.pipeline.settings import load_pipeline
 from penstock.serve.consumers import hold_name
 from penstock.settings import LogSettings
-from penstock.spark.offsets import Offset
-from penstock.spark.pipeline import source_log
-from penstock.spark.pipeline.source_log import SourceLog
+from penstock.source.offsets import Offset
 from tests.canal_client import CanalClient
 from tests.logstore_source import Captured
 from tests.patience import WAIT_SECONDS_MAX, wait_until

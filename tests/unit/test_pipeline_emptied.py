@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from penstock.changes import Target
+from penstock.engine import tables as tables_module
+from penstock.engine.tables import PipelineTables
+from penstock.engine.task_plan import OF_STATEMENT, OF_TARGET, Surprise, place_key
+from penstock.engine.tracked_table import Learned
 from penstock.errors import SchemaChanged
 from penstock.model import Column, Position, TableName
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState
 from penstock.source.reading import LoggedStatement
-from penstock.spark.pipeline import tables as tables_module
-from penstock.spark.pipeline.tables import PipelineTables
-from penstock.spark.pipeline.task_plan import OF_STATEMENT, OF_TARGET, Surprise, place_key
-from penstock.spark.pipeline.tracked_table import Learned
 
 ORDERS = Target(
     TableName("shop", "orders"),

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.changes import Target
+from penstock.engine.standstill import asks_again, no_progress
+from penstock.engine.task_plan import OF_CHUNK, OF_MOVE, OF_STATEMENT, OF_TARGET, Surprise
 from penstock.errors import SchemaChanged
 from penstock.model import Column, Position, TableName
 from penstock.pipeline.column_types import common_column, keeps_values
@@ -16,8 +18,6 @@ from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.sinks.sink import Evolution
 from penstock.source.reading import LoggedStatement
 from penstock.source.source import ByteRange
-from penstock.spark.pipeline.standstill import asks_again, no_progress
-from penstock.spark.pipeline.task_plan import OF_CHUNK, OF_MOVE, OF_STATEMENT, OF_TARGET, Surprise
 from tests.changes_made import changes_of, insert, target_of
 
 ORDERS = target_of({"id": "int", "v": "int", "x": "int"})

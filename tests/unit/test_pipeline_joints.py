@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engine.joints import Ends, prove_joints
 from penstock.errors import RangesDisagree
 from penstock.limits import MIB, RANGE_BYTES_MIN
 from penstock.pipeline.record import RangeWork
 from penstock.source.source import Source, SourceOptions, open_source
-from penstock.spark.pipeline.joints import Ends, prove_joints
 from tests.binlog_bytes import assemble
 from tests.forged_log import NAME, NOTES, forged_log, insert, write_forged_log
 

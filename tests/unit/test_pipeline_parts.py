@@ -10,10 +10,10 @@ import pyarrow
 import pytest
 
 from penstock.changes import Changes, Origin, Target
+from penstock.engine import parts as parts_module
+from penstock.engine.parts import Run, blob_of, changes_of, in_log_order, parts_of, slices
 from penstock.model import Column, TableName
 from penstock.sinks.sink import Spread
-from penstock.spark.pipeline import parts as parts_module
-from penstock.spark.pipeline.parts import Run, blob_of, changes_of, in_log_order, parts_of, slices
 
 METADATA = pyarrow.struct([("row", pyarrow.int32())])
 

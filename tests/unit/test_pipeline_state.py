@@ -11,6 +11,7 @@ import pytest
 
 from penstock.changes import Target
 from penstock.coordinate.store import ABSENT
+from penstock.engine.tracked_table import TrackedTable, keys_of
 from penstock.errors import LeaseLost, OptionInvalid, PositionInvalid
 from penstock.model import Column, TableName
 from penstock.pipeline import state as state_module
@@ -18,7 +19,6 @@ from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
 from penstock.pipeline.state import PipelineState, TableLoad
 from penstock.source.bounds import Bounds
 from penstock.source.source import ByteRange
-from penstock.spark.pipeline.tracked_table import TrackedTable, keys_of
 
 RECORD = BatchRecord(
     1,

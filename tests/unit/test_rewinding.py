@@ -12,8 +12,8 @@ from penstock.model import TablePatterns
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSource
 from penstock.source.bounds import Bound, parse_bound
+from penstock.source.offsets import Offset
 from penstock.source.source import SourceOptions
-from penstock.spark.offsets import Offset
 
 LOG = Path(__file__).parents[2] / "native/kernel/tests/logs/mysql-9.7-2.binlog"
 

@@ -3,14 +3,21 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 from penstock.coordinate.backends import sqlite
+from penstock.engine import retries, servers
+from penstock.engine import run as run_module
+from penstock.engine.beginning import at_their_servers, with_earlier_rows
+from penstock.engine.run import PipelineRun
+from penstock.engine.servers import SourceServers
+from penstock.engine.task_plan import TaskPlan
 from penstock.errors import (
     ConnectionLost,
     CoordinationLost,
@@ -26,26 +33,23 @@ from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
-from penstock.spark.offsets import Offset
-from penstock.spark.pipeline import retries, servers
-from penstock.spark.pipeline import run as run_module
-from penstock.spark.pipeline.beginning import at_their_servers, with_earlier_rows
-from penstock.spark.pipeline.run import PipelineRun
-from penstock.spark.pipeline.servers import SourceServers
+from penstock.source.offsets import Offset
 
 Loop = Callable[[PipelineState, Standing], Standing]
 
 
-class NoSpark:
-    """A session on which no job runs."""
+class NoTasks:
+    """A driver that runs nothing."""
 
-    class sparkContext:
-        defaultParallelism = 2
+    cores = 2
 
-    def addTag(self, tag: str) -> None:
+    def run(self, plan: TaskPlan) -> list[pyarrow.RecordBatch]:
+        """Refuse a plan: nobody makes one here."""
+        raise AssertionError(plan)
+
+    def cancelling(self, stop: threading.Event, seconds: float) -> AbstractContextManager[None]:
         """Nothing runs that could be cancelled."""
-
-    removeTag = interruptTag = addTag
+        return nullcontext()
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +85,7 @@ def run_of(
     # The server of these settings does not exist, so nobody asks it for foreign keys.
     monkeypatch.setattr(CascadeWatch, "look", lambda self: None)
     monkeypatch.setattr(PipelineRun, "_loop", lambda self, state, standing: next(turns)(state, standing))
-    session: Any = NoSpark()
-    return PipelineRun(settings, session, told=lambda shown: told.append(dict(shown))), told
+    return PipelineRun(settings, NoTasks(), told=lambda shown: told.append(dict(shown))), told
 
 
 def ends(state: PipelineState, standing: Standing) -> Standing:

@@ -12,7 +12,7 @@ from penstock.errors import OptionInvalid
 from penstock.limits import RANGE_BYTES_MIN
 from penstock.model import Position
 from penstock.source.source import ByteRange, Extent, SourceOptions, cut
-from penstock.spark.batch import whole_files
+from penstock.source.tracking import whole_files
 
 MIB = 1 << 20
 

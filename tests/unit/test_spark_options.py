@@ -10,9 +10,9 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan
 from penstock.errors import OptionInvalid
 from penstock.model import Column, Position, TableName
 from penstock.source.bounds import Bound
+from penstock.source.offsets import Offset
 from penstock.source.source import ByteRange
 from penstock.spark.filters import narrow
-from penstock.spark.offsets import Offset
 from penstock.spark.options import parse_settings
 from penstock.spark.schema import TableShape, envelope_arrow, spark_schema
 

@@ -10,13 +10,14 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
 from penstock.source.bounds import Bound, Bounds, locate
-from penstock.source.source import ByteRange, Source, open_source, shown_tables
+from penstock.source.offsets import EARLIEST, LATEST
+from penstock.source.read_settings import ENVELOPE, TYPED, ReadSettings
+from penstock.source.source import Source, open_source, shown_tables
+from penstock.source.tracking import TrackedSchemas
 from penstock.spark.filters import Narrowing, narrow
-from penstock.spark.offsets import EARLIEST, LATEST
-from penstock.spark.options import ENVELOPE, TYPED, ReadSettings, bound_of
+from penstock.spark.options import bound_of
 from penstock.spark.partition import Decoding, EmptyPartition, NarrowedTables, RangePartition, read_partition
 from penstock.spark.schema import TableShape
-from penstock.spark.tracking import TrackedSchemas
 
 
 def batch_bounds(source: Source, settings: ReadSettings) -> Bounds:
@@ -56,7 +57,7 @@ class BatchReader(DataSourceReader):
             ranges = source.split(bounds.start, bounds.end, settings.ranges_min, settings.range_bytes)
             tracked = TrackedSchemas.open(settings, ranges[0].position if ranges else None)
             if tracked is not None:
-                tracked.advance(source, whole_files(ranges))
+                tracked.advance(source, ranges)
             decoding = self._decoding(bounds, shown_tables(source, settings.tables))
         finally:
             source.close()
@@ -103,14 +104,3 @@ class FilteringBatchReader(BatchReader):
         envelope = self._settings.mode == ENVELOPE
         self._narrowing, unsure = narrow(filters, envelope=envelope)
         return unsure
-
-
-def whole_files(ranges: Sequence[ByteRange]) -> list[ByteRange]:
-    """Join the ranges of each file into one, so that every statement is walked over once."""
-    joined: list[ByteRange] = []
-    for one in ranges:
-        if joined and joined[-1].file == one.file:
-            joined[-1] = replace(joined[-1], stop=one.stop, is_cut=one.is_cut)
-        else:
-            joined.append(one)
-    return joined

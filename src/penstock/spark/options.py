@@ -7,7 +7,6 @@ Spark passes option names in any case, and values as text.
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import OptionInvalid
@@ -15,11 +14,9 @@ from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Secret, TablePatterns, Tls, is_server_url
 from penstock.source.bounds import Bound, parse_bound
 from penstock.source.daemon_address import is_daemon_url
+from penstock.source.offsets import EARLIEST, LATEST, Offset, StartText
+from penstock.source.read_settings import ENVELOPE, TYPED, ReadSettings
 from penstock.source.source import SourceOptions
-from penstock.spark.offsets import EARLIEST, LATEST, Offset, StartText
-
-TYPED = "typed"
-ENVELOPE = "envelope"
 
 # Every option, in the spelling of the documentation, and what it is for.
 KNOWN_OPTIONS: Mapping[str, str] = {
@@ -60,33 +57,6 @@ KNOWN_OPTIONS: Mapping[str, str] = {
 }
 
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-@dataclass(frozen=True)
-class ReadSettings:
-    """What one read or stream was asked for. Pickles; holds a password only inside a `Secret`.
-
-    `start` is a bound, EARLIEST, LATEST, an `Offset`, or None where nothing was said; `end` likewise.
-    """
-
-    source: SourceOptions
-    tables: TablePatterns
-    mode: str
-    columns: tuple[str, ...] | None = None
-    start: StartText = None
-    end: StartText = None
-    rows_max: int | None = None
-    bytes_max: int | None = None
-    ranges_min: int = 1
-    range_bytes: int = RANGE_BYTES_DEFAULT
-    fail_on_data_loss: bool = True
-    schemas: str | None = None
-    schema_tracking: str | None = None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a server or a daemon is read, not files."""
-        return self.source.address is not None or self.source.daemon is not None
 
 
 def parse_settings(given: Mapping[str, str]) -> ReadSettings:

@@ -14,10 +14,10 @@ from pyspark.sql.datasource import InputPartition
 from penstock.limits import SPARK_BATCH_BYTES_MAX
 from penstock.model import Column, TablePatterns
 from penstock.source.bounds import Bounds
+from penstock.source.read_settings import ENVELOPE
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
-from penstock.spark.options import ENVELOPE
-from penstock.spark.tracking import known_schemas
+from penstock.source.tracking import known_schemas
 
 # Arrow writes a slice's bitmaps as they lie where it starts at a whole byte of them.
 _ROWS_ALIGNED = 8

@@ -8,9 +8,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from penstock.errors import OptionInvalid
+from penstock.source.read_settings import TYPED, ReadSettings
 from penstock.source.source import open_source
+from penstock.source.tracking import TrackedSchemas
 from penstock.spark.batch import BatchReader, FilteringBatchReader, batch_bounds
-from penstock.spark.options import TYPED, ReadSettings, check_schemas_file, parse_settings
+from penstock.spark.options import check_schemas_file, parse_settings
 from penstock.spark.schema import (
     TableShape,
     envelope_arrow,
@@ -20,7 +22,6 @@ from penstock.spark.schema import (
     spark_schema,
 )
 from penstock.spark.stream import StreamReader
-from penstock.spark.tracking import TrackedSchemas
 
 # Spark plans a read with filters in a worker of this module, and only where filter pushdown is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"

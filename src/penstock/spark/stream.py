@@ -17,15 +17,14 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import OptionInvalid
 from penstock.source.bounds import Bound
+from penstock.source.kept_stream_log import KeptStreamLog
+from penstock.source.offsets import Offset
+from penstock.source.read_settings import TYPED, ReadSettings
 from penstock.source.source import place_of, shown_tables
-from penstock.spark.batch import whole_files
-from penstock.spark.kept_stream_log import KeptStreamLog
-from penstock.spark.offsets import Offset
-from penstock.spark.options import TYPED, ReadSettings
+from penstock.source.stream_log import StreamLog
+from penstock.source.tracking import TrackedSchemas
 from penstock.spark.partition import Decoding, EmptyPartition, RangePartition, read_partition
 from penstock.spark.schema import TableShape
-from penstock.spark.stream_log import StreamLog
-from penstock.spark.tracking import TrackedSchemas
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -109,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tracked is None and ranges:
             self._tracked = TrackedSchemas.open(self._settings, ranges[0].position)
         if self._tracked is not None:
-            self._tracked.advance(source, whole_files(ranges))
+            self._tracked.advance(source, ranges)
         decoding = Decoding(
             mode=self._settings.mode,
             tables=shown_tables(source, self._settings.tables),

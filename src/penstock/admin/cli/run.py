@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.admin.signals import stopped_by_signals
+from penstock.engine.beginning import refuse_paused
+from penstock.engine.run import PipelineRun
 from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
 from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
 from penstock.pipeline.state import PipelineState
@@ -58,9 +60,8 @@ def run(
         return
     try:
         # The other verbs need no Spark.
-        from penstock.spark.pipeline.beginning import refuse_paused
-        from penstock.spark.pipeline.run import PipelineRun
-        from penstock.spark.pipeline.session import session_for
+        from penstock.spark.driver import SparkDriver
+        from penstock.spark.session import session_for
     except ModuleNotFoundError as problem:
         raise DependencyMissing(
             f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
@@ -73,8 +74,8 @@ def run(
     told = _tell_line if as_json else None
     stop = threading.Event()
     with stopped_by_signals(stop.set):
-        session = session_for(settings.name, master, settings.spark)
-        PipelineRun(settings, session, until_caught_up=until is not None, stop=stop, told=told).run()
+        driver = SparkDriver(session_for(settings.name, master, settings.spark))
+        PipelineRun(settings, driver, until_caught_up=until is not None, stop=stop, told=told).run()
 
 
 def _pause_told(settings: PipelineSettings) -> str | None:

@@ -100,8 +100,8 @@ def _spreading(settings: PipelineSettings, master: str | None) -> Spreading:
     if master is None:
         return in_this_process
     try:
-        from penstock.spark.pipeline.session import session_for
-        from penstock.spark.pipeline.verifying import SparkSpreading
+        from penstock.spark.session import session_for
+        from penstock.spark.verifying import SparkSpreading
     except ModuleNotFoundError as problem:
         raise DependencyMissing(
             f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"

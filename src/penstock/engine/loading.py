@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from penstock.engine.tables import PipelineTables
 from penstock.errors import OptionInvalid, PenstockError, TransientError
 from penstock.model import Position, TableName
 from penstock.pipeline.load.chunks import plan_over
@@ -23,8 +24,7 @@ from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, Standing, TableLoad, split_key, table_key
 from penstock.sinks.sink import Sink, keeps_tables
-from penstock.spark.offsets import Offset
-from penstock.spark.pipeline.tables import PipelineTables
+from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pyarrow
 
-from penstock.errors import PenstockError
-from penstock.spark.pipeline.decode_task import as_json
-from penstock.spark.pipeline.part_writing import PartWriting
-from penstock.spark.pipeline.parts import changes_of
-from penstock.spark.pipeline.task_plan import (
+from penstock.engine.decode_task import as_json
+from penstock.engine.part_writing import PartWriting
+from penstock.engine.parts import changes_of
+from penstock.engine.task_plan import (
     BETWEEN,
     COUNTS,
     EMPTIED,
@@ -20,17 +19,17 @@ from penstock.spark.pipeline.task_plan import (
     ROWS,
     SURPRISE,
     TaskPlan,
-    unpacked,
 )
+from penstock.errors import PenstockError
 
 
-def write_parts(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+def write_parts(plan: TaskPlan, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     """Yield the receipt of a part and the words to the driver, in the columns of BETWEEN.
 
     What comes is sorted by work and seq, words first. Where one of them says that the batch cannot be written
     yet, nothing is.
     """
-    part = _Part(unpacked(data))
+    part = _Part(plan)
     try:
         for batch in batches:
             yield from part.take(batch)

@@ -8,6 +8,7 @@ its range with the definitions in force there, and moves them on by the statemen
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from penstock.errors import SchemaInvalid
 from penstock.model import Position, StatementSession
 from penstock.source.decoding import RangeDecoding
 from penstock.source.logged_tables import LoggedTables
+from penstock.source.read_settings import ReadSettings
 from penstock.source.reading import Schemas
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source, place_of
 from penstock.source.spelling import spelling_of
-from penstock.spark.options import ReadSettings
 
 _METADATA = "binlog_row_metadata"
 
@@ -83,7 +84,7 @@ class TrackedSchemas:
 
         Reads event headers, no row values.
         """
-        for byte_range in ranges:
+        for byte_range in whole_files(ranges):
             done = self._position
             if done is not None and place_of(byte_range.position) < place_of(done):
                 continue
@@ -136,3 +137,14 @@ def _saved(path: Path) -> dict[str, Any]:
             f"{path} is no schema tracking file", hint="Name another folder with schemaTrackingLocation"
         )
     return value
+
+
+def whole_files(ranges: Sequence[ByteRange]) -> list[ByteRange]:
+    """Join the ranges of each file into one, so that every statement is walked over once."""
+    joined: list[ByteRange] = []
+    for one in ranges:
+        if joined and joined[-1].file == one.file:
+            joined[-1] = replace(joined[-1], stop=one.stop, is_cut=one.is_cut)
+        else:
+            joined.append(one)
+    return joined

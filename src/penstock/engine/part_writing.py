@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from penstock.changes import Changes, Target
+from penstock.engine.task_plan import Failure, TaskPlan
 from penstock.errors import PenstockError
 from penstock.model import TableName
 from penstock.pipeline.state import table_key
 from penstock.sinks.sink import Receipt, Writer
-from penstock.spark.pipeline.task_plan import Failure, TaskPlan
 
 
 class PartWriting:

@@ -17,9 +17,9 @@ from penstock.model import Position
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.daemon import DaemonSource
 from penstock.source.kept import KeptSource
+from penstock.source.offsets import EARLIEST, LATEST, Offset
 from penstock.source.source import ByteRange, Source, open_source, place_of
-from penstock.spark.offsets import EARLIEST, LATEST, Offset
-from penstock.spark.stream_log import StreamLog, epoch_after
+from penstock.source.stream_log import StreamLog, epoch_after
 
 _log = structlog.get_logger(__name__)
 

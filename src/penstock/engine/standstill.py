@@ -3,10 +3,10 @@
 
 from collections.abc import Sequence
 
+from penstock.engine.task_plan import OF_CHUNK, Surprise
 from penstock.errors import SchemaChanged
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.state import table_key
-from penstock.spark.pipeline.task_plan import OF_CHUNK, Surprise
 
 
 def asks_again(surprises: Sequence[Surprise], before: Sequence[Surprise]) -> bool:

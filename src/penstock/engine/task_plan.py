@@ -7,9 +7,6 @@ prepared for (a definition, a statement, a new target) writes nothing and says s
 surprises of all tasks come before anything is written, so the driver prepares, and runs the same batch again.
 """
 
-import functools
-import hashlib
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +14,12 @@ from typing import Any
 import pyarrow
 
 from penstock.changes import Target
+from penstock.engine.joints import Ends
 from penstock.errors import PenstockError
 from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSettings, StepSettings
 from penstock.sinks.sink import BatchMark, Evolution, Spread
-from penstock.spark.pipeline.joints import Ends
-from penstock.spark.pipeline.shipping import shipped
 
 # What tasks hand on: what one blob, or one word to the driver, is.
 ROWS, EMPTIED, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
@@ -152,32 +148,3 @@ class Counts:
 def place_key(source: str, position: Any) -> str:
     """Return how a place in a source's log is named in a plan."""
     return f"{source}/{position}"
-
-
-def packed(plan: TaskPlan) -> bytes:
-    """Return a plan as tasks take it."""
-    return shipped(plan, plan.steps)
-
-
-def unpacked(data: bytes) -> TaskPlan:
-    """Return a plan in a task: unpickled once in a worker, however many tasks it runs."""
-    return _unpacked(hashlib.blake2b(data).digest(), _Hidden(data))
-
-
-class _Hidden:
-    """Bytes that count for nothing when arguments are compared."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hidden)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@functools.lru_cache(maxsize=2)
-def _unpacked(_digest: bytes, hidden: _Hidden) -> TaskPlan:
-    plan: TaskPlan = pickle.loads(hidden.data)
-    return plan

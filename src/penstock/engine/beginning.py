@@ -8,12 +8,12 @@ from typing import Any
 
 import structlog
 
+from penstock.engine.source_log import SourceLog
 from penstock.errors import OptionInvalid, PositionPurged
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Standing
 from penstock.sinks.sink import Sink, keeps_tables
-from penstock.spark.offsets import Offset
-from penstock.spark.pipeline.source_log import SourceLog
+from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 

@@ -15,6 +15,25 @@ import structlog
 
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.changes import Target
+from penstock.engine.fitting import fitted
+from penstock.engine.task_plan import (
+    OF_CHUNK,
+    OF_DEFINITION,
+    OF_MOVE,
+    OF_STATEMENT,
+    OF_TARGET,
+    Failure,
+    KnownTable,
+    Surprise,
+    place_key,
+)
+from penstock.engine.tracked_table import (
+    Learned,
+    TrackedTable,
+    columns_agree,
+    keys_of,
+    with_known_keys,
+)
 from penstock.errors import (
     OptionInvalid,
     PenstockError,
@@ -44,25 +63,6 @@ from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_
 from penstock.sinks.sink import Evolution, Sink, keeps_tables
 from penstock.sinks.sql_rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
-from penstock.spark.pipeline.fitting import fitted
-from penstock.spark.pipeline.task_plan import (
-    OF_CHUNK,
-    OF_DEFINITION,
-    OF_MOVE,
-    OF_STATEMENT,
-    OF_TARGET,
-    Failure,
-    KnownTable,
-    Surprise,
-    place_key,
-)
-from penstock.spark.pipeline.tracked_table import (
-    Learned,
-    TrackedTable,
-    columns_agree,
-    keys_of,
-    with_known_keys,
-)
 
 _log = structlog.get_logger(__name__)
 

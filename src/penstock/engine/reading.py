@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.changes import Changes, Target
+from penstock.engine.joints import Ends
+from penstock.engine.task_plan import TaskPlan
 from penstock.errors import OptionInvalid
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
@@ -21,9 +23,7 @@ from penstock.pipeline.verify.removal import removals
 from penstock.pipeline.verify.source_rows import SourceTable, address_of
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import open_source
-from penstock.spark.pipeline.joints import Ends
-from penstock.spark.pipeline.task_plan import TaskPlan
-from penstock.spark.tracking import known_schemas
+from penstock.source.tracking import known_schemas
 
 # A wave of batches is one Arrow batch of each table; small enough that several are held at once.
 _BATCH_BYTES_MAX = 32 << 20

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a pipeline: what to do next, written down, done as one Spark job, committed, and noted as
-done."""
+"""The loop of a pipeline: what to do next, written down, done as one job, committed, and noted as done."""
 
 import threading
 import time
@@ -10,12 +9,20 @@ from functools import partial
 from typing import Any
 
 import structlog
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, PythonException
-from pyspark.sql import SparkSession
 
+from penstock.engine.beginning import at_their_servers, check_sink, refuse_paused, with_earlier_rows
+from penstock.engine.driver import Driver
+from penstock.engine.job import Outcome, run_job
+from penstock.engine.loading import Loading
+from penstock.engine.progress import Progress
+from penstock.engine.retries import Retries
+from penstock.engine.servers import SourceServers, watched
+from penstock.engine.source_log import SourceLog, around_skips
+from penstock.engine.standstill import asks_again, no_progress
+from penstock.engine.tables import PipelineTables
+from penstock.engine.task_plan import OF_STATEMENT, Surprise, TaskPlan
+from penstock.engine.tracked_table import Learned
 from penstock.errors import (
-    ConnectionLost,
     LeaseLost,
     OptionInvalid,
     PenstockError,
@@ -31,18 +38,7 @@ from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
 from penstock.sinks.sink import BatchMark, Sink, Spread
-from penstock.spark.offsets import Offset
-from penstock.spark.pipeline.beginning import at_their_servers, check_sink, refuse_paused, with_earlier_rows
-from penstock.spark.pipeline.job import Outcome, cancelled_after, run_job
-from penstock.spark.pipeline.loading import Loading
-from penstock.spark.pipeline.progress import Progress
-from penstock.spark.pipeline.retries import Retries
-from penstock.spark.pipeline.servers import SourceServers, watched
-from penstock.spark.pipeline.source_log import SourceLog, around_skips
-from penstock.spark.pipeline.standstill import asks_again, no_progress
-from penstock.spark.pipeline.tables import PipelineTables
-from penstock.spark.pipeline.task_plan import OF_STATEMENT, Surprise, TaskPlan
-from penstock.spark.pipeline.tracked_table import Learned
+from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
@@ -54,14 +50,12 @@ _PAUSE_SECONDS = 0.5
 _STOP_SECONDS_MAX = 8.0
 # The store ends the lease of a runner that is gone a little after its time.
 _LEASE_MARGIN_SECONDS = 2.0
-# Tasks return their errors; what Spark itself raises is a worker or an executor that is gone.
-_PASSING = (TransientError, PySparkException, Py4JError)
 # What is wrong with one table, or with the target whose tables they all are: its folder, or our account.
 _OF_ALL_TABLES = (OptionInvalid, PrivilegeMissing)
 
 
 class PipelineRun:
-    """One run of a pipeline on a Spark session, from taking the lease to giving it back.
+    """One run of a pipeline on a driver, from taking the lease to giving it back.
 
     Servers, daemons, the coordination store and executors that are away are retried for `errors.retry_for`.
     After an outage that a retry in place does not mend, the run begins again from what the state has, as a
@@ -73,17 +67,17 @@ class PipelineRun:
     def __init__(
         self,
         settings: PipelineSettings,
-        session: SparkSession,
+        driver: Driver,
         *,
         until_caught_up: bool = False,
         stop: threading.Event | None = None,
         told: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._settings = settings
-        self._session = session
+        self._driver = driver
         self._until_caught_up = until_caught_up
         self._stop = stop or threading.Event()
-        self._cores = cores_of(session)
+        self._cores = driver.cores
         self._sink = settings.make_sink()
         self._steps = settings.make_steps()
         self._logs: dict[str, SourceLog] = {}
@@ -109,7 +103,7 @@ class PipelineRun:
         error that ended the run.
         """
         try:
-            with cancelled_after(self._session, self._stop, _STOP_SECONDS_MAX):
+            with self._driver.cancelling(self._stop, _STOP_SECONDS_MAX):
                 standing = self._run_until_lost()
                 while standing is None and not self._stop.is_set():
                     standing = self._run_until_lost()
@@ -367,12 +361,10 @@ class PipelineRun:
         if record.is_exact:
             try:
                 outcome = attempt()
-            except PythonException as problem:
-                raise _task_failed(problem) from problem
-            except _PASSING as problem:
+            except TransientError as problem:
                 self._given_up(state, standing, record, problem)
                 # The run begins again, on the next server where this one is away, for `errors.retry_for`.
-                raise _passing(problem) from problem
+                raise
         else:
             try:
                 outcome = self._retried(attempt, state)
@@ -452,7 +444,7 @@ class PipelineRun:
             plan = self._plan(standing, record, learned)
             state.confirm()
             with watched(self._settings.sources, self._report):
-                outcome = run_job(self._session, plan)
+                outcome = run_job(self._driver, plan)
             if outcome.failures:
                 refused |= {
                     one.table: one.error for one in outcome.failures if isinstance(one.error, _OF_ALL_TABLES)
@@ -557,40 +549,11 @@ class PipelineRun:
             except TransientError as problem:
                 if state.lost:
                     raise
-                found: PenstockError = problem
-            except PythonException as problem:
-                raise _task_failed(problem) from problem
-            except (PySparkException, Py4JError) as problem:
-                found = _passing(problem)
-            try:
-                retries.pause(found)
-            except PenstockError:
-                self._exhausted = found
-                raise
-            # Another server has its own positions: the run begins again.
-            if self._stop.is_set() or self._servers.turn(found):
-                raise found
-
-
-def _passing(problem: Exception) -> TransientError:
-    if isinstance(problem, TransientError):
-        return problem
-    return ConnectionLost(f"Spark lost a task: {str(problem)[:500]}", hint="The executors' logs tell why")
-
-
-def _task_failed(problem: PythonException) -> OptionInvalid:
-    # Tasks return their errors: this one could not begin, or has a bug, and would fail again.
-    return OptionInvalid(
-        f"a task failed: {str(problem).strip()[-500:]}",
-        hint="What a pipeline is made of must be installed where tasks run",
-    )
-
-
-def cores_of(session: SparkSession) -> int:
-    """Return how many tasks a session runs at once."""
-    try:
-        return max(1, int(session.sparkContext.defaultParallelism))
-    except (AttributeError, PySparkException):
-        # A Connect session shows no context; a range without a count is cut by it.
-        numbers = session.range(0, 4096).selectExpr("spark_partition_id() AS part").distinct()
-        return max(1, numbers.count())
+                try:
+                    retries.pause(problem)
+                except PenstockError:
+                    self._exhausted = problem
+                    raise
+                # Another server has its own positions: the run begins again.
+                if self._stop.is_set() or self._servers.turn(problem):
+                    raise

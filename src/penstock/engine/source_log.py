@@ -14,13 +14,12 @@ from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.source.asking import PAUSES_WAITED_FOR_SECONDS
+from penstock.source.kept_stream_log import KeptStreamLog
+from penstock.source.offsets import Offset
+from penstock.source.read_settings import ENVELOPE, ReadSettings
 from penstock.source.source import place_of
-from penstock.spark.batch import whole_files
-from penstock.spark.kept_stream_log import KeptStreamLog
-from penstock.spark.offsets import Offset
-from penstock.spark.options import ENVELOPE, ReadSettings
-from penstock.spark.stream_log import StreamLog, epoch_after
-from penstock.spark.tracking import TrackedSchemas
+from penstock.source.stream_log import StreamLog, epoch_after
+from penstock.source.tracking import TrackedSchemas
 
 _log = structlog.get_logger(__name__)
 
@@ -125,7 +124,7 @@ class SourceLog:
         if self._tracked is None:
             return [None] * len(works)
         source = self._log.source(works[0].epoch, works[0].server_key or "")
-        self._tracked.advance(source, whole_files([one.byte_range for one in works]))
+        self._tracked.advance(source, [one.byte_range for one in works])
         return [self._tracked.at(one.byte_range.position) for one in works]
 
 

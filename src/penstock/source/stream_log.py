@@ -20,10 +20,10 @@ from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.model import Position, ServerAddress
 from penstock.source.asking import PAUSES_OF_A_STREAM_SECONDS, ask_again
 from penstock.source.bounds import Bound, Bounds
+from penstock.source.offsets import EARLIEST, LATEST, Offset
+from penstock.source.read_settings import ReadSettings
 from penstock.source.search import gtid_set_after
 from penstock.source.source import ByteRange, Source, file_number, open_source, place_of
-from penstock.spark.offsets import EARLIEST, LATEST, Offset
-from penstock.spark.options import ReadSettings
 
 _Answer = TypeVar("_Answer")
 _log = structlog.get_logger(__name__)

@@ -15,26 +15,11 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import PenstockError, SchemaChanged
-from penstock.model import Position, TableName
-from penstock.pipeline.cascades import may_cascade
-from penstock.pipeline.conforming import check_key, columns_reread, conformed
-from penstock.pipeline.dead_letter import aside_of
-from penstock.pipeline.evolution import takes_rows
-from penstock.pipeline.load.watermark import Watermark
-from penstock.pipeline.loops import without_own
-from penstock.pipeline.record import ChunkWork, RangeWork
-from penstock.pipeline.state import table_key
-from penstock.pipeline.step import Rejected, target_through, through
-from penstock.pipeline.told_values import refuse_partial
-from penstock.sinks.images import LastImages, with_metadata
-from penstock.sinks.sink import Evolution, Receipt, Spread
-from penstock.source.reading import Batch, LoggedStatement
-from penstock.spark.pipeline.joints import Ends
-from penstock.spark.pipeline.part_writing import PartWriting
-from penstock.spark.pipeline.parts import blob_of, in_log_order, parts_of, slices, table_part
-from penstock.spark.pipeline.reading import chunk_changes, range_parts, removed_changes
-from penstock.spark.pipeline.task_plan import (
+from penstock.engine.joints import Ends
+from penstock.engine.part_writing import PartWriting
+from penstock.engine.parts import blob_of, in_log_order, parts_of, slices, table_part
+from penstock.engine.reading import chunk_changes, range_parts, removed_changes
+from penstock.engine.task_plan import (
     BETWEEN,
     COUNTS,
     EMPTIED,
@@ -52,8 +37,22 @@ from penstock.spark.pipeline.task_plan import (
     Surprise,
     TaskPlan,
     place_key,
-    unpacked,
 )
+from penstock.errors import PenstockError, SchemaChanged
+from penstock.model import Position, TableName
+from penstock.pipeline.cascades import may_cascade
+from penstock.pipeline.conforming import check_key, columns_reread, conformed
+from penstock.pipeline.dead_letter import aside_of
+from penstock.pipeline.evolution import takes_rows
+from penstock.pipeline.load.watermark import Watermark
+from penstock.pipeline.loops import without_own
+from penstock.pipeline.record import ChunkWork, RangeWork
+from penstock.pipeline.state import table_key
+from penstock.pipeline.step import Rejected, target_through, through
+from penstock.pipeline.told_values import refuse_partial
+from penstock.sinks.images import LastImages, with_metadata
+from penstock.sinks.sink import Evolution, Receipt, Spread
+from penstock.source.reading import Batch, LoggedStatement
 
 # How much is gathered before what is left of it leaves.
 _GATHERED_BYTES_MAX = 64 << 20
@@ -61,12 +60,10 @@ _GATHERED_BYTES_MAX = 64 << 20
 _FIRST = -1
 
 
-def decode_works(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield what becomes of the works whose numbers come, in the columns of BETWEEN."""
-    plan = unpacked(data)
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield from _Work(plan, number).run()
+def decode_works(plan: TaskPlan, numbers: Iterable[int]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield what becomes of the works of these numbers, in the columns of BETWEEN."""
+    for number in numbers:
+        yield from _Work(plan, number).run()
 
 
 def as_json(receipt: Receipt) -> bytes:
@@ -118,7 +115,7 @@ class _Work:
             for failure in self._writing.failures(problem) if of_sink else [Failure(problem, self._table)]:
                 yield from self._to_all(PROBLEM, pickle.dumps(failure))
         except BaseException:
-            # Nobody asks for more, or a bug, which Spark tells the driver.
+            # Nobody asks for more, or a bug, which is raised where the driver runs.
             self._writing.abort()
             raise
 

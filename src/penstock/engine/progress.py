@@ -8,11 +8,11 @@ from typing import Any
 
 import structlog
 
+from penstock.engine.job import Outcome
 from penstock.errors import CoordinationLost, PenstockError
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.state import PipelineState, Standing
-from penstock.spark.offsets import Offset
-from penstock.spark.pipeline.job import Outcome
+from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 

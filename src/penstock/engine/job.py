@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One batch as one job of a driver: what its tasks say, put together and proved."""
+
+import json
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pyarrow
+
+from penstock.engine.driver import Driver
+from penstock.engine.joints import prove_joints
+from penstock.engine.task_plan import (
+    COUNTS,
+    PROBLEM,
+    RECEIPT,
+    SURPRISE,
+    Counts,
+    Failure,
+    Surprise,
+    TaskPlan,
+)
+from penstock.sinks.sink import Receipt
+
+
+@dataclass
+class Outcome:
+    """What a job brought: receipts in the order of parts, or surprises in the order of the log, or
+    failures."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    surprises: list[Surprise] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
+
+
+def run_job(driver: Driver, plan: TaskPlan) -> Outcome:
+    """Run a batch's tasks to their end. Raises RangesDisagree where their ranges do not meet, and what
+    `Driver.run` raises."""
+    outcome = _outcome(driver.run(plan))
+    seen = {number: ends for counts in outcome.counts for number, ends in counts.ends.items()}
+    prove_joints(plan.record.ranges, seen)
+    return outcome
+
+
+def _outcome(words: Iterable[pyarrow.RecordBatch]) -> Outcome:
+    found = Outcome()
+    receipts = []
+    for row in (row for batch in words for row in batch.to_pylist()):
+        body = row["body"]
+        if row["kind"] == RECEIPT:
+            receipts.append((row["part"], body))
+        elif row["kind"] == SURPRISE:
+            found.surprises.append(pickle.loads(body))
+        elif row["kind"] == PROBLEM:
+            found.failures.append(pickle.loads(body))
+        elif row["kind"] == COUNTS:
+            found.counts.append(pickle.loads(body))
+    found.receipts = [_receipt(body) for _, body in sorted(receipts)]
+    found.surprises.sort(key=lambda one: (one.work, one.seq))
+    return found
+
+
+def _receipt(body: bytes) -> Receipt:
+    value = json.loads(body)
+    return Receipt(**{**value, "staged": tuple(value["staged"])})

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one read of a log was asked for, by whatever options: which log, which tables, from where to where."""
+
+from dataclasses import dataclass
+
+from penstock.limits import RANGE_BYTES_DEFAULT
+from penstock.model import TablePatterns
+from penstock.source.offsets import StartText
+from penstock.source.source import SourceOptions
+
+TYPED = "typed"
+ENVELOPE = "envelope"
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """What one read or stream was asked for. Pickles; holds a password only inside a `Secret`.
+
+    `start` is a bound, EARLIEST, LATEST, an `Offset`, or None where nothing was said; `end` likewise.
+    """
+
+    source: SourceOptions
+    tables: TablePatterns
+    mode: str
+    columns: tuple[str, ...] | None = None
+    start: StartText = None
+    end: StartText = None
+    rows_max: int | None = None
+    bytes_max: int | None = None
+    ranges_min: int = 1
+    range_bytes: int = RANGE_BYTES_DEFAULT
+    fail_on_data_loss: bool = True
+    schemas: str | None = None
+    schema_tracking: str | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a server or a daemon is read, not files."""
+        return self.source.address is not None or self.source.daemon is not None
