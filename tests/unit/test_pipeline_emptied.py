@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from penstock.changes import Target
 from penstock.engine import tables as tables_module
@@ -31,8 +32,10 @@ EMPTYING = (
 )
 
 
-def settings_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any]) -> PipelineSettings:
-    """Return a pipeline whose one source has the table ORDERS, as if a server had told it."""
+def settings_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], mode: str = "mirror"
+) -> PipelineSettings:
+    """Return a pipeline into Delta whose one source has the table ORDERS, as if a server had told it."""
     monkeypatch.setattr(tables_module, "targets_of", lambda *_: [ORDERS])
     monkeypatch.setattr(tables_module, "tables_on_servers", lambda _: {})
     source: Mapping[str, Any] = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.orders"]}
@@ -40,7 +43,7 @@ def settings_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *steps: dict[st
         {
             "name": "one",
             "source": source,
-            "sink": {"delta": {"path": str(tmp_path / "lake")}},
+            "sink": {"delta": {"path": str(tmp_path / "lake"), "mode": mode}},
             "steps": list(steps),
             "state": f"sqlite:{tmp_path / 'state.db'}",
         }
@@ -52,11 +55,11 @@ def met(
     monkeypatch: pytest.MonkeyPatch,
     statement: str,
     *steps: dict[str, Any],
-    logs: bool = False,
+    mode: str = "mirror",
 ) -> tuple[list[str], list[bool]]:
     """Return the targets that a statement empties, and of each table that is asked for whether its rows that
     the source has not go."""
-    settings = settings_of(tmp_path, monkeypatch, *steps)
+    settings = settings_of(tmp_path, monkeypatch, *steps, mode=mode)
     asked: dict[str, bool] = {}
 
     def reread(_: str, __: TableName, because: object, *, remove: bool = False) -> None:
@@ -70,7 +73,7 @@ def met(
         tables.open()
         at = Position(0, "binlog.000001", 1000)
         name = frozenset({ORDERS.name})
-        emptied = frozenset[TableName]() if statement.startswith("RENAME") else name
+        emptied = frozenset[TableName]() if statement.startswith(("RENAME", "ALTER")) else name
         found = LoggedStatement(statement, "shop", at, at, name, frozenset(), emptied)
         learned = Learned()
         tables.learn([Surprise(OF_STATEMENT, 0, 0, "here", found)], learned, {})
@@ -120,6 +123,44 @@ def test_an_emptied_table_whose_rows_cannot_be_compared_stops_the_pipeline(
     with pytest.raises(SchemaChanged, match="may have rows that stay") as caught:
         met(tmp_path, monkeypatch, EMPTYING[0], {"route": {"to": "lake.all"}}, only)
     assert "load: true" in str(caught.value.hint)
+
+
+VALUES_CHANGED = "ALTER TABLE orders ADD COLUMN v INT NOT NULL DEFAULT 7"
+ROWS_CHANGED = "ALTER TABLE orders DROP PRIMARY KEY, ADD PRIMARY KEY (region)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "emptied"),
+    [
+        (VALUES_CHANGED, []),
+        (ROWS_CHANGED, ["shop.orders"]),
+        ("RENAME TABLE o TO orders", ["shop.orders"]),
+    ],
+)
+def test_history_has_rows_again_that_changed_without_being_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, emptied: list[str]
+) -> None:
+    """What a history has cannot be compared: where rows may be gone, all end first."""
+    assert met(tmp_path, monkeypatch, statement, mode="history") == (emptied, [False])
+
+
+def test_history_of_several_tables_stops_where_one_of_them_loses_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SchemaChanged, match="its history has rows of other tables") as caught:
+        met(tmp_path, monkeypatch, "TRUNCATE orders", {"route": {"to": "lake.all"}}, mode="history")
+    assert "pipelines skip one binlog.000001:1000" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("statement", [VALUES_CHANGED, ROWS_CHANGED, "RENAME TABLE o TO orders"])
+def test_feed_reports_rows_that_changed_without_being_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    with structlog.testing.capture_logs() as reported:
+        assert met(tmp_path, monkeypatch, statement, mode="feed")[1] == []
+    warnings = [entry for entry in reported if entry["log_level"] == "warning"]
+    assert [entry["table"] for entry in warnings] == ["shop.orders"]
+    assert "penstock resnapshot one shop.orders" in warnings[0]["hint"]
 
 
 @pytest.mark.parametrize("resets", [1, 2])

@@ -151,6 +151,14 @@ def test_no_row_ends_before_it_begins_where_the_log_tells_of_a_load_what_came_be
     assert lake.periods() == [("b", 5, 6), ("c", 6, 12), ("x", 10, None), ("d", 12, None)]
 
 
+def test_log_behind_a_row_that_was_read_again_ends_the_row_before_it(lake: Lake) -> None:
+    """Rows that are read again are ahead of the log, which then has changes between the two."""
+    lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="x"), insert(1, 2, id=3, note="p")))
+    lake.batch(2, load(insert(10, id=1, note="c"), insert(10, id=2, note="x")))
+    lake.batch(3, log(change(5, "a", "b"), delete(6, id=3, note="p")))
+    assert lake.periods() == [("a", 1, 5), ("p", 1, 6), ("x", 1, 10), ("b", 5, None), ("x", 10, None)]
+
+
 def test_another_generation_writes_batches_of_the_same_number(lake: Lake) -> None:
     lake.batch(1, log(insert(1, id=1, note="a")))
     lake.batch(1, log(change(2, "a", "b")), generation="h")

@@ -45,6 +45,7 @@ from penstock.errors import (
     TransientError,
 )
 from penstock.model import Column, TableName, TablePatterns
+from penstock.pipeline import hidden_changes
 from penstock.pipeline.evolution import evolved, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
@@ -60,7 +61,7 @@ from penstock.pipeline.table_changes import (
     same_rows,
 )
 from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_rows, shard_of
-from penstock.sinks.sink import Evolution, Sink, keeps_tables
+from penstock.sinks.sink import Evolution, Sink
 from penstock.sinks.sql_rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
 
@@ -336,8 +337,9 @@ class PipelineTables:
             ]
 
         emptied = self._come_and_go(source, found, ours)
-        if self._sink.keeps_state:
-            self._ask_again(source, found, ours, statement, emptied)
+        is_copy, has_key = partial(self._is_copy, source), partial(self._has_key, source)
+        rereads = hidden_changes.rereads_after(found, self._sink, ours, is_copy, has_key)
+        self._ask_again(source, rereads, statement, emptied)
         rekeyed = statement.tables & before.keys() - found.gone - found.come if found.alters_keys else set()
         for name in ours(found.altered | found.swapped | found.replaced | found.unlogged | rekeyed):
             self._follow(source, name, found, statement, spelling)
@@ -414,8 +416,10 @@ class PipelineTables:
         self, source: PipelineSource, name: TableName, statement: LoggedStatement, how: Emptied
     ) -> None:
         """Have a table's rows taken out of targets that may have other rows too: by reading what is there."""
-        if not self._sink.keeps_state:
+        if hidden_changes.follows(self._sink) is hidden_changes.Follows.NOTHING:
             return
+        if hidden_changes.follows(self._sink) is hidden_changes.Follows.REOPENS:
+            hidden_changes.refuse_shared(self._settings, name, statement)
         if source.server is None or not self._has_key(source, name) or how is Emptied.UNKNOWN:
             hint = "Name the server the log is of (source.server), so that the tables can be compared"
             if how is Emptied.UNKNOWN:
@@ -453,22 +457,16 @@ class PipelineTables:
     def _ask_again(
         self,
         source: PipelineSource,
-        found: Consequences,
-        ours: Any,
+        rereads: hidden_changes.Rereads,
         statement: LoggedStatement,
         emptied: set[TableName],
     ) -> None:
         """Ask for tables to be read again whose values the log does not show."""
-        emptied.update(ours(found.replaced))
-        lost = set(ours(found.unlogged))
-        lost |= {name for name in ours(found.swapped) if not self._is_copy(source, name)}
-        if keeps_tables(self._sink):
-            lost |= set(ours(found.rekeyed))
-        # Rows that are gone are found by their keys. A table without a key is read into its emptied target.
-        compared = {name for name in lost if self._has_key(source, name)}
-        emptied.update(lost - compared)
-        wanted = set(ours(found.reread | found.replaced)) | lost
-        for name in sorted(wanted):
+        if hidden_changes.follows(self._sink) is hidden_changes.Follows.NOTHING:
+            hidden_changes.warn_of_feed(self._settings, rereads.tables, statement)
+            return
+        emptied.update(rereads.emptied)
+        for name in sorted(rereads.tables):
             if source.server is None:
                 raise SchemaChanged(
                     f"{name} was changed so that its rows have values which the log does not show:"
@@ -478,7 +476,7 @@ class PipelineTables:
                 )
             # Asked twice of one statement is once, so this asks for what an emptied table needs too.
             how = self._emptied(table_key(source.name, name)) if name in emptied else Emptied.STAYS
-            remove = name in compared or how is Emptied.COMPARED
+            remove = name in rereads.compared or how is Emptied.COMPARED
             self._reread(source.name, name, statement.position, remove=remove)
 
     def _is_copy(self, source: PipelineSource, name: TableName) -> bool:

@@ -148,10 +148,11 @@ class _Events:
         return _with(stored, made)
 
     def mend(self, group: pyarrow.Table, _: numpy.ndarray, __: int) -> pyarrow.Table:
-        """Return rows of the table with an end where they were open and something of the batch ends them.
+        """Return rows of the table, each with the end that the first event of its key gives it.
 
-        A row that was loaded may have an end before its begin: the log behind the load tells all of its time
-        that the load tells, so it is left out.
+        A row that was read ahead of the log ended the one before it at its own version; the log's next change
+        of that key is earlier, and moves that end. The row itself would end before it begins: the log has all
+        of its time, so it is left out.
         """
         ends = numpy.full(group.num_rows, _OPEN, numpy.int64)
         times = ends.copy()
@@ -161,12 +162,17 @@ class _Events:
             ends, times = self._told(events)
         begun = group.column(FROM_VERSION).to_numpy()
         ends, times = self._sooner_emptied(begun, ends, times)
-        is_open = pc.is_null(group.column(TO_VERSION))
+        stored = group.column(TO_VERSION)
+        is_open = pc.is_null(stored).to_numpy()
+        later = pc.fill_null(stored, _OPEN).to_numpy() > ends
+        # An end that is later than the log's own was made by rows that were read ahead of it.
+        moved = (ends != _OPEN) & (is_open | (later & (ends >= begun)))
+        mask = pyarrow.array(moved)
         made = {
-            TO_VERSION: pc.if_else(is_open, _or_null(ends), group.column(TO_VERSION)),
-            TO_TIME: pc.if_else(is_open, _moments(times), group.column(TO_TIME)),
+            TO_VERSION: pc.if_else(mask, _or_null(ends), stored),
+            TO_TIME: pc.if_else(mask, _moments(times), group.column(TO_TIME)),
         }
-        told_anew = is_open.to_numpy() & (ends != _OPEN) & (ends < begun)
+        told_anew = is_open & (ends != _OPEN) & (ends < begun)
         return _with(group, made).filter(pyarrow.array(~told_anew))
 
     def _sooner_emptied(

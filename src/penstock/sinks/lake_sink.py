@@ -74,6 +74,7 @@ class LakeSink(Sink):
         self.spread = Spread.RANGES if mode is Mode.FEED else Spread.TABLES
         self.load_spread = None if mode is Mode.HISTORY else Spread.RANGES
         self.keeps_state = mode is Mode.MIRROR
+        self.keeps_history = mode is Mode.HISTORY
 
     # --- What a format says -----------------------------------------------------------------
 

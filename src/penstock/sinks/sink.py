@@ -173,6 +173,8 @@ class Sink(ABC):
     load_spread: Spread | None = None
     # Whether the last image of each key is enough: then those before it may be left out on the way.
     keeps_state: bool = True
+    # Whether a row that is read again ends the period of the row that the target has under its key.
+    keeps_history: bool = False
     # Whether all rows of a target have the columns that it was prepared with; messages have their own.
     shares_columns: bool = True
     # What of `_metadata` it looks at in rows that are state, so that the rest need not come; None for all.
