@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ::arrow_schema::Field;
+use penstock_kernel::column::DeclaredColumn;
 use penstock_kernel::emit::{envelope, events, messages, system, transactions};
-use penstock_kernel::stream::DeclaredColumn;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 

@@ -16,7 +16,7 @@ use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{Field, Schema};
 
 use crate::charset::Charset;
-use crate::column::{ColumnBuilder, Kind};
+use crate::column::{ColumnBuilder, DeclaredColumn, Kind};
 use crate::cursor::Cursor;
 use crate::emit::system::{self, EventView, Images, SystemColumns, TableRef};
 use crate::emit::{Batch, TransactionView};
@@ -25,7 +25,6 @@ use crate::event::Change;
 use crate::gtid::Gtid;
 use crate::limits::EVENT_BYTES_MAX;
 use crate::packet::{server_error, ServerError};
-use crate::stream::DeclaredColumn;
 
 const HEADER_BYTES: usize = 4;
 const PAYLOAD_BYTES_MAX: usize = 0xff_ffff;

@@ -5,8 +5,7 @@
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-use super::builder::Appended;
-use super::store::Runs;
+use super::store::{Appended, Runs};
 use super::{base64, Form};
 
 /// Zero bytes a value has to be padded with.

@@ -5,8 +5,7 @@ use arrow_schema::DataType;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-use super::builder::Appended;
-use super::store::Store;
+use super::store::{Appended, Store};
 use super::{base64, integer};
 
 /// 64 bits need a sign bit more than Spark's widest integer has.

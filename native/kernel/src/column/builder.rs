@@ -5,14 +5,12 @@ use arrow_buffer::NullBufferBuilder;
 
 use crate::charset::Charset;
 use crate::cursor::Cursor;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 
-use super::store::Store;
+use super::kind::misplaced;
+use super::store::{Appended, Store};
 use super::{binary, bit, compressed, date, datetime, decimal, enumeration, float, inet, integer, json, set, text};
 use super::{sent, time, timestamp, uuid, vector, year, Kind, Value};
-
-/// What became of one value: stored, or refused with the text that says exactly what it was.
-pub(super) type Appended = Result<Option<String>>;
 
 /// The values of one column of the batch in the making.
 #[derive(Debug)]
@@ -208,11 +206,4 @@ fn append_value(store: &mut Store, kind: &Kind, value: Value<'_>) -> Appended {
         (value, kind, _) => return Err(misplaced(value.name(), kind)),
     }
     Ok(None)
-}
-
-/// The error of a value whose column was built for another type.
-#[cold]
-pub(super) fn misplaced(value: &str, kind: &Kind) -> Error {
-    let message = format!("{value} does not fit the Arrow column that was made for {}", kind.type_text());
-    Error::new(ErrorKind::SchemaMismatch, message)
 }

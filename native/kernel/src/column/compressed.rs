@@ -11,9 +11,8 @@ use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 use crate::limits::DECOMPRESSED_BYTES_MAX;
 
-use super::builder::Appended;
-use super::store::Runs;
-use super::{base64, binary, text, Kind};
+use super::store::{Appended, Runs};
+use super::{base64, binary, text};
 
 const METHOD_STORED: u8 = 0;
 const METHOD_ZLIB: u8 = 8;
@@ -68,22 +67,25 @@ pub(super) fn append_binary(bytes: &[u8], runs: &mut Runs<u8>) -> Appended {
     binary::append_plain(&plain(bytes)?, runs)
 }
 
-pub(super) fn write_text(bytes: &[u8], kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-    let plain = plain(bytes)?;
-    match kind {
-        Kind::CompressedText { charset, .. } => text::write_text(&plain, *charset, out),
-        _ => out.extend_from_slice(&plain),
-    }
+pub(super) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> Result<()> {
+    text::write_text(&plain(bytes)?, charset, out);
     Ok(())
 }
 
-/// Adds the plain value as a JSON string: text as it is, bytes in base64.
-pub(super) fn write_json(bytes: &[u8], kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-    let plain = plain(bytes)?;
-    match kind {
-        Kind::CompressedText { charset, .. } => text::write_json(&plain, *charset, out),
-        _ => base64::write_quoted(&plain, out),
-    }
+pub(super) fn write_bytes(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    out.extend_from_slice(&plain(bytes)?);
+    Ok(())
+}
+
+/// Adds the plain text as a JSON string.
+pub(super) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> Result<()> {
+    text::write_json(&plain(bytes)?, charset, out);
+    Ok(())
+}
+
+/// Adds the plain bytes in base64, as a JSON string.
+pub(super) fn write_base64(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    base64::write_quoted(&plain(bytes)?, out);
     Ok(())
 }
 

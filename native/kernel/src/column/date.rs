@@ -3,8 +3,8 @@
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-use super::builder::Appended;
 use super::integer::{write_digits, write_signed};
+use super::store::Appended;
 
 /// A date as it was written, which need not be a day of the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,8 @@
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-use super::builder::Appended;
 use super::integer::{write_digits, write_signed};
+use super::store::Appended;
 use super::{date, fraction, Date, Layout};
 
 /// A date and a time of day as they were written, which need not be a moment of the calendar.

@@ -10,9 +10,8 @@ use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
 use super::base64;
-use super::builder::Appended;
 use super::integer::write_digits;
-use super::store::Store;
+use super::store::{Appended, Store};
 
 /// The digits of Arrow's (and Spark's) widest decimal.
 const ARROW_DIGITS_MAX: u8 = 38;

@@ -16,6 +16,34 @@ use super::{enumeration, set, Form, Kind, Layout};
 /// Digits of DECIMAL where none are given.
 const DECIMAL_DIGITS_DEFAULT: u64 = 10;
 
+/// A column as somebody declares it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeclaredColumn {
+    /// Its name.
+    pub name: String,
+    /// The SQL type, as information_schema.COLUMNS.COLUMN_TYPE prints it.
+    pub type_text: String,
+    /// The name of the character set, for texts.
+    pub charset: Option<String>,
+    /// Whether it may be null.
+    pub nullable: bool,
+}
+
+impl DeclaredColumn {
+    /// The kind it declares.
+    pub fn kind(&self, mariadb: bool) -> Result<Kind> {
+        let charset =
+            match &self.charset {
+                None => None,
+                Some(name) => Some(Charset::from_name(name).ok_or_else(|| {
+                    Error::new(ErrorKind::SchemaInvalid, format!("character set `{name}` is not known"))
+                })?),
+            };
+        Kind::declared(&self.type_text, charset, mariadb)
+            .map_err(|error| error.within(&format!("column `{}`", self.name)))
+    }
+}
+
 /// A type taken apart: `decimal(10,2) unsigned` is the words `decimal` and `unsigned` and the numbers 10 and 2.
 struct Parsed<'a> {
     text: &'a str,
@@ -263,8 +291,14 @@ impl<'a> Parsed<'a> {
             }
             "tinytext" | "text" | "mediumtext" | "longtext" => self.string(Form::Large, self.charset(charset)?)?,
             "tinyblob" | "blob" | "mediumblob" | "longblob" => self.string(Form::Large, Charset::Binary)?,
-            "enum" => enumeration::kind(enumeration::width(self.members.len()), members())?,
-            "set" => set::kind(set::width(self.members.len()), members())?,
+            "enum" => {
+                let bytes = enumeration::width(self.members.len());
+                Kind::Enumeration { bytes, values: enumeration::members(bytes, members())? }
+            }
+            "set" => {
+                let bytes = set::width(self.members.len());
+                Kind::Set { bytes, values: set::members(bytes, members())? }
+            }
             "json" if mariadb => {
                 Kind::Text { prefix: 4, form: Form::Large, charset: charset.unwrap_or(Charset::Utf8mb4) }
             }

@@ -5,17 +5,15 @@ use std::sync::Arc;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-use super::builder::Appended;
-use super::store::Runs;
-use super::Kind;
+use super::store::{Appended, Runs};
 
 /// The server's ceiling.
 const MEMBERS_MAX: usize = 65_535;
 
-/// The kind of an ENUM with these members, whose number has to agree with the width of a value.
-pub(super) fn kind(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Kind> {
+/// The members of an ENUM, whose number has to agree with the width of a value.
+pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str>]>> {
     if values.len() <= MEMBERS_MAX && bytes == width(values.len()) {
-        return Ok(Kind::Enumeration { bytes, values });
+        return Ok(values);
     }
     let message = format!("an ENUM of {} members in {bytes} bytes", values.len());
     Err(Error::new(ErrorKind::SchemaMismatch, message))
@@ -75,9 +73,9 @@ mod tests {
 
     #[test]
     fn the_members_decide_the_width() {
-        let members = |count: usize| -> Arc<[Arc<str>]> { (0..count).map(|slot| slot.to_string().into()).collect() };
-        assert!(kind(1, members(255)).is_ok());
-        assert!(kind(2, members(256)).is_ok());
-        assert_eq!(kind(1, members(256)).unwrap_err().kind(), ErrorKind::SchemaMismatch);
+        let named = |count: usize| -> Arc<[Arc<str>]> { (0..count).map(|slot| slot.to_string().into()).collect() };
+        assert!(members(1, named(255)).is_ok());
+        assert!(members(2, named(256)).is_ok());
+        assert_eq!(members(1, named(256)).unwrap_err().kind(), ErrorKind::SchemaMismatch);
     }
 }

@@ -4,9 +4,8 @@ use crate::cursor::Cursor;
 use crate::error::Result;
 
 use super::binary::read_fixed;
-use super::builder::Appended;
 use super::integer::write_unsigned;
-use super::store::Runs;
+use super::store::{Appended, Runs};
 
 #[inline]
 pub(super) fn read4(cursor: &mut Cursor<'_>) -> Result<[u8; 4]> {

@@ -5,8 +5,7 @@ use arrow_schema::DataType;
 use crate::cursor::Cursor;
 use crate::error::{Error, ErrorKind, Result};
 
-use super::builder::Appended;
-use super::store::Store;
+use super::store::{Appended, Store};
 
 /// The next wider signed type for an unsigned one, since Spark has no unsigned integers.
 pub(super) fn arrow_type(bytes: u8, unsigned: bool) -> DataType {

@@ -6,35 +6,13 @@ use arrow_schema::{DataType, Field, TimeUnit};
 
 use crate::charset::Charset;
 use crate::cursor::Cursor;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 use super::{
     binary, compressed, date, datetime, enumeration, float, geometry, inet, integer, json, set, text, timestamp,
 };
 use super::{bit, decimal, time, Value};
-use super::{uuid, vector, year};
-
-/// How long a string column may be, as it was declared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// CHAR or BINARY of that many bytes.
-    Fixed(u16),
-    /// VARCHAR or VARBINARY of at most that many bytes.
-    Varying(u16),
-    /// TEXT or BLOB, whose length prefix says which of the four it is.
-    Large,
-}
-
-/// Which of the storage formats a temporal column uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    /// Since MySQL 5.6: big-endian bit fields, then the fraction (types 17, 18 and 19).
-    Packed,
-    /// Before that: little-endian decimal numbers without a fraction (types 7, 11 and 12).
-    Classic,
-    /// MariaDB's own fractions with `mysql56_temporal_format=OFF`: one big-endian count (types 7, 11 and 12).
-    Counted,
-}
+use super::{uuid, vector, year, Form, Layout};
 
 /// What one column holds. `prefix` is the number of length bytes before a value, `bytes` the width of one.
 #[derive(Debug, Clone, PartialEq)]
@@ -218,4 +196,11 @@ impl Kind {
 enum Width {
     Bytes(usize),
     Prefix(u8),
+}
+
+/// The error of a value whose column was built for another type.
+#[cold]
+pub(super) fn misplaced(value: &str, kind: &Kind) -> Error {
+    let message = format!("{value} does not fit the Arrow column that was made for {}", kind.type_text());
+    Error::new(ErrorKind::SchemaMismatch, message)
 }

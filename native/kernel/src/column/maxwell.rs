@@ -32,7 +32,10 @@ impl Value<'_> {
             }
             (Value::Text(bytes), Kind::Text { charset, .. }) => text::write_json(bytes, *charset, out),
             (Value::Bytes(bytes), Kind::Binary { form, .. }) => binary::write_json(bytes, *form, out),
-            (Value::Compressed(bytes), _) => compressed::write_json(bytes, kind, out)?,
+            (Value::Compressed(bytes), Kind::CompressedText { charset, .. }) => {
+                compressed::write_json(bytes, *charset, out)?;
+            }
+            (Value::Compressed(bytes), _) => compressed::write_base64(bytes, out)?,
             (Value::Bytes(bytes), _) => base64::write_quoted(bytes, out),
             (Value::Enumeration(index), Kind::Enumeration { values, .. }) => {
                 quoted::within(out, |out| enumeration::write_text(*index, values, out))?;

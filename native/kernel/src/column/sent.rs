@@ -8,8 +8,8 @@ use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, Result};
 
-use super::builder::{misplaced, Appended};
-use super::store::Store;
+use super::kind::misplaced;
+use super::store::{Appended, Store};
 use super::{binary, bit, date, datetime, decimal, fraction, inet, integer, text, time, timestamp, uuid, vector, year};
 use super::{Date, DateTime, Kind, Time, Timestamp};
 

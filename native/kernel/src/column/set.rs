@@ -5,17 +5,16 @@ use std::sync::Arc;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-use super::builder::Appended;
-use super::store::Runs;
-use super::{quoted, Kind};
+use super::quoted;
+use super::store::{Appended, Runs};
 
 /// The server's ceiling.
 const MEMBERS_MAX: usize = 64;
 
-/// The kind of a SET with these members, whose number has to agree with the width of a value.
-pub(super) fn kind(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Kind> {
+/// The members of a SET, whose number has to agree with the width of a value.
+pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str>]>> {
     if values.len() <= MEMBERS_MAX && bytes == width(values.len()) {
-        return Ok(Kind::Set { bytes, values });
+        return Ok(values);
     }
     let message = format!("a SET of {} members in {bytes} bytes", values.len());
     Err(Error::new(ErrorKind::SchemaMismatch, message))

@@ -15,6 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::spare::Spares;
 
+/// What became of one value: stored, or refused with the text that says exactly what it was.
+pub(super) type Appended = Result<Option<String>>;
+
 /// A reader holds one batch while the next is made.
 const SPARES_KEPT: usize = 2;
 

@@ -4,8 +4,7 @@ use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-use super::builder::Appended;
-use super::store::Runs;
+use super::store::{Appended, Runs};
 use super::{hex, quoted};
 
 #[inline(always)]

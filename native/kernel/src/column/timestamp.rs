@@ -7,7 +7,7 @@
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-use super::builder::Appended;
+use super::store::Appended;
 use super::{datetime, fraction, Date, DateTime, Layout};
 
 /// The time zone of the Arrow type.

@@ -4,9 +4,8 @@ use crate::cursor::Cursor;
 use crate::error::Result;
 
 use super::binary::read_fixed;
-use super::builder::Appended;
 use super::hex;
-use super::store::Runs;
+use super::store::{Appended, Runs};
 
 #[inline]
 pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<[u8; 16]> {

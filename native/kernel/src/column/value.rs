@@ -1,10 +1,6 @@
 //! One value as a view of its row image.
 
-use crate::emit::dialect::JsonStyle;
-use crate::error::{value_malformed, Result};
-
-use super::{binary, bit, compressed, date, datetime, decimal, enumeration, float, inet, integer, json, set, text};
-use super::{time, timestamp, uuid, year, Date, DateTime, Decimal, Kind, Time, Timestamp};
+use super::{Date, DateTime, Decimal, Time, Timestamp};
 
 /// One value. Variants with a slice borrow the row image. Its tag is a word, so that values are moved in whole words:
 /// what was written narrow and is read wide makes the processor wait.
@@ -62,74 +58,6 @@ pub enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// Adds the value as the server's own client shows it with `--batch --raw`: text as UTF-8, binary types as their
-    /// bytes, TIMESTAMP in UTC. Text that is not valid in its charset stands as a hexadecimal literal.
-    ///
-    /// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken JSON document.
-    pub fn write_text(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-        match (self, kind) {
-            (Value::Null, _) => out.extend_from_slice(b"NULL"),
-            (Value::Int(value), _) => integer::write_signed(*value, out),
-            (Value::UInt(value), _) => integer::write_unsigned(*value, out),
-            (Value::Float(value), _) => float::write_single(*value, out),
-            (Value::Double(value), _) => float::write_double(*value, out),
-            (Value::Decimal(value), _) => decimal::write_text(value, out)?,
-            (Value::Bit(value), Kind::Bit { bits }) => bit::write_text(*value, *bits, out),
-            (Value::Year(value), _) => year::write_text(*value, out),
-            (Value::Date(value), _) => date::write_text(*value, out),
-            (Value::DateTime(value), Kind::DateTime { fsp, .. }) => datetime::write_text(*value, *fsp, out),
-            (Value::Timestamp(value), Kind::Timestamp { fsp, .. }) => timestamp::write_text(*value, *fsp, out),
-            (Value::Time(value), Kind::Time { fsp, .. }) => time::write_text(*value, *fsp, out),
-            (Value::Text(bytes), Kind::Text { charset, .. }) => text::write_text(bytes, *charset, out),
-            (Value::Bytes(bytes), Kind::Binary { form, .. }) => binary::write_padded(bytes, *form, out),
-            (Value::Compressed(bytes), _) => compressed::write_text(bytes, kind, out)?,
-            (Value::Enumeration(index), Kind::Enumeration { values, .. }) => {
-                enumeration::write_text(*index, values, out)?
-            }
-            (Value::Set(bits), Kind::Set { values, .. }) => set::write_text(*bits, values, out)?,
-            (Value::Json(document), _) => json::write_text(document, out)?,
-            (Value::JsonText(text), _) => out.extend_from_slice(text.as_bytes()),
-            (Value::Bytes(bytes) | Value::Geometry(bytes) | Value::Vector(bytes), _) => out.extend_from_slice(bytes),
-            (Value::Uuid(bytes), _) => uuid::write_text(bytes, out),
-            (Value::Inet4(bytes), _) => inet::write_text4(bytes, out),
-            (Value::Inet6(bytes), _) => inet::write_text6(bytes, out),
-            (value, kind) => {
-                let declared = kind.type_text();
-                return Err(value_malformed(format!("{} in a column of type {declared}", value.name())));
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds the value as Canal's entries show it. `zone_seconds` are added to UTC for a TIMESTAMP.
-    ///
-    /// Raises `ValueMalformed` where the kind cannot hold the value.
-    #[inline]
-    pub fn write_canal(&self, kind: &Kind, zone_seconds: i32, out: &mut Vec<u8>) -> Result<()> {
-        match (self, kind) {
-            (Value::Null, _) => {}
-            (Value::Int(value), _) => integer::write_signed(*value, out),
-            (Value::UInt(value) | Value::Bit(value) | Value::Set(value), _) => integer::write_unsigned(*value, out),
-            (Value::Enumeration(index), _) => integer::write_unsigned((*index).into(), out),
-            (Value::Float(value), _) => float::write_java_single(*value, out),
-            (Value::Double(value), _) => float::write_java_double(*value, out),
-            (Value::Timestamp(value), Kind::Timestamp { fsp, .. }) => {
-                timestamp::write_text_in(*value, *fsp, zone_seconds, out);
-            }
-            (Value::Text(bytes), Kind::Text { charset, .. }) => text::write_canal(bytes, *charset, out),
-            (Value::Bytes(bytes), Kind::Binary { form, .. }) => binary::write_latin1(bytes, *form, out),
-            (Value::Geometry(bytes) | Value::Vector(bytes), _) => binary::write_latin1_plain(bytes, out),
-            (Value::Compressed(_), Kind::CompressedBinary { .. }) => {
-                let mut plain = Vec::new();
-                self.write_text(kind, &mut plain)?;
-                binary::write_latin1_plain(&plain, out);
-            }
-            (Value::Json(document), _) => json::write_text_in(document, JsonStyle::Canal, out)?,
-            _ => self.write_text(kind, out)?,
-        }
-        Ok(())
-    }
-
     /// The variant's name, for messages.
     pub(super) fn name(&self) -> &'static str {
         match self {

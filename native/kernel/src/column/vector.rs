@@ -3,9 +3,8 @@
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-use super::builder::Appended;
 use super::float;
-use super::store::Runs;
+use super::store::{Appended, Runs};
 
 #[inline]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {

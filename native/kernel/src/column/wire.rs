@@ -287,11 +287,11 @@ impl Kind {
             Shape::Compressed { form, prefix } => string_kind(form, prefix, charset()?, true),
             Shape::Enumeration { bytes } => match values()? {
                 values if values.is_empty() => Kind::Enumeration { bytes, values },
-                values => enumeration::kind(bytes, values)?,
+                values => Kind::Enumeration { bytes, values: enumeration::members(bytes, values)? },
             },
             Shape::Set { bytes } => match values()? {
                 values if values.is_empty() => Kind::Set { bytes, values },
-                values => set::kind(bytes, values)?,
+                values => Kind::Set { bytes, values: set::members(bytes, values)? },
             },
             Shape::Json { prefix } => Kind::Json { prefix },
             Shape::Geometry { prefix } => Kind::Geometry { prefix },

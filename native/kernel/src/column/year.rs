@@ -3,8 +3,8 @@
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-use super::builder::Appended;
 use super::integer::write_digits;
+use super::store::Appended;
 
 #[inline]
 pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<u16> {

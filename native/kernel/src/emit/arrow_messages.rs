@@ -17,6 +17,7 @@ use arrow_array::{
 use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
 
+use crate::column::DeclaredColumn;
 use crate::emit::arrow_rows::{ArrowRows, Pair};
 use crate::emit::dialect::{self, keys, protobuf, At, DialectOptions, Images, MessageColumn, TableView};
 use crate::emit::messages::{MessageKind, Messages};
@@ -25,7 +26,6 @@ use crate::emit::TransactionView;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::Change;
 use crate::gtid::Gtid;
-use crate::stream::DeclaredColumn;
 
 /// `PacketType.MESSAGES` of Canal, in whose frame its own queues carry entries.
 const PACKET_MESSAGES: u64 = 7;

@@ -6,12 +6,10 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ListArray, RecordBatch};
 
 use crate::charset::Charset;
-use crate::column::{json, noted, CellColumn, Kind, Noted, Value};
-use crate::emit::dialect::JsonStyle;
+use crate::column::{json, noted, CellColumn, DeclaredColumn, Kind, Noted, Value};
 use crate::emit::system;
+use crate::emit::unheld::{array, Unheld};
 use crate::error::Result;
-use crate::objects::{self, Unheld};
-use crate::stream::DeclaredColumn;
 
 /// One change in a batch: where its images stand, and which change of its transaction it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +26,7 @@ pub struct Pair {
 pub struct ArrowRows<'a> {
     columns: Vec<CellColumn<'a>>,
     names: Vec<&'a str>,
-    style: JsonStyle,
+    style: json::JsonStyle,
     /// For each row the names of the columns that its image lacked, where there are such rows.
     absent: Option<&'a ListArray>,
     /// What columns cannot hold, by row and column.
@@ -42,12 +40,12 @@ impl<'a> ArrowRows<'a> {
         batch: &'a RecordBatch,
         declared: &'a [DeclaredColumn],
         mariadb: bool,
-        style: JsonStyle,
+        style: json::JsonStyle,
     ) -> Result<ArrowRows<'a>> {
         let kinds = declared.iter().map(|column| column.kind(mariadb)).collect::<Result<Vec<Kind>>>()?;
         let mut columns = Vec::with_capacity(declared.len());
         for (column, kind) in declared.iter().zip(&kinds) {
-            columns.push(CellColumn::new(&column.name, kind, objects::array(batch, &column.name)?)?);
+            columns.push(CellColumn::new(&column.name, kind, array(batch, &column.name)?)?);
         }
         let names: Vec<&str> = declared.iter().map(|column| column.name.as_str()).collect();
         let noted = noted_values(batch, declared, &kinds)?;
@@ -79,7 +77,9 @@ impl<'a> ArrowRows<'a> {
             return Ok(Some(noted.value()));
         }
         let value = match column.value(row) {
-            Ok(Value::JsonText(text)) if self.style == JsonStyle::Canal => json::restyle(&text).map(Value::JsonText),
+            Ok(Value::JsonText(text)) if self.style == json::JsonStyle::Canal => {
+                json::restyle(&text).map(Value::JsonText)
+            }
             value => value,
         };
         value.map(Some).map_err(|error| error.within(&format!("column `{name}`")))

@@ -11,6 +11,7 @@ pub mod messages;
 pub mod system;
 pub mod transactions;
 pub mod typed;
+pub(crate) mod unheld;
 
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
 //! Tables as dialects see them.
 
 use super::proof::prove_column;
-use super::tables::DeclaredColumn;
-use crate::column::Kind;
+use crate::column::{DeclaredColumn, Kind};
 use crate::emit::dialect::{MessageColumn, TableView};
 use crate::emit::system::TableRef;
 use crate::emit::typed::SourceColumn;

@@ -25,7 +25,7 @@ pub use options::{Emit, Options, Resume};
 pub use prepared::PreparedPlace;
 pub use replay::PreparedRequest;
 pub use statement::Statement;
-pub use tables::{Answer, DeclaredColumn, TableRequest};
+pub use tables::{Answer, TableRequest};
 
 use crate::emit::envelope::EnvelopeBatch;
 use crate::emit::events::EventsBatch;

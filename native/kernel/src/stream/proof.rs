@@ -1,8 +1,8 @@
 //! What the log says of a table judges the definition at hand.
 
-use super::tables::{logged_sources, DeclaredColumn, TableRequest};
+use super::tables::{logged_sources, TableRequest};
 use crate::charset::Charset;
-use crate::column::{Form, Kind};
+use crate::column::{DeclaredColumn, Form, Kind};
 use crate::emit::typed::SourceColumn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::{LogColumn, TableMap};

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use super::message_tables::{table_view, Keys};
 use super::proof::{charset_of, source_columns};
 use super::{Decoder, Emitter, Flow};
-use crate::charset::Charset;
-use crate::column::Kind;
+use crate::column::{DeclaredColumn, Kind};
 use crate::emit::envelope::EnvelopeTable;
 use crate::emit::messages::MessageTable;
 use crate::emit::system::TableRef;
@@ -27,34 +26,6 @@ const _: () = assert!(TABLES_KEPT_MAX < TABLES_OPEN_MAX);
 
 /// So many table ids are compared one by one before they are searched.
 const TABLES_RECENT_MAX: usize = 8;
-
-/// A column as somebody declares it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeclaredColumn {
-    /// Its name.
-    pub name: String,
-    /// The SQL type, as information_schema.COLUMNS.COLUMN_TYPE prints it.
-    pub type_text: String,
-    /// The name of the character set, for texts.
-    pub charset: Option<String>,
-    /// Whether it may be null.
-    pub nullable: bool,
-}
-
-impl DeclaredColumn {
-    /// The kind it declares.
-    pub fn kind(&self, mariadb: bool) -> Result<Kind> {
-        let charset =
-            match &self.charset {
-                None => None,
-                Some(name) => Some(Charset::from_name(name).ok_or_else(|| {
-                    Error::new(ErrorKind::SchemaInvalid, format!("character set `{name}` is not known"))
-                })?),
-            };
-        Kind::declared(&self.type_text, charset, mariadb)
-            .map_err(|error| error.within(&format!("column `{}`", self.name)))
-    }
-}
 
 /// A table that was not seen before: how is it to be read?
 #[derive(Debug, Clone)]

@@ -7,6 +7,7 @@
 mod binary;
 mod partial;
 mod restyle;
+mod style;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -14,11 +15,11 @@ mod text;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-use super::builder::Appended;
-use super::store::Runs;
+use super::store::{Appended, Runs};
 
 pub use partial::{apply_partial, apply_partial_in};
 pub use restyle::{pick, prove, restyle, Step};
+pub use style::JsonStyle;
 pub use text::{write_text, write_text_in};
 
 #[inline]

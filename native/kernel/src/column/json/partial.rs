@@ -6,10 +6,10 @@
 use std::borrow::Cow;
 
 use crate::cursor::Cursor;
-use crate::emit::dialect::JsonStyle;
 use crate::error::{value_malformed, Error, Result};
 
 use super::binary::{utf8, Node};
+use super::style::JsonStyle;
 use super::text::{deeper, Writer};
 
 const REPLACE: u8 = 0;

@@ -4,9 +4,9 @@
 //! other, and a DECIMAL is told from a DOUBLE only where its digits are not those that the server shows of a DOUBLE.
 
 use crate::column::float;
-use crate::emit::dialect::JsonStyle;
 use crate::error::{value_malformed, Error, Result};
 
+use super::style::JsonStyle;
 use super::text::{deeper, Writer};
 
 /// The document in Canal's style. Raises `ValueMalformed` for text that is no document.

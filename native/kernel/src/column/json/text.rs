@@ -5,11 +5,11 @@
 use crate::column::quoted::{self, Look};
 use crate::column::{base64, date, datetime, decimal, float, integer, time, Time};
 use crate::cursor::Cursor;
-use crate::emit::dialect::JsonStyle;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 use crate::limits::JSON_DEPTH_MAX;
 
 use super::binary::{utf8, Container, Node};
+use super::style::JsonStyle;
 
 const DECIMAL: u64 = 246;
 const DATE: u64 = 10;

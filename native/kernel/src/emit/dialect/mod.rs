@@ -20,6 +20,7 @@ pub mod walk;
 
 use std::sync::Arc;
 
+pub use crate::column::json::JsonStyle;
 use crate::column::Kind;
 use crate::emit::messages::Messages;
 use crate::emit::system::EventView;
@@ -109,15 +110,6 @@ pub trait TableWriter: Send + Sync {
     fn tells_changes(&self) -> bool {
         true
     }
-}
-
-/// How the text of a JSON document looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JsonStyle {
-    /// As MySQL's own client shows it.
-    Server,
-    /// As Canal writes it.
-    Canal,
 }
 
 /// Where a message comes from.

@@ -1,10 +1,11 @@
 //! Walks the images of one rows event: row by row, each image as one value for each column of the table. Changes that are
 //! Arrow already are walked in the same way.
 
+use crate::column::json::JsonStyle;
 use crate::column::{json, Kind, Value};
 use crate::cursor::Cursor;
 use crate::emit::arrow_rows::{ArrowRows, Pair};
-use crate::emit::dialect::{JsonStyle, TableView};
+use crate::emit::dialect::TableView;
 use crate::emit::typed::RowsView;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{self, bit, PartialHead};

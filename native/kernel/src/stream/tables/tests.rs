@@ -1,6 +1,7 @@
 //! What a declaration and a table map together say of a column.
 
 use super::*;
+use crate::charset::Charset;
 use crate::column::{Hints, Wire};
 
 /// Sixteen bytes: MariaDB's UUID, INET6 and BINARY(16) all look so in a table map.

@@ -1,0 +1,23 @@
+//! How strings and moments are laid out in a row image.
+
+/// How long a string column may be, as it was declared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// CHAR or BINARY of that many bytes.
+    Fixed(u16),
+    /// VARCHAR or VARBINARY of at most that many bytes.
+    Varying(u16),
+    /// TEXT or BLOB, whose length prefix says which of the four it is.
+    Large,
+}
+
+/// Which of the storage formats a temporal column uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Since MySQL 5.6: big-endian bit fields, then the fraction (types 17, 18 and 19).
+    Packed,
+    /// Before that: little-endian decimal numbers without a fraction (types 7, 11 and 12).
+    Classic,
+    /// MariaDB's own fractions with `mysql56_temporal_format=OFF`: one big-endian count (types 7, 11 and 12).
+    Counted,
+}
