@@ -65,9 +65,8 @@ def own_names(tree: ast.Module) -> set[str]:
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
-            if isinstance(node.ctx, ast.Store):
-                names.add(node.attr)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr if ast.unparse(node.value) in ("self", "cls") else "")
     return names
 
 
