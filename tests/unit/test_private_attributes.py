@@ -7,6 +7,7 @@ so that a new release fails here, with the name, and not in a reader at night.
 
 import ast
 import inspect
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_uvicorn_server_starts_and_stops_as_the_listener_expects() -> None:
 @pytest.mark.parametrize("package", PINNED)
 def test_library_with_used_internals_has_an_upper_bound(package: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    requirements = list(itertools.chain(project["dependencies"], *project["optional-dependencies"].values()))
     bounds = [text for text in requirements if re.match(rf"{package}\b", text)]
     assert bounds
     assert all(re.search(r"<\d", text) for text in bounds)

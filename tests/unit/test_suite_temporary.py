@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tools.suite.temporary import DiskTooSmall, remove_leftovers, temporary_folder
@@ -51,4 +52,28 @@ def test_full_disk_is_refused_before_any_test_runs(tmp_path: Path) -> None:
         temporary_folder(tmp_path, 10**20),
     ):
         pytest.fail("the tests ran")
+    assert not list(tmp_path.iterdir())
+
+
+def test_terminated_run_ends_its_tests_and_removes_its_folder(tmp_path: Path) -> None:
+    program = (
+        "import sys, signal\n"
+        "from pathlib import Path\n"
+        "from tools.suite import run\n"
+        "from tools.suite.temporary import temporary_folder\n"
+        "signal.signal(signal.SIGTERM, run._end_on_termination)\n"
+        "child = [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)']\n"
+        f"with temporary_folder(Path({str(tmp_path)!r}), 0) as folder:\n"
+        "    run.run_steps({'tests': child}, {'TMPDIR': str(folder)})\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not psutil.pid_exists(child)
     assert not list(tmp_path.iterdir())

@@ -14,11 +14,14 @@ where pytest keeps them. A run does not begin where the disk has less room than 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
@@ -27,10 +30,13 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 3
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15
+# pytest stops its servers within this time after an interrupt.
+END_SECONDS_MAX = 60.0
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the steps in order; return 0, or the exit status of the first that failed."""
+    signal.signal(signal.SIGTERM, _end_on_termination)
     parser = _parser()
     arguments = parser.parse_args(words)
     if arguments.area is not None and not has_tests(area_words(arguments.area)):
@@ -55,11 +61,30 @@ def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
     for name, command in commands.items():
         environment = os.environ | variables | {STEPS_VARIABLE: json.dumps(steps)}
         begun = time.monotonic()
-        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        status = run_step(command, environment)
         steps[name] = time.monotonic() - begun
         if status:
             return status
     return 0
+
+
+def run_step(command: list[str], environment: dict[str, str]) -> int:
+    """Run a command and return its exit status; an interrupted one ends its tests before this returns."""
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(END_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+
+
+def _end_on_termination(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave by an exception, so that the tests end and their folder is removed."""
+    sys.exit(128 + number)
 
 
 def area_words(text: str) -> list[str]:
