@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shop's tables, streamed from its database server into Delta tables while it is being written to.
+"""A shop's tables, kept equal in Delta while the shop writes: `penstock run`, a SIGKILL, `penstock verify`.
 
     python -m demo
 
-`shop` is the source, `mirror` the target, `verdict` compares the two, `screen` shows how far it is.
+`shop` is the source and its writer, `pipeline` the pipeline's file and process, `screen` shows how far it is.
 """

@@ -3,15 +3,14 @@
 
     python -m demo.shop PORT SECONDS
 
-The writer is a process of its own. About twice a second, and at its end, it prints its tally as one line of
-JSON: for each table how many rows it has inserted, updated and deleted in committed transactions.
+The writer is a process of its own. It writes from its start on; SECONDS are counted from SIGUSR1.
 """
 
-import json
 import random
+import signal
 import sys
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -63,7 +62,6 @@ TRANSACTIONS_PER_SECOND_MAX = 600
 # Before the column is added, and with it: so few that a slow machine does them in the time, enough for every
 # kind of change.
 TRANSACTIONS_MIN = 200
-TALLY_SECONDS = 0.5
 # Counted down from here, for MySQL goes on with AUTO_INCREMENT above the highest key it has seen.
 RENUMBERED_BELOW = 2_000_000_000
 
@@ -72,19 +70,14 @@ _NOTES = (None, "gift wrap 🎁", "fragile\tkeep upright", 'ring twice;\n"no" le
 
 
 class Shop:
-    """A shop's business, one transaction of several statements at a time.
-
-    `tally` counts the rows of committed transactions, by (table, kind of change), as the server reports them.
-    """
+    """A shop's business, one transaction of several statements at a time."""
 
     def __init__(self, connection: Any, seed: int = 1) -> None:
-        self.tally: Counter[tuple[str, str]] = Counter()
         self.has_coupons = False
         self._connection = connection
         self._cursor = connection.cursor()
         self._random = random.Random(seed)
         self._orders: list[int] = []
-        self._pending: Counter[tuple[str, str]] = Counter()
         self._renumbered = 0
 
     def trade(self) -> None:
@@ -94,8 +87,6 @@ class Shop:
         self._connection.begin()
         kind()
         self._connection.commit()
-        self.tally += self._pending
-        self._pending.clear()
 
     def add_column(self) -> None:
         """Give orders a further column, used from now on."""
@@ -157,7 +148,7 @@ class Shop:
     def _cancel(self) -> None:
         order = self._orders.pop(self._random.randrange(len(self._orders)))
         for table, key in (("payments", "order_id"), ("order_items", "order_id"), ("orders", "id")):
-            self._count(table, "delete", f"DELETE FROM {DATABASE}.{table} WHERE {key} = %s", order)
+            self._cursor.execute(f"DELETE FROM {DATABASE}.{table} WHERE {key} = %s", (order,))
 
     def _renumber(self) -> None:
         """Change primary keys: to a target that is a delete of one row and an insert of another."""
@@ -172,15 +163,12 @@ class Shop:
         """Insert rows in one statement; return the number the server gave the first."""
         names, one = ", ".join(rows[0]), f"({', '.join(['%s'] * len(rows[0]))})"
         statement = f"INSERT INTO {DATABASE}.{table} ({names}) VALUES {', '.join([one] * len(rows))}"
-        self._count(table, "insert", statement, *(value for row in rows for value in row.values()))
+        self._cursor.execute(statement, [value for row in rows for value in row.values()])
         number: int = self._cursor.lastrowid
         return number
 
     def _update(self, table: str, rest: str, *values: Any) -> None:
-        self._count(table, "update", f"UPDATE {DATABASE}.{table} SET {rest}", *values)
-
-    def _count(self, table: str, kind: str, statement: str, *values: Any) -> None:
-        self._pending[table, kind] += self._cursor.execute(statement, values)
+        self._cursor.execute(f"UPDATE {DATABASE}.{table} SET {rest}", values)
 
 
 def create(sql: Callable[[str], Any]) -> None:
@@ -206,30 +194,26 @@ def log_end(connection: Any) -> tuple[str, int]:
 
 
 def main(port: int, seconds: float) -> None:
-    """Trade for so long, at a pace that leaves a small machine time to follow; add the column half way.
+    """Trade until SIGUSR1 and for so long after it, at a pace that leaves a small machine time to follow.
 
-    A machine that stood still goes on for longer, until there are transactions enough of both halves.
+    The column is added half way. A machine that stood still goes on for longer, until there are transactions
+    enough of both halves.
     """
+    counted = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda number, frame: counted.set())
     with pymysql.connect(host="127.0.0.1", port=port, user="root") as connection:
         shop = Shop(connection)
-        began = told = time.monotonic()
+        first = began = time.monotonic()
         transactions, with_coupons = 0, 0
         while (now := time.monotonic()) < began + seconds or with_coupons < TRANSACTIONS_MIN:
+            if not counted.is_set():
+                began = now
             if not shop.has_coupons and now > began + seconds / 2 and transactions >= TRANSACTIONS_MIN:
                 shop.add_column()
             shop.trade()
             transactions += 1
             with_coupons += shop.has_coupons
-            if now > told + TALLY_SECONDS:
-                told = now
-                _tell(shop.tally)
-            time.sleep(max(0.0, began + transactions / TRANSACTIONS_PER_SECOND_MAX - now))
-        _tell(shop.tally)
-
-
-def _tell(tally: Counter[tuple[str, str]]) -> None:
-    kinds = ("insert", "update", "delete")
-    print(json.dumps({table: {kind: tally[table, kind] for kind in kinds} for table in TABLES}), flush=True)
+            time.sleep(max(0.0, first + transactions / TRANSACTIONS_PER_SECOND_MAX - now))
 
 
 if __name__ == "__main__":
