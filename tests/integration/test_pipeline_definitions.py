@@ -25,8 +25,13 @@ _SWAP = """
     INSERT INTO {t} (id, name) VALUES (90, 'after')"""
 
 _SWAP_FOR_AN_INDEX = """
-    CREATE TABLE _{t}_new LIKE {t}; ALTER TABLE _{t}_new ADD INDEX (name);
-    INSERT INTO _{t}_new SELECT * FROM {t};
+    CREATE TABLE _{t}_gho LIKE {t}; ALTER TABLE _{t}_gho ADD INDEX (name);
+    INSERT INTO _{t}_gho SELECT * FROM {t};
+    rename /* gh-ost */ table {t} TO _{t}_del, _{t}_gho TO {t}; DROP TABLE _{t}_del;
+    INSERT INTO {t} VALUES (90, 'after')"""
+
+_SWAP_FOR_OTHER_ROWS = """
+    CREATE TABLE _{t}_new LIKE {t}; INSERT INTO _{t}_new VALUES (2, 'other'), (9, 'more');
     RENAME TABLE {t} TO _{t}_old, _{t}_new TO {t}; DROP TABLE _{t}_old;
     INSERT INTO {t} VALUES (90, 'after')"""
 
@@ -80,6 +85,7 @@ CASES = {
     ),
     "swapped": (_SWAP, True),
     "swapped_same": (_SWAP_FOR_AN_INDEX, False),
+    "swapped_by_hand": (_SWAP_FOR_OTHER_ROWS, True),
     "swapped_shorter": (_SWAP_FOR_A_SHORTER_TYPE, True),
     "swapped_unique": (_SWAP_FOR_A_UNIQUE_KEY, True),
     "dropped_and_added": ("ALTER TABLE {t} DROP COLUMN name, ADD COLUMN name VARCHAR(20)", True),

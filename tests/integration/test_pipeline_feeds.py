@@ -68,10 +68,23 @@ def _files(folder: Path, database: str, _: Server) -> tuple[dict[str, Any], Read
     return {"files": {"path": str(folder / "feed")}}, read
 
 
+def _lake_table(folder: Path, database: str, table: str) -> pyarrow.Table:
+    return deltalake.DeltaTable(str(folder / "lake" / database / table)).to_pyarrow_table()
+
+
+def first_periods(rows: pyarrow.Table) -> pyarrow.Table:
+    """Return a history's rows as they were logged, without the periods of those that were read again."""
+    begin = "_valid_from_version"
+    if begin not in rows.column_names:
+        return rows
+    first = rows.group_by("id").aggregate([(begin, "min")]).rename_columns(["id", begin])
+    return rows.join(first, ["id", begin], join_type="inner")
+
+
 def _delta(mode: str) -> Callable[[Path, str, Server], tuple[dict[str, Any], Read]]:
     def sink(folder: Path, database: str, _: Server) -> tuple[dict[str, Any], Read]:
         def read(table: str) -> list[dict[str, Any]]:
-            return _rows(deltalake.DeltaTable(str(folder / "lake" / database / table)).to_pyarrow_table())
+            return _rows(first_periods(_lake_table(folder, database, table)))
 
         return {"delta": {"path": str(folder / "lake"), "mode": mode}}, read
 
@@ -145,4 +158,7 @@ def test_feeds_and_histories_hold_every_change_of_tables_that_are_altered_in_a_b
             if found != expected:
                 differences[name, table] = found
     assert not differences
+    renamed = _lake_table(tmp_path / "delta_history", database, "renamed").to_pylist()
+    now = [(row["id"], row["y"]) for row in renamed if row["_valid_to_version"] is None]
+    assert sorted(now) == list(source.sql("SELECT id, y FROM renamed ORDER BY id", database=database))
     other.sql(f"DROP DATABASE {database}_feed")

@@ -317,7 +317,7 @@ def test_a_column_that_returns_has_its_table_read_again_though_the_driver_began_
 def test_a_swap_for_a_unique_key_deletes_the_rows_that_the_copy_left_out(
     driver: Driver, mysql_server: Server
 ) -> None:
-    swap = "RENAME TABLE t TO _t_del, _t_gho TO t"
+    swap = "rename /* gh-ost */ table t to _t_del, _t_gho to t"
     mysql_server.sql("ALTER TABLE t ADD INDEX (id)", database=driver.database)
     driver.meet(swap, 1000)
     assert not driver.state.requests(), "a copy with the same columns and keys has the same rows"

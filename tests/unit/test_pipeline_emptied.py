@@ -73,7 +73,7 @@ def met(
         tables.open()
         at = Position(0, "binlog.000001", 1000)
         name = frozenset({ORDERS.name})
-        emptied = frozenset[TableName]() if statement.startswith(("RENAME", "ALTER")) else name
+        emptied = frozenset[TableName]() if statement.upper().startswith(("RENAME", "ALTER")) else name
         found = LoggedStatement(statement, "shop", at, at, name, frozenset(), emptied)
         learned = Learned()
         tables.learn([Surprise(OF_STATEMENT, 0, 0, "here", found)], learned, {})
@@ -135,6 +135,7 @@ ROWS_CHANGED = "ALTER TABLE orders DROP PRIMARY KEY, ADD PRIMARY KEY (region)"
         (VALUES_CHANGED, []),
         (ROWS_CHANGED, ["shop.orders"]),
         ("RENAME TABLE o TO orders", ["shop.orders"]),
+        ("RENAME TABLE orders TO _orders_old, _orders_new TO orders", ["shop.orders"]),
     ],
 )
 def test_history_has_rows_again_that_changed_without_being_logged(
@@ -142,6 +143,15 @@ def test_history_has_rows_again_that_changed_without_being_logged(
 ) -> None:
     """What a history has cannot be compared: where rows may be gone, all end first."""
     assert met(tmp_path, monkeypatch, statement, mode="history") == (emptied, [False])
+
+
+def test_copy_that_takes_a_table_s_place_is_compared_unless_its_tool_says_that_it_has_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand = "RENAME TABLE orders TO _orders_del, _orders_gho TO orders"
+    assert met(tmp_path, monkeypatch, by_hand) == ([], [True])
+    by_tool = by_hand.replace("RENAME", "rename /* gh-ost */")
+    assert met(tmp_path, monkeypatch, by_tool) == ([], [])
 
 
 def test_history_of_several_tables_stops_where_one_of_them_loses_rows(

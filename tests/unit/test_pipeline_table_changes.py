@@ -140,6 +140,10 @@ def test_a_copy_of_a_narrower_type_has_other_values(old: str, new: str) -> None:
         ("RENAME TABLE t TO u", {"gone"}),
         ("RENAME TABLE u TO t", {"replaced"}),
         ("RENAME TABLE t TO _t_del, _t_gho TO t", {"swapped"}),
+        ("RENAME TABLE `d`.`t` TO `d`.`_t_old`, `d`.`_t_new` TO `d`.`t`", {"swapped"}),
+        ("RENAME TABLE t TO `rename /* gh-ost */`, _t_new TO t", {"swapped"}),
+        ("rename /* gh-ost */ table `d`.`t` to `d`.`_t_del`, `d`.`_t_gho` to `d`.`t`", {"swapped", "copied"}),
+        ("alter /* gh-ost */ table `d`.`_t_gho` rename `t`", {"swapped", "copied"}),
         ("/* nightly */ TRUNCATE t WAIT 5", {"emptied"}),
         ("SET STATEMENT max_statement_time=1 FOR TRUNCATE t", {"emptied"}),
         ("CREATE OR REPLACE TABLE t (id INT)", {"emptied", "come", "made"}),
@@ -158,7 +162,7 @@ def test_a_copy_of_a_narrower_type_has_other_values(old: str, new: str) -> None:
 )
 def test_tables_come_and_go(text: str, what: set[str]) -> None:
     found = consequences_of(statement(text), SPELLING, BEFORE)
-    fields = ("emptied", "gone", "come", "made", "unlogged", "replaced", "swapped")
+    fields = ("emptied", "gone", "come", "made", "unlogged", "replaced", "swapped", "copied")
     assert {name for name in fields if T in getattr(found, name)} == what
 
 

@@ -480,7 +480,7 @@ class PipelineTables:
             self._reread(source.name, name, statement.position, remove=remove)
 
     def _is_copy(self, source: PipelineSource, name: TableName) -> bool:
-        """Tell whether the copy that took a table's place has the table's rows.
+        """Tell whether a copy of all rows that took a table's place has them as they were.
 
         Tools for schema changes cut and round values to the copy's types, and leave out rows that are equal
         by the copy's keys.

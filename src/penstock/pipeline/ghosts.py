@@ -13,6 +13,19 @@ from penstock.model import TableName, TablePatterns
 _GHOST = re.compile(r"_+(?P<table>.+?)(?:_\d{14})?_(?:gho|ghc|del|new|old)\Z")
 
 
+# How gh-ost begins the statement that puts its copy in place, once it has copied every row.
+_CUT_OVER = re.compile(r"\s*(?:rename|alter)\s+/\* gh-ost \*/", re.IGNORECASE)
+
+
+def is_cut_over(statement: str) -> bool:
+    """Tell whether gh-ost itself swaps tables by a statement.
+
+    Names alone do not tell: a table that somebody filled by hand may have the name of a ghost. The statement
+    of pt-online-schema-change is no other than one written by hand.
+    """
+    return _CUT_OVER.match(statement) is not None
+
+
 def table_of_ghost(name: TableName) -> TableName | None:
     """Return the table that a ghost belongs to, None where the name is no ghost's."""
     match = _GHOST.fullmatch(name.table)

@@ -63,11 +63,11 @@ def rereads_after(
 ) -> Rereads:
     """Return what to read again after a statement.
 
-    `ours` selects tables of the pipeline, `is_copy` tells whether the table that took another's place has its
-    rows, `has_key` whether a primary key finds rows in the target.
+    `ours` selects tables of the pipeline, `is_copy` tells whether the copy that took a table's place keeps
+    every value of its columns and keys, `has_key` whether a primary key finds rows in the target.
     """
     lost = set(ours(found.unlogged))
-    lost |= {name for name in ours(found.swapped) if not is_copy(name)}
+    lost |= {name for name in ours(found.swapped) if name not in found.copied or not is_copy(name)}
     if keeps_tables(sink):
         lost |= set(ours(found.rekeyed))
     # Without a key, and in a history, rows that are gone are not found: all go, and those that stay are read.

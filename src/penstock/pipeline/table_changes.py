@@ -31,7 +31,7 @@ from penstock.capture.table_definition import Contradiction, TableDefinition, al
 from penstock.changes import Target
 from penstock.model import Column, TableName, TableSchema
 from penstock.pipeline.column_types import keeps_characters, keeps_column_values, keeps_values
-from penstock.pipeline.ghosts import table_of_ghost
+from penstock.pipeline.ghosts import is_cut_over, table_of_ghost
 from penstock.source.reading import LoggedStatement
 
 # What gives rows that are there a value that their log does not show.
@@ -49,8 +49,8 @@ class Consequences:
     as they were not there before. `altered` have other columns
     or keys; the rows of those in `reread` have values that the log does not show, those of `rekeyed` among
     them maybe in their keys. Rows of `unlogged` came or went in part without being logged, and those of
-    `replaced` are others altogether. `swapped` took the place of their ghost's copy. `dropped` are columns
-    that tables lost, in lower case.
+    `replaced` are others altogether. A copy took the place of `swapped`; in those of `copied` among them the
+    tool that made it says that it has all rows. `dropped` are columns that tables lost, in lower case.
     """
 
     emptied: set[TableName] = field(default_factory=set)
@@ -64,6 +64,7 @@ class Consequences:
     unlogged: set[TableName] = field(default_factory=set)
     replaced: set[TableName] = field(default_factory=set)
     swapped: set[TableName] = field(default_factory=set)
+    copied: set[TableName] = field(default_factory=set)
     dropped: dict[TableName, set[str]] = field(default_factory=dict)
     # Whether it may give a table other keys.
     alters_keys: bool = False
@@ -90,6 +91,7 @@ def consequences_of(
     words = _words(statement.text, spelling)
     for effect in effects:
         _take(found, effect, words, tables)
+    found.copied |= found.swapped if is_cut_over(statement.text) else set()
     found.alters_keys = not _KEYS.isdisjoint(words) or any(isinstance(effect, Unread) for effect in effects)
     found.emptied |= statement.emptied - {effect.name for effect in effects if isinstance(effect, DropTable)}
     found.unlogged |= statement.unlogged
