@@ -447,3 +447,22 @@ def test_a_full_load_in_parts_is_there_once(backend: SinkBackend, sink: Sink, ta
     # A pipeline that was reset loads its tables once more, into what is there.
     load("2", 9)
     assert backend.rows(sink, target) == wanted
+
+
+@runs_on(lambda backend: backend.MIRRORS and backend.NAME != "redis")
+def test_target_remembers_the_pipelines_whose_rows_it_has(sink: Sink, table: MakeTarget) -> None:
+    target, other = table(), table(table="other")
+    name = sink.pipeline = f"remembered-{target.name.database}"
+    assert not sink.remembers(name, [target])
+    for prepared in (target, other):
+        sink.prepare(prepared, Evolution.EVOLVE)
+    assert not sink.remembers(name, [target]), "a table without rows has nothing to lose"
+    mark = BatchMark(name, "1", 1)
+    writer = sink.open(mark, 0)
+    writer.write(changes_of(target, insert(1, id=1, name="a")))
+    sink.commit(mark, [writer.finish()])
+    assert sink.remembers(name, [other, target])
+    assert not sink.remembers(name, [other])
+    # No part of a name, and no pattern, is that name.
+    for stranger in (name[:-1], f"{name}x", name.replace("-", "_"), "%"):
+        assert not sink.remembers(stranger, [target])

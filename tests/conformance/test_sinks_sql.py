@@ -230,17 +230,3 @@ def test_a_table_that_another_pipeline_made_is_altered_only_where_that_is_said(
     second.prepare(narrow, Evolution.EVOLVE)
     with pytest.raises(OptionInvalid, match="made by the pipeline second"):
         first.prepare(wide, Evolution.EVOLVE)
-
-
-@runs_on(speaks_sql)
-def test_target_remembers_the_pipelines_that_wrote_it(sink: Sink, table: MakeTarget) -> None:
-    seats = table(SEATS)
-    sink.prepare(seats, Evolution.EVOLVE)
-    name = f"remembered-{seats.name.database}"
-    writer = sink.open(BatchMark(name, "1", 1), 0)
-    writer.write(changes_of(seats, insert(1, id=1, seat=1)))
-    writer.finish()
-    assert sink.remembers(name)
-    # No part of a name, and no pattern, is that name.
-    for other in (name[:-1], f"{name}x", name.replace("-", "_"), "%"):
-        assert not sink.remembers(other)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import PositionPurged
+from penstock.errors import OptionInvalid, PositionPurged
 from tests.captured_log import purge
 from tests.fixture_types import FreshDatabase, StartServer
 from tests.patience import wait_until
@@ -161,9 +161,10 @@ def test_rows_deleted_while_the_state_was_away_are_deleted_from_the_target(
     if how == "lost":
         for path in tmp_path.glob("penstock-pipelines.db*"):
             path.unlink()
-    else:
-        with opened(settings) as state:
-            state.reset()
+        with pytest.raises(OptionInvalid, match="its state knows of none"):
+            run_to_end(spark, settings)
+    with opened(settings) as state:
+        state.reset()
     run_to_end(spark, settings)
     with opened(settings) as state:
         standing = state.standing()

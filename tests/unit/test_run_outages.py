@@ -12,9 +12,9 @@ import pyarrow
 import pytest
 
 from penstock.coordinate.backends import sqlite
-from penstock.engine import retries, servers
+from penstock.engine import beginning, retries, servers
 from penstock.engine import run as run_module
-from penstock.engine.beginning import at_their_servers, with_earlier_rows
+from penstock.engine.beginning import at_their_servers, refuse_lost_state
 from penstock.engine.run import PipelineRun
 from penstock.engine.servers import SourceServers
 from penstock.engine.task_plan import TaskPlan
@@ -33,7 +33,9 @@ from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
+from penstock.sinks.sink import BatchMark, Evolution
 from penstock.source.offsets import Offset
+from tests.changes_made import changes_of, insert, target_of
 
 Loop = Callable[[PipelineState, Standing], Standing]
 
@@ -252,14 +254,16 @@ def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
 
 
 def test_feed_whose_state_is_gone_is_not_written_twice(
-    settings: PipelineSettings, state: PipelineState, tmp_path: Path
+    settings: PipelineSettings, state: PipelineState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = settings.make_sink()
     fresh = Standing.new()
-    assert with_earlier_rows(settings, sink, fresh) is fresh
+    monkeypatch.setattr(beginning, "targets_of", lambda *_: [])
+    refuse_lost_state(settings, sink, fresh)
     (tmp_path / "feed/_penstock/penstock/test/0123456789ab").mkdir(parents=True)
-    with pytest.raises(OptionInvalid, match="would be written again"):
-        with_earlier_rows(settings, sink, fresh)
+    with pytest.raises(OptionInvalid, match="its state knows of none") as caught:
+        refuse_lost_state(settings, sink, fresh)
+    assert "penstock pipelines reset" in str(caught.value.hint)
     # Whoever resets the pipeline has accepted it.
     state.take()
     state.close()
@@ -268,10 +272,35 @@ def test_feed_whose_state_is_gone_is_not_written_twice(
         after.reset()
         again = after.take()
         assert again.earlier == {}
-        assert with_earlier_rows(settings, sink, again) is again
+        refuse_lost_state(settings, sink, again)
     with closing(PipelineState.open(settings.state, settings.name)) as later:
         assert later.take().earlier == {}
         assert later.get_large("reset") is None
+
+
+def test_mirror_whose_state_is_gone_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows may be those of another pipeline of the same name."""
+    table = target_of({"id": "int"}, name="shop.orders")
+    monkeypatch.setattr(beginning, "targets_of", lambda *_: [table])
+    values = {
+        "name": "test",
+        "source": {"url": "mysql://root@127.0.0.1:1", "name": "shop"},
+        "steps": [{"route": {"to": "all.{table}"}}],
+        "sink": {"delta": {"path": str(tmp_path / "lake")}},
+    }
+    settings = pipeline_of_values(values, tmp_path)
+    sink, target = settings.make_sink(), target_of({"id": "int"}, name="all.orders")
+    refuse_lost_state(settings, sink, Standing.new())
+    sink.prepare(target, Evolution.EVOLVE)
+    refuse_lost_state(settings, sink, Standing.new())
+    writer = sink.open(mark := BatchMark("test", "before", 1), 0)
+    writer.write(changes_of(target, insert(1, id=1)))
+    sink.commit(mark, [writer.finish()])
+    with pytest.raises(OptionInvalid, match="wrote, and its state knows of none"):
+        refuse_lost_state(settings, sink, Standing.new())
+    refuse_lost_state(settings, sink, Standing.new(earlier={}))
+    other = pipeline_of_values(values | {"name": "other"}, tmp_path)
+    refuse_lost_state(other, sink, Standing.new())
 
 
 def test_feed_is_never_written_again_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

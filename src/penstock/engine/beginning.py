@@ -8,10 +8,15 @@ from typing import Any
 
 import structlog
 
+from penstock.changes import Target
 from penstock.engine.source_log import SourceLog
 from penstock.errors import OptionInvalid, PositionPurged
+from penstock.model import TableName
+from penstock.pipeline.ghosts import PipelinePatterns
+from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Standing
+from penstock.pipeline.step import named_by_rows, target_through
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
 
@@ -35,26 +40,45 @@ def check_sink(settings: PipelineSettings, sink: Sink) -> None:
         )
 
 
-def with_earlier_rows(settings: PipelineSettings, sink: Sink, standing: Standing) -> Standing:
-    """Return the standing of a pipeline that did nothing yet, noting whether its target has rows of it.
+def refuse_lost_state(settings: PipelineSettings, sink: Sink, standing: Standing) -> None:
+    """Raise OptionInvalid where a pipeline that did nothing yet has rows in its target.
 
-    Raises OptionInvalid for a feed whose state was lost: every row would be in it twice.
+    Its state was lost, or another pipeline of this name has a state of its own: nothing here tells which.
+    Loads would delete the rows of the other, and a feed would have every row twice. Targets that rows name
+    are not looked at, and none of a source without a server.
     """
-    if standing.earlier is None and sink.remembers(settings.name):
-        if not sink.keeps_state and not sink.remembers_alone:
-            what = "the target remembers a pipeline of this name; if its state was lost, rows come again"
-            _log.warning(what, pipeline=settings.name)
-        elif not sink.keeps_state:
-            raise OptionInvalid(
-                f"the target has changes that {settings.name} wrote before, and its state is gone:"
-                " they would be written again",
-                hint="Restore the state, or accept them again: penstock pipelines reset FILE --yes;"
-                " or empty the target, with what the pipeline keeps there",
-            )
-        standing = replace(standing, earlier={})
-    if standing.earlier is not None and sink.keeps_state:
-        _log.warning("the target has rows of an earlier run: the load deletes what its source has not")
-    return standing
+    if standing.earlier is not None:
+        if sink.keeps_state:
+            _log.warning("the target has rows of an earlier run: the load deletes what its source has not")
+        return
+    if not sink.remembers(settings.name, _first_targets(settings)):
+        return
+    if not sink.keeps_state and not sink.remembers_alone:
+        what = "the target remembers a pipeline of this name; if its state was lost, rows come again"
+        _log.warning(what, pipeline=settings.name)
+        return
+    after = "the load then deletes rows that the sources do not have"
+    if not sink.keeps_state:
+        after = "every row is then written once more"
+    raise OptionInvalid(
+        f"the target has rows that a pipeline named {settings.name} wrote, and its state knows of none:"
+        " it was lost, or another pipeline has the same name",
+        hint=f"Restore the state (state: in the file). Or begin anew, {after}:"
+        f" penstock pipelines reset {settings.path or settings.name} --yes."
+        " Where another pipeline writes there: give this one another name",
+    )
+
+
+def _first_targets(settings: PipelineSettings) -> list[Target]:
+    """Return the targets of the tables that servers have now, by name."""
+    steps, found = settings.make_steps(), dict[TableName, Target]()
+    for source in settings.sources:
+        tables = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
+        for table in tables:
+            target = target_through(steps, table)
+            if target is not None and not named_by_rows(steps, table):
+                found[target.name] = target
+    return [found[name] for name in sorted(found)]
 
 
 def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:

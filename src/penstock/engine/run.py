@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from penstock.engine.beginning import at_their_servers, check_sink, refuse_paused, with_earlier_rows
+from penstock.engine.beginning import at_their_servers, check_sink, refuse_lost_state, refuse_paused
 from penstock.engine.driver import Driver
 from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
@@ -221,7 +221,7 @@ class PipelineRun:
     def _begin(self, state: PipelineState, standing: Standing) -> Standing:
         """Note where each source begins, before anything of it is read, then get to know the tables."""
         if not standing.offsets:
-            standing = with_earlier_rows(self._settings, self._sink, standing)
+            self._retried(partial(refuse_lost_state, self._settings, self._sink, standing), state)
         new = {
             name: log.first((standing.earlier or {}).get(name)).to_json()
             for name, log in self._logs.items()

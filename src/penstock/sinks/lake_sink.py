@@ -40,6 +40,7 @@ from penstock.sinks.sink import (
     Sink,
     Spread,
     Writer,
+    applications_of,
 )
 from penstock.sinks.sql_rows import refuse_partial
 
@@ -62,6 +63,7 @@ class LakeSink(Sink):
     """Writes tables of a lake. Formats say how a table is opened, made and changed."""
 
     delivery = Delivery.EXACTLY_ONCE
+    remembers_alone = True
     metadata_read = ("absent", "unrepresentable")
     # The narrowest integers that the format has.
     integer_bits_min = 8
@@ -115,6 +117,13 @@ class LakeSink(Sink):
             table.widen(pyarrow.schema([*fields, *added]))
         elif added:
             table.add_columns(added)
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for the pipeline's numbers in the tables."""
+        tables = map(self.open_table, targets)
+        return any(
+            table is not None and table.number(applications_of(pipeline)) is not None for table in tables
+        )
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return LakeWriter(self, mark)
@@ -221,7 +230,7 @@ class LakeSink(Sink):
         done = table.number(mark.application)
         if done is not None and done >= mark.number:
             return
-        numbers = {mark.application: mark.number}
+        numbers = numbers_of(mark)
         if self.mode is Mode.FEED:
             table.commit([table.described(one) for one in files], [], numbers)
             return
@@ -299,7 +308,7 @@ class LakeWriter(Writer):
         for name, table in self._whole.items():
             if table is not None:
                 with self.working_on(name), files_told(str(name)):
-                    table.commit({self._mark.application: self._mark.number})
+                    table.commit(numbers_of(self._mark))
                 self._unrepresentable += table.unrepresentable
                 self._whole[name] = None
         staged = []
@@ -352,6 +361,11 @@ class LakeWriter(Writer):
             else:
                 self._whole[name] = self._sink.mirror_of(target, table)
         return self._whole[name]
+
+
+def numbers_of(mark: BatchMark) -> dict[str, int]:
+    """Return what a table remembers of a batch: its number, and that a pipeline of this name wrote it."""
+    return {mark.application: mark.number, applications_of(mark.pipeline): mark.number}
 
 
 def within(

@@ -181,7 +181,7 @@ class Sink(ABC):
     metadata_read: tuple[str, ...] | None = None
     # Whether writers have to be in the process that drives the pipeline, whose own output they write.
     in_driver: bool = False
-    # Whether the numbers that it remembers are of this target alone, and not of all that a server has.
+    # Whether what it remembers is of these very tables, and not of all that a server has.
     remembers_alone: bool = False
     # Whether `read` between bounds costs what is between them, and not the whole table.
     reads_ranges: bool = True
@@ -249,9 +249,11 @@ class Sink(ABC):
         """
         return rows
 
-    def remembers(self, pipeline: str) -> bool:
-        """Tell whether the target has numbers of a pipeline's batches, of any generation. False where they
-        are kept by table, or not at all."""
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Tell whether tables of targets have rows that a pipeline of this name wrote, of any generation.
+
+        Called before the first batch of a pipeline whose state is empty. False where nothing can tell.
+        """
         return False
 
     def close(self) -> None:

@@ -134,6 +134,16 @@ class ClickHouseSink(Sink):
         """Return where a target's rows are."""
         return Place(self.settings.database or target.name.database, target.name.table)
 
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for rows in tables that the pipeline made, as their comments tell."""
+        places = map(self.place, targets)
+        return any(
+            (layout := self.session.layout(place)) is not None
+            and layout.owner == pipeline
+            and self.session.rows(f"SELECT 1 FROM {place.sql} LIMIT 1")
+            for place in places
+        )
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         # Where the sink has a connection already, many small batches go over it.
         session = self._session or ClickHouseSession(self.settings, self.password)

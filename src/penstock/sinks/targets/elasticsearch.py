@@ -51,6 +51,7 @@ from penstock.sinks.sink import (
     Writer,
     extra_missing,
 )
+from penstock.sinks.table_owner import comment_of, owner_of
 
 if TYPE_CHECKING:
     import elasticsearch
@@ -61,6 +62,8 @@ _BYTES_DEFAULT = 32 << 20
 _ANSWER_SECONDS_MAX = 120.0
 _DOCUMENTS_AT_ONCE = 5_000
 _SCROLL = "5m"
+# Under this name an index's mapping tells which pipeline made it.
+_OWNER = "penstock"
 # What no name of an index may have.
 _NOT_IN_NAMES = str.maketrans(dict.fromkeys('\\/*?"<>| ,#:', "_"))
 
@@ -133,7 +136,7 @@ class ElasticsearchSink(Sink):
         check_columns(target)
         there = self._properties(target)
         if there is None:
-            return [f"PUT /{self.index(target)} {json.dumps(_index_body(target))}"]
+            return [f"PUT /{self.index(target)} {json.dumps(self._index_body(target))}"]
         missing = self._missing(target, there, evolution)
         return (
             [f"PUT /{self.index(target)}/_mapping {json.dumps({'properties': missing})}"] if missing else []
@@ -144,13 +147,18 @@ class ElasticsearchSink(Sink):
         index, there = self.index(target), self._properties(target)
         if there is None:
             with told(index):
-                self.client.options(ignore_status=400).indices.create(index=index, **_index_body(target))
+                self.client.options(ignore_status=400).indices.create(index=index, **self._index_body(target))
             # Another pipeline may have made it meanwhile.
             there = self._properties(target) or {}
         missing = self._missing(target, there, evolution)
         if missing:
             with told(index):
                 self.client.indices.put_mapping(index=index, properties=missing)
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for documents in indices that the pipeline made, as their mappings tell."""
+        indices = [self.index(target) for target in targets if self._owner(target) == pipeline]
+        return any(self._has_documents(index) for index in indices)
 
     def index(self, target: Target) -> str:
         """Return the name of a target's index. Raises OptionInvalid."""
@@ -195,15 +203,32 @@ class ElasticsearchSink(Sink):
             self._client.close()
             self._client = None
 
-    def _properties(self, target: Target) -> dict[str, Any] | None:
+    def _mappings(self, target: Target) -> dict[str, Any] | None:
         index = self.index(target)
         with told(index):
             found = self.client.options(ignore_status=404).indices.get_mapping(index=index)
         if found.meta.status == 404:
             return None
         [one] = found.body.values()
-        properties: dict[str, Any] = one["mappings"].get("properties", {})
-        return properties
+        mappings: dict[str, Any] = one["mappings"]
+        return mappings
+
+    def _properties(self, target: Target) -> dict[str, Any] | None:
+        mappings = self._mappings(target)
+        return None if mappings is None else mappings.get("properties", {})
+
+    def _index_body(self, target: Target) -> dict[str, Any]:
+        owner = {_OWNER: comment_of(self.pipeline)}
+        return {"mappings": {"dynamic": False, "_meta": owner, "properties": mapping(target)}}
+
+    def _owner(self, target: Target) -> str | None:
+        mappings = self._mappings(target) or {}
+        return owner_of(mappings.get("_meta", {}).get(_OWNER))
+
+    def _has_documents(self, index: str) -> bool:
+        with told(index):
+            self.client.indices.refresh(index=index)
+            return bool(self.client.count(index=index).body["count"])
 
     def _missing(self, target: Target, there: Mapping[str, Any], evolution: Evolution) -> dict[str, Any]:
         """Return the properties that an index has to get. Raises SchemaChanged."""
@@ -416,10 +441,6 @@ def _refusal(kind: str, message: str, place: str | None) -> PenstockError:
             hint="Map the field otherwise in the index, or set errors: {table: skip_table}",
         )
     return ServerUnsupported(f"Elasticsearch answers: {kind}: {message}", position=place)
-
-
-def _index_body(target: Target) -> dict[str, Any]:
-    return {"mappings": {"dynamic": False, "properties": mapping(target)}}
 
 
 def _within(

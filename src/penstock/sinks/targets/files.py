@@ -107,7 +107,7 @@ class FilesSink(Sink):
                 folder.filesystem.create_dir(folder.file(_STAGED), recursive=True)
                 _put(folder, _SCHEMA, lambda stream: parquet.write_table(schema.empty_table(), stream))
 
-    def remembers(self, pipeline: str) -> bool:
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for manifests."""
         manifests = self._folder(f"{_MANIFESTS}/{applications_of(pipeline).rstrip('/')}")
         with _InOurWords(self.settings.path):

@@ -44,6 +44,7 @@ from penstock.sinks.sink import (
     Sink,
     Spread,
     Writer,
+    applications_of,
     extra_missing,
 )
 
@@ -55,6 +56,8 @@ EXTRA = "mongodb"
 _BYTES_DEFAULT = 32 << 20
 _SELECT_MILLISECONDS_MAX = 10_000
 _ROWS_AT_ONCE = 10_000
+# The collection that has which pipelines prepared which others of its database.
+_PIPELINES = "penstock_pipelines"
 
 _GRANT = "Grant the account readWrite on the database"
 # What the numbers of MongoDB's errors mean to us.
@@ -84,6 +87,10 @@ class Settings(Endpoint):
     gather_bytes: Bytes = Field(
         default=_BYTES_DEFAULT, ge=1, description="rows that are gathered for a write"
     )
+
+
+def _owner(pipeline: str, collection: str) -> str:
+    return f"{applications_of(pipeline)}{collection}"
 
 
 def make(settings: Settings) -> "MongoSink":
@@ -127,10 +134,23 @@ class MongoSink(Sink):
         return [] if there else [f"create collection {database}.{collection}"]
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
+        database, collection = self.place(target)
         if self.plan(target, evolution):
-            database, collection = self.place(target)
             with told():
                 self.client[database].create_collection(collection, check_exists=False)
+        with told():
+            owner = _owner(self.pipeline, collection)
+            self.client[database][_PIPELINES].replace_one({KEY: owner}, {KEY: owner}, upsert=True)
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for documents in collections that the pipeline prepared."""
+        places = [(collection, self.client[database]) for database, collection in map(self.place, targets)]
+        with told():
+            return any(
+                database[_PIPELINES].find_one({KEY: _owner(pipeline, collection)}) is not None
+                and database[collection].find_one({}) is not None
+                for collection, database in places
+            )
 
     def place(self, target: Target) -> tuple[str, str]:
         """Return the database and the collection of a target."""

@@ -156,10 +156,14 @@ class MysqlSink(Sink):
                 wanted.append(f"ALTER TABLE {name} {comment_sql(self.pipeline)}")
         return made + wanted
 
-    def remembers(self, pipeline: str) -> bool:
-        """Look among the positions."""
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look among the positions, which are of all tables, and into the tables."""
         with self._session() as session:
-            return are_remembered(session, self.positions, pipeline)
+            return are_remembered(session, self.positions, pipeline) and any(
+                layout_of(session, target.name) is not None
+                and session.run(f"SELECT 1 FROM {target.name.sql} LIMIT 1")
+                for target in targets
+            )
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:

@@ -142,14 +142,18 @@ class PostgresSink(Sink):
             " PRIMARY KEY (application, part))"
         )
 
-    def remembers(self, pipeline: str) -> bool:
-        """Look among the positions."""
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look among the positions, which are of all tables, and into the tables."""
         begin = applications_of(pipeline)
         with self._session() as session:
             if layout_of(session, self.positions) is None:
                 return False
             query = f"SELECT 1 FROM {table_sql(self.positions)} WHERE left(application, %s) = %s LIMIT 1"
-            return bool(session.run(query, (len(begin), begin)))
+            return bool(session.run(query, (len(begin), begin))) and any(
+                layout_of(session, target.name) is not None
+                and session.run(f"SELECT 1 FROM {table_sql(target.name)} LIMIT 1")
+                for target in targets
+            )
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:
