@@ -165,16 +165,20 @@ class StatementSession:
 
     `databases` are those that the statement changes, None where the event does not list them (MariaDB, or
     more than 16). `charset` is what a database gets where the statement names none, None where unknown.
+    `sql_mode` has the SQL modes that change how the statement's text is read.
     """
 
     databases: frozenset[str] | None = None
     charset: str | None = None
+    sql_mode: frozenset[str] = frozenset()
 
     @classmethod
-    def of_event(cls, databases: Iterable[str] | None, charset: str | None) -> Self:
+    def of_event(
+        cls, databases: Iterable[str] | None, charset: str | None, sql_mode: Iterable[str] = ()
+    ) -> Self:
         """Take what the kernel read; a list without a name says nothing."""
         named = frozenset(name for name in databases or () if name)
-        return cls(named or None, charset)
+        return cls(named or None, charset, frozenset(sql_mode))
 
     def may_change(self, database: str) -> bool:
         """Tell whether the statement may change something in a database."""
@@ -183,12 +187,13 @@ class StatementSession:
     def to_json(self) -> dict[str, Any]:
         """Return what is known as plain JSON values."""
         known: dict[str, Any] = {} if self.databases is None else {"databases": sorted(self.databases)}
-        return known if self.charset is None else {**known, "charset": self.charset}
+        known |= {} if self.charset is None else {"charset": self.charset}
+        return known | ({"sql_mode": sorted(self.sql_mode)} if self.sql_mode else {})
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Read what `to_json` wrote, among other keys."""
-        return cls.of_event(value.get("databases"), value.get("charset"))
+        return cls.of_event(value.get("databases"), value.get("charset"), value.get("sql_mode", ()))
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from penstock.capture.ddl import tokens
 from penstock.capture.ddl.effects import (
+    AddColumn,
     AlterTable,
     CreateTable,
     DropColumn,
     DropDatabase,
     DropTable,
+    Effect,
     RenameTable,
     SetDatabaseCharset,
     Unread,
@@ -107,6 +109,8 @@ def test_statements_that_define_no_table_have_no_effect(text: str) -> None:
         ("SET STATEMENT lock_wait_timeout=5, a=(1) FOR ALTER TABLE t ADD c INT", ["AlterTable shop.t"]),
         ("/*M!100100 SET STATEMENT a=1 FOR */ DROP TABLE t", ["DropTable shop.t"]),
         ("SET STATEMENT a=1", ["Unread *"]),
+        ("SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD c INT", ["AlterTable shop.t"]),
+        ("SET STATEMENT sql_mode='' FOR ALTER TABLE t COMMENT 'c:\\', ADD c INT -- '", ["Unread *"]),
         ("ALTER TABLE t ADD c MONEY", ["Unread shop.t"]),
         ("ALTER TABLE t SPLIT COLUMN c INTO (d, e)", ["Unread shop.t"]),
         ("CREATE TABLE t AS SELECT * FROM u", ["Unread shop.t"]),
@@ -130,8 +134,8 @@ def test_the_body_of_a_routine_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     read: list[str] = []
     scanned = tokens._token_at
 
-    def counted(text: str, start: int) -> tuple[Any, int]:
-        token, end = scanned(text, start)
+    def counted(text: str, start: int, spelling: ServerSpelling) -> tuple[Any, int]:
+        token, end = scanned(text, start, spelling)
         read.append(token.text)
         return token, end
 
@@ -221,3 +225,33 @@ def test_a_key_word_in_backticks_is_a_name() -> None:
     assert isinstance(effect, CreateTable)
     assert [column.name for column in effect.columns] == ["primary", "key", "after"]
     assert effect.name == TableName("shop", "t")
+
+
+@pytest.mark.parametrize(
+    ("sql_mode", "text", "expected"),
+    [
+        ("NO_BACKSLASH_ESCAPES", "'a\\' 'it''s'", [(Kind.STRING, "a\\"), (Kind.STRING, "it's")]),
+        ("NO_BACKSLASH_ESCAPES", '"a\\"', [(Kind.DOUBLE, "a\\")]),
+        ("ANSI_QUOTES", '"a\\n" "b""c"', [(Kind.NAME, "a\\n"), (Kind.NAME, 'b"c')]),
+        ("ANSI_QUOTES", "'a\\'b'", [(Kind.STRING, "a'b")]),
+        ("", '"a\\"b"', [(Kind.DOUBLE, 'a"b')]),
+    ],
+)
+def test_quotes_are_read_as_the_sql_mode_says(
+    sql_mode: str, text: str, expected: list[tuple[Kind, str]]
+) -> None:
+    found = tokens_of(text, MYSQL.under(frozenset({sql_mode})))
+    assert [(token.kind, token.text) for token in found] == expected
+
+
+def test_types_that_the_sql_mode_changes_are_followed_or_read_from_the_server() -> None:
+    def effects(sql_mode: str) -> list[Effect]:
+        return effects_of("ALTER TABLE t ADD r REAL", "shop", MYSQL.under(frozenset({sql_mode})))
+
+    types = []
+    for sql_mode in ("", "REAL_AS_FLOAT"):
+        [altered] = effects(sql_mode)
+        assert isinstance(altered, AlterTable)
+        types += [step.column.declared.text for step in altered.steps if isinstance(step, AddColumn)]
+    assert types == ["double", "float"]
+    assert effects("ORACLE") == effects("MAXDB") == [Unread(frozenset({TableName("shop", "t")}))]

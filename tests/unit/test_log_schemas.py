@@ -342,6 +342,12 @@ def test_session_of_a_statement_is_kept_with_it(tmp_path: Path) -> None:
     log.apply("CREATE TABLE other.t (a INT)", "shop", at(150))
     log.apply("FROBNICATE x", "shop", at(200), StatementSession.of_event(["other"], "latin1"))
     assert list(map(str, opened(tmp_path).at(at(200)).doubts())) == ["other.t"]
+    plain = StatementSession(sql_mode=frozenset({"NO_BACKSLASH_ESCAPES"}))
+    log.apply("ALTER TABLE orders COMMENT 'c:\\', ADD plain INT -- '", "shop", at(300), plain)
+    for kept in (log, opened(tmp_path)):
+        schema = kept.at(at(300)).schema("shop", "orders")
+        assert schema is not None
+        assert schema.columns[-1].name == "plain"
 
 
 # --- The power fails ------------------------------------------------------------------------

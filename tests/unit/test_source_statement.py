@@ -233,3 +233,22 @@ def test_long_insert_is_read_in_linear_time(text: str) -> None:
     assert change is not None
     assert change.tables == _names("shop.orders")
     assert time.process_time() - begun < CPU_SECONDS_MAX
+
+
+def test_backslashes_are_read_as_the_sql_mode_says() -> None:
+    plain = MYSQL.under(frozenset({"NO_BACKSLASH_ESCAPES"}))
+    text = "UPDATE orders SET note = 'c:\\' WHERE f(1) -- '"
+    assert change_of(text, "shop", MYSQL) != change_of(text, "shop", plain)
+    found = change_of(text, "shop", plain)
+    assert found is not None
+    assert found.unknown == "it calls f(), which can change any"
+    # A list of literals ends where its last string does.
+    listed = change_of("INSERT INTO orders VALUES ('\\'), (f('\\'))", "shop", plain)
+    assert listed is not None
+    assert "f()" in listed.unknown
+    assert tables_of(
+        'DROP TABLE "o\\", items -- "', "shop", plain.under(frozenset({"ANSI_QUOTES"}))
+    ).emptied == {
+        TableName("shop", "o\\"),
+        TableName("shop", "items"),
+    }

@@ -15,13 +15,15 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::raise::{option_invalid, raise};
 
-/// A statement's session: the databases that it changes, where they are listed, and the server's character set.
-pub type SessionTuple = (Option<Vec<String>>, Option<&'static str>);
+/// A statement's session: the databases that it changes, where they are listed, the server's character set, and the SQL
+/// modes that change how text is read.
+pub type SessionTuple = (Option<Vec<String>>, Option<&'static str>, Vec<&'static str>);
 
 /// A session as Python takes it.
 pub fn session_of(session: Session) -> SessionTuple {
     let server_charset = session.server_charset;
-    (session.listed_databases(), server_charset)
+    let sql_modes = session.reading_modes().collect();
+    (session.listed_databases(), server_charset, sql_modes)
 }
 
 /// A Python buffer as a slice, for the length of a call.

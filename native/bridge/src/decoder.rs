@@ -472,8 +472,8 @@ impl Statement {
         &self.inner.database
     }
 
-    /// What its event says of the session: the databases that it changes, or None where they are not listed, and the
-    /// character set that a database gets where the statement names none.
+    /// What its event says of the session: the databases that it changes, or None where they are not listed, the
+    /// character set that a database gets where the statement names none, and the SQL modes that change how text is read.
     #[getter]
     fn session(&self) -> SessionTuple {
         session_of(self.inner.session.clone())
@@ -488,7 +488,7 @@ impl Statement {
     /// The database and the table that a definition names first, by its first words alone; None where there is none.
     #[getter]
     fn table(&self) -> Option<(String, String)> {
-        let definition = ddl::classify(&self.inner.text, &self.inner.database);
+        let definition = ddl::classify(&self.inner.text, &self.inner.database, self.inner.session.backslash());
         let (database, table) = definition.name_before();
         (!table.is_empty()).then(|| (database.to_owned(), table.to_owned()))
     }

@@ -8,6 +8,7 @@ use std::path::Path;
 use penstock_kernel::blocks::{BlockCutter, Settings};
 use penstock_kernel::checksum::crc32;
 use penstock_kernel::event::query::{verb, Query};
+use penstock_kernel::event::session::Backslash;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{Answer, Decoder, Emit, Options, State};
 
@@ -296,7 +297,7 @@ fn statements_of_repeated_pieces_have_a_verb() {
     for seed in 0..setting("PENSTOCK_KERNEL_MUTATIONS", MUTATIONS) {
         let mut chance = Chance::new(seed);
         let text = statement(&mut chance);
-        verb(&text);
+        verb(&text, Backslash::default);
         let mut body = vec![1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 5, 0, 4, 33, 0, 7, 1, b'd', 0];
         body.extend(text);
         let at = chance.below(20);

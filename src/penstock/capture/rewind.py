@@ -44,7 +44,9 @@ class LoggedStatement:
     def effects(self, spelling: ServerSpelling) -> list[Effect]:
         """Return what the statement does to definitions; it is read once, however many tables ask."""
         if spelling not in self._effects:
-            self._effects[spelling] = effects_of(self.text, self.database, spelling)
+            self._effects[spelling] = effects_of(
+                self.text, self.database, spelling.under(self.session.sql_mode)
+            )
         return self._effects[spelling]
 
 

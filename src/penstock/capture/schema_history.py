@@ -290,9 +290,9 @@ class SchemaHistory:
 
     # --- Moving on -----------------------------------------------------------------------------
 
-    def defines(self, text: str, database: str) -> bool:
+    def defines(self, text: str, database: str, session: StatementSession) -> bool:
         """Tell whether a logged statement can change a definition."""
-        return bool(effects_of(text, database, self._defaults.spelling))
+        return bool(effects_of(text, database, self._defaults.spelling.under(session.sql_mode)))
 
     def take(self, definition: dict[str, Any], position: Position) -> None:
         """Take a definition that was read elsewhere, from a position on. Raises SchemaInvalid."""
@@ -331,8 +331,9 @@ class SchemaHistory:
         `database` is the session's. Never raises: what is not understood marks tables instead.
         """
         moved: set[TableName] = set()
-        for effect in effects_of(text, database, self._defaults.spelling):
-            moved |= self._take(effect, position, session or StatementSession(), text)
+        session = session or StatementSession()
+        for effect in effects_of(text, database, self._defaults.spelling.under(session.sql_mode)):
+            moved |= self._take(effect, position, session, text)
         return moved
 
     def _take(

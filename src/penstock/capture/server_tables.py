@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from penstock._native import Decoder
 from penstock.capture.connection import READING_SECONDS_MAX, Connection, connect
-from penstock.capture.ddl.statement import effects_of
 from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.capture.replica import DumpStart, ReplicaStream, open_stream
 from penstock.capture.rewind import (
@@ -126,7 +125,7 @@ class ServerTables:
                 self._read_to = end
                 # After a lost connection a transaction comes again.
                 known = self._statements and statement and statement.position <= self._statements[-1].position
-                if statement and not known and effects_of(statement.text, statement.database, spelling):
+                if statement and not known and statement.effects(spelling):
                     self._statements.append(statement)
 
 

@@ -312,7 +312,7 @@ class PipelineTables:
         statement: LoggedStatement = surprise.value
         source = self._settings.source(surprise.source)
         patterns = PipelinePatterns(source.tables)
-        spelling = ServerSpelling(self._is_mariadb(source))
+        spelling = ServerSpelling(self._is_mariadb(source), sql_mode=statement.sql_mode)
         before = {
             name: TableBefore(one.logged, one.dropped, partial(self._now, source, name))
             for name in statement.tables

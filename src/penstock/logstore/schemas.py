@@ -44,7 +44,7 @@ _CRC_DIGITS = 8
 class Definitions(Protocol):
     """What a generation is read into: `SchemaHistory`, or anything that can move on as it does."""
 
-    def defines(self, text: str, database: str) -> bool:
+    def defines(self, text: str, database: str, session: StatementSession) -> bool:
         """Tell whether a statement can change a definition."""
 
     def apply(
@@ -282,8 +282,8 @@ class SchemaLog(Generic[_Kept]):
             history, self._newest = self._newest or self._at(None), None
             assert newest is not None, "there is a generation to have read"
             moved = set()
-            if history.defines(text, database):
-                session = session or StatementSession()
+            session = session or StatementSession()
+            if history.defines(text, database, session):
                 moved = history.apply(text, database, position, session)
                 line = {"database": database, "text": text, **session.to_json()}
                 self._keep(newest, history, line, position)

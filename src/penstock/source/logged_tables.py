@@ -90,7 +90,8 @@ class LoggedTables:
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
         """Forget what a statement may have changed; the log itself has it from its position on."""
-        if not effects_of(text, database, ServerSpelling()):
+        spelling = ServerSpelling().under((session or StatementSession()).sql_mode)
+        if not effects_of(text, database, spelling):
             return set()
         forgotten = set(self._known)
         self._known.clear()

@@ -159,7 +159,7 @@ class LoggedStatement:
     `position` is where it stands and `end` where it ends; `tables` all that it names, `databases` those that
     it drops, `emptied` the tables that lose their rows by it, `unlogged` those of which rows come or go
     without being logged. `transaction` is where the transaction starts that it is part of, None where it is
-    one by itself. Pickles.
+    one by itself. `sql_mode` has the session's SQL modes that change how the text is read. Pickles.
     """
 
     text: str
@@ -171,6 +171,7 @@ class LoggedStatement:
     emptied: frozenset[TableName]
     transaction: Position | None = None
     unlogged: frozenset[TableName] = frozenset()
+    sql_mode: frozenset[str] = frozenset()
 
     @property
     def emptied_to(self) -> int:
@@ -448,7 +449,7 @@ class _RangeReader:
         statement = decoder.take_statement()
         position = self._position(statement.position)
         if not statement.is_skipped:
-            refuse_change(statement, self._spelling, self._selection.tables, position)
+            refuse_change(statement, self._spelling_of(statement), self._selection.tables, position)
         if not statement.is_change:
             self._report_definition(statement, position)
         # A statement of an unknown kind counts as a change, and may define tables as well.
@@ -463,7 +464,7 @@ class _RangeReader:
         if self._with_statements:
             self._statement = self._told_of(statement)
         elif not statement.is_skipped:
-            warn_of_unlogged_rows(statement, self._spelling, self._selection.tables, position)
+            warn_of_unlogged_rows(statement, self._spelling_of(statement), self._selection.tables, position)
         if self._in_messages:
             self._decoding.decoder.answer_statement(self._is_told(statement))
 
@@ -472,7 +473,7 @@ class _RangeReader:
         selected = self._selection.tables
         if selected.selects_all:
             return True
-        found = tables_of(statement.text, statement.database, self._spelling)
+        found = tables_of(statement.text, statement.database, self._spelling_of(statement))
         tables = set(found.named)
         if statement.table:
             tables.add(TableName(*statement.table))
@@ -483,7 +484,7 @@ class _RangeReader:
         """Return a statement as readers get it, None where it concerns no selected table."""
         if statement.is_skipped or self._was_told(statement):
             return None
-        found = tables_of(statement.text, statement.database, self._spelling)
+        found = tables_of(statement.text, statement.database, self._spelling_of(statement))
         selected = self._selection.tables
         if not (
             any(selected.matches(name.database, name.table) for name in found.named)
@@ -500,6 +501,7 @@ class _RangeReader:
             found.emptied,
             self._transaction(statement),
             found.unlogged,
+            StatementSession.of_event(*statement.session).sql_mode,
         )
 
     def _transaction(self, statement: Any) -> Position | None:
@@ -520,10 +522,10 @@ class _RangeReader:
         file, _, offset = place.rpartition(":")
         return Position(self._epoch, file, int(offset))
 
-    @property
-    def _spelling(self) -> ServerSpelling:
-        """The spelling of the server that wrote the log."""
-        return ServerSpelling.of_server(self._decoding.decoder.server_version)
+    def _spelling_of(self, statement: Any) -> ServerSpelling:
+        """Return how the server that wrote the log, and the statement's session, spell statements."""
+        session = StatementSession.of_event(*statement.session)
+        return ServerSpelling.of_server(self._decoding.decoder.server_version).under(session.sql_mode)
 
 
 class RangeFollower(_RangeReader):

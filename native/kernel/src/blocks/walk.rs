@@ -7,7 +7,7 @@ use crate::emit::dialect::ddl::outcome_of_failed;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
 use crate::event::gtid::{self, TransactionHead};
-use crate::event::query::{verb, Query, Verb};
+use crate::event::query::{Query, Verb};
 use crate::event::session::Session;
 use crate::event::{mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header, FLAG_IGNORABLE};
 use crate::gtid::Gtid;
@@ -152,7 +152,7 @@ impl BlockCutter {
             // A log without GTID events: the statement itself opens the transaction.
             self.begin(header, TransactionHead::default(), span)?;
         }
-        match verb(text) {
+        match query.verb(text) {
             Verb::Begin => {
                 if let Some(open) = &mut self.open {
                     open.begun = true;
@@ -185,17 +185,12 @@ impl BlockCutter {
         }
         let database = String::from_utf8_lossy(query.database).into_owned();
         let mut text = query.text_utf8(text);
+        let session = Session::read(query.variables);
         if query.error_code != 0 {
-            let Some(outcome) = outcome_of_failed(&text, &database) else { return };
+            let Some(outcome) = outcome_of_failed(&text, &database, session.backslash()) else { return };
             text = outcome.into_owned();
         }
-        self.statements.push(Statement {
-            text,
-            database,
-            session: Session::read(query.variables),
-            start: span.start,
-            end: span.end,
-        });
+        self.statements.push(Statement { text, database, session, start: span.start, end: span.end });
     }
 
     fn note_statement(&mut self) {

@@ -17,6 +17,7 @@ use crate::emit::system::EventView;
 use crate::emit::typed::{ChangeFilter, RowsView};
 use crate::emit::{Batch, TransactionView};
 use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::session::Backslash;
 use crate::event::Change;
 use crate::gtid::GtidSet;
 
@@ -499,7 +500,13 @@ impl MessagesBatch {
             };
             self.dialect.end(&at, end, &mut self.out)?;
             if let Some(text) = &self.texts.xa_commit {
-                let statement = StatementView { database: "", text, kind: StatementKind::XaCommit, alone: false };
+                let statement = StatementView {
+                    database: "",
+                    text,
+                    backslash: Backslash::default(),
+                    kind: StatementKind::XaCommit,
+                    alone: false,
+                };
                 self.dialect.statement(&at, &statement, &mut self.out)?;
             }
             if self.out.len() > before {

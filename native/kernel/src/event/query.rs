@@ -3,7 +3,7 @@
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
-use crate::event::session::Session;
+use crate::event::session::{Backslash, Session};
 
 /// The parts of a query event that matter, as views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +111,14 @@ impl<'a> Query<'a> {
     }
 }
 
+impl Query<'_> {
+    /// What the statement means, by its first words. `text` is the statement, decompressed where it was compressed.
+    pub fn verb(&self, text: &[u8]) -> Verb {
+        // Session variables are read only where a prefix has strings: most statements have none.
+        verb(text, || Session::read(self.variables).backslash())
+    }
+}
+
 /// What every statement's body begins with.
 struct Head {
     thread_id: u32,
@@ -132,15 +140,17 @@ impl Head {
 /// What a statement means, by its first words.
 ///
 /// The server writes transaction control itself, in capitals and without comments; comments before other statements
-/// are what clients sent.
-pub fn verb(text: &[u8]) -> Verb {
+/// what clients sent. `backslash` is asked where strings precede the verb.
+pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     match text {
         b"BEGIN" => return Verb::Begin,
         b"COMMIT" => return Verb::Commit,
         b"ROLLBACK" => return Verb::Rollback,
         _ => {}
     }
-    let Some(statement) = after_set_statement(after_comments(text)) else { return Verb::Change };
+    let Some(statement) = after_set_statement(after_comments(text), backslash) else {
+        return Verb::Change;
+    };
     let (first, rest) = word(statement);
     let (second, _) = word(after_comments(rest));
     let is = |found: &[u8], wanted: &str| found.eq_ignore_ascii_case(wanted.as_bytes());
@@ -241,31 +251,36 @@ pub fn savepoint_name(text: &[u8]) -> &[u8] {
 }
 
 /// The statement behind comments, parentheses and SET STATEMENT; None where no FOR follows.
-pub fn after_prefix(text: &str) -> Option<&str> {
-    let rest = after_set_statement(after_comments(text.as_bytes()))?;
+pub fn after_prefix(text: &str, backslash: Backslash) -> Option<&str> {
+    let rest = after_set_statement(after_comments(text.as_bytes()), || backslash)?;
     text.get(text.len() - rest.len()..)
 }
 
 /// Passes over `SET STATEMENT variable = value, ... FOR`, which MariaDB logs before the statement that it is for; None
 /// where no FOR follows.
-fn after_set_statement(mut text: &[u8]) -> Option<&[u8]> {
+fn after_set_statement(mut text: &[u8], backslash: impl FnOnce() -> Backslash) -> Option<&[u8]> {
+    let mut unread = Some(backslash);
+    let mut known = Backslash::default();
     loop {
         let (first, rest) = word(text);
         let (second, settings) = word(after_comments(rest));
         if !first.eq_ignore_ascii_case(b"SET") || !second.eq_ignore_ascii_case(b"STATEMENT") {
             return Some(text);
         }
-        text = after_comments(after_for(settings)?);
+        if let Some(backslash) = unread.take() {
+            known = backslash();
+        }
+        text = after_comments(after_for(settings, known)?);
     }
 }
 
 /// The text behind the first FOR that is in no quotes, comment or parentheses.
-fn after_for(text: &[u8]) -> Option<&[u8]> {
+fn after_for(text: &[u8], backslash: Backslash) -> Option<&[u8]> {
     let (mut rest, mut depth) = (text, 0usize);
     loop {
         rest = match rest {
             [] => return None,
-            [quote @ (b'\'' | b'"' | b'`'), inside @ ..] => after_quote(inside, *quote)?,
+            [quote @ (b'\'' | b'"' | b'`'), inside @ ..] => after_quote(inside, *quote, backslash)?,
             [b'#', inside @ ..] | [b'-', b'-', b'\t' | b'\n' | b'\r' | b' ', inside @ ..] => after_line(rest, inside)?,
             [b'/', b'*', inside @ ..] => memchr::memmem::find(inside, b"*/").and_then(|at| inside.get(at + 2..))?,
             [b'(', inside @ ..] => {
@@ -296,11 +311,12 @@ fn after_line<'a>(comment: &'a [u8], inside: &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// The text behind a closing quote; a doubled quote opens the next string, which comes to the same.
-fn after_quote(inside: &[u8], quote: u8) -> Option<&[u8]> {
+fn after_quote(inside: &[u8], quote: u8, backslash: Backslash) -> Option<&[u8]> {
+    let may_escape = quote != b'`' && backslash == Backslash::Escapes;
     let mut escaped = false;
     let at = inside.iter().position(|byte| {
         let closes = *byte == quote && !escaped;
-        escaped = *byte == b'\\' && !escaped && quote != b'`';
+        escaped = *byte == b'\\' && !escaped && may_escape;
         closes
     })?;
     inside.get(at + 1..)
@@ -383,8 +399,17 @@ mod tests {
             ("/* open", Verb::Definition),
             ("", Verb::Definition),
         ] {
-            assert_eq!(verb(text.as_bytes()), wanted, "{text}");
+            assert_eq!(verb(text.as_bytes(), Backslash::default), wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn a_backslash_ends_no_string_early_or_late() {
+        let text = r"SET STATEMENT a='\' FOR INSERT INTO t VALUES (1) /* ' FOR ALTER TABLE t ADD c INT */";
+        assert_eq!(verb(text.as_bytes(), || Backslash::Plain), Verb::Change);
+        assert_eq!(verb(text.as_bytes(), || Backslash::Escapes), Verb::Definition);
+        assert_eq!(after_prefix(r"SET STATEMENT a='\' FOR DROP TABLE t", Backslash::Plain), Some(" DROP TABLE t"));
+        assert_eq!(after_prefix(r"SET STATEMENT a='\' FOR DROP TABLE t", Backslash::Escapes), None);
     }
 
     /// A statement's body with these status variables, and `between` in front of them.
@@ -436,9 +461,9 @@ mod tests {
     fn nesting_costs_no_stack_and_linear_time() {
         for prefix in ["/*!", "/*M!", "(", "/*!99999", "SET STATEMENT a=1 FOR ", "/**/", "#\n"] {
             let text = format!("{} CREATE TABLE d.z (a INT) */", prefix.repeat(300_000));
-            assert_eq!(verb(text.as_bytes()), Verb::Definition, "{prefix}");
+            assert_eq!(verb(text.as_bytes(), Backslash::default), Verb::Definition, "{prefix}");
         }
         let quotes = format!("SET STATEMENT a={} FOR INSERT INTO t VALUES (1)", "'\\''".repeat(100_000));
-        assert_eq!(verb(quotes.as_bytes()), Verb::Change);
+        assert_eq!(verb(quotes.as_bytes(), Backslash::default), Verb::Change);
     }
 }

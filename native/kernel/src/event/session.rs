@@ -7,6 +7,26 @@ use crate::error::Result;
 /// MySQL lists the databases that a statement changes, unless they are more than 16.
 const DATABASES_UNLISTED: u8 = 254;
 
+/// The SQL modes that change how a definition's text is read, by their bit in `Q_SQL_MODE_CODE`. The last two are bits
+/// of MariaDB and of MySQL before 8.0.
+const READING_MODES: [(u64, &str); 5] = [
+    (1, "REAL_AS_FLOAT"),
+    (1 << 2, "ANSI_QUOTES"),
+    (1 << 20, "NO_BACKSLASH_ESCAPES"),
+    (1 << 9, "ORACLE"),
+    (1 << 12, "MAXDB"),
+];
+
+/// What a backslash means in a quoted string.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Backslash {
+    /// It escapes the next character.
+    #[default]
+    Escapes,
+    /// It is a character like any other, under NO_BACKSLASH_ESCAPES.
+    Plain,
+}
+
 /// The status variables of a query event on which its meaning depends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Session {
@@ -18,6 +38,8 @@ pub struct Session {
     pub accessed: Option<Vec<String>>,
     /// The character set that a database gets where the statement names none (`collation_server`).
     pub server_charset: Option<&'static str>,
+    /// The SQL mode, a bit for each; 0 where the event does not say.
+    pub sql_mode: u64,
 }
 
 impl Session {
@@ -28,6 +50,19 @@ impl Session {
         let mut cursor = Cursor::new(variables);
         while let Ok(true) = session.take(&mut cursor) {}
         session
+    }
+
+    /// The names of the SQL modes that change how a definition's text is read.
+    pub fn reading_modes(&self) -> impl Iterator<Item = &'static str> + '_ {
+        READING_MODES.into_iter().filter(|(bit, _)| self.sql_mode & bit != 0).map(|(_, name)| name)
+    }
+
+    /// What a backslash means in the statement's strings.
+    pub fn backslash(&self) -> Backslash {
+        match self.reading_modes().any(|name| name == "NO_BACKSLASH_ESCAPES") {
+            true => Backslash::Plain,
+            false => Backslash::Escapes,
+        }
     }
 
     /// The databases whose tables the statement may have changed; None where the event does not list them.
@@ -43,8 +78,9 @@ impl Session {
         match cursor.u8()? {
             // Flags, the increments, and the old count of bytes written.
             0 | 3 | 10 => cursor.skip(4)?,
-            // The SQL mode, a bitmap of tables, the commit time, the XID of a definition; MariaDB's XID.
-            1 | 9 | 15 | 17 | 129 => cursor.skip(8)?,
+            1 => self.sql_mode = cursor.u64()?,
+            // A bitmap of tables, the commit time, the XID of a definition; MariaDB's XID.
+            9 | 15 | 17 | 129 => cursor.skip(8)?,
             2 => {
                 cursor.prefixed(1)?;
                 cursor.skip(1)?;
@@ -126,6 +162,19 @@ mod tests {
         assert_eq!(with(b"\x0c\xfe").accessed, Some(Vec::new()));
         assert_eq!(with(b"\x0c\xfe").listed_databases(), None);
         assert_eq!(with(b"").accessed, None);
+    }
+
+    #[test]
+    fn sql_modes_are_named_where_they_change_how_text_is_read() {
+        let modes = |bits: u64| Session::read(&[&[0, 1, 2, 3, 4, 1][..], &bits.to_le_bytes()].concat());
+        // STRICT_TRANS_TABLES and ONLY_FULL_GROUP_BY change no reading.
+        let strict = modes((1 << 21) | (1 << 5));
+        assert_eq!((strict.reading_modes().count(), strict.backslash()), (0, Backslash::Escapes));
+        let plain = modes((1 << 20) | (1 << 21) | 4);
+        assert_eq!(plain.reading_modes().collect::<Vec<_>>(), ["ANSI_QUOTES", "NO_BACKSLASH_ESCAPES"]);
+        assert_eq!(plain.backslash(), Backslash::Plain);
+        let other = modes(1 | (1 << 9) | (1 << 12));
+        assert_eq!(other.reading_modes().collect::<Vec<_>>(), ["REAL_AS_FLOAT", "ORACLE", "MAXDB"]);
     }
 
     #[test]

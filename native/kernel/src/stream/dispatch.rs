@@ -10,7 +10,7 @@ use crate::emit::system::EventView;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
 use crate::event::gtid::{self, TransactionHead};
-use crate::event::query::{verb, Query as QueryBody, Verb};
+use crate::event::query::{Query as QueryBody, Verb};
 use crate::event::rotate::Rotate as RotateBody;
 use crate::event::session::Session;
 use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid};
@@ -154,7 +154,10 @@ impl Decoder {
     /// Passes over the rest of a transaction that began before the range, up to the first that can be told to begin.
     fn pass_orphan(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         let verb = match kind {
-            EventKind::Query => Some(verb(QueryBody::read(body)?.text)),
+            EventKind::Query => {
+                let query = QueryBody::read(body)?;
+                Some(query.verb(query.text))
+            }
             _ => None,
         };
         let gtid_events = self.format.as_ref().is_some_and(|format| format.gtid_events);
@@ -192,7 +195,7 @@ impl Decoder {
     }
 
     fn query(&mut self, header: &Header, query: &QueryBody<'_>, text: &[u8], span: Span) -> Result<Flow> {
-        let verb = verb(text);
+        let verb = query.verb(text);
         let opened = self.open.is_none();
         if opened {
             // A log without GTID events: the statement itself opens the transaction.
@@ -271,19 +274,25 @@ impl Decoder {
                 return Ok(Flow::Ask);
             }
             Some(false) => {}
-            _ => self.tell(&statement.database, &statement.text, StatementKind::Definition)?,
+            _ => self.tell(&statement, StatementKind::Definition)?,
         }
         Ok(Flow::Next)
     }
 
     /// Writes the message of a statement, in messages.
-    fn tell(&mut self, database: &str, text: &str, kind: StatementKind) -> Result<()> {
+    fn tell(&mut self, statement: &Statement, kind: StatementKind) -> Result<()> {
         let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) else { return Ok(()) };
         // A statement before rows that were handed out before a reconnect was handed out with them.
         if open.skipped || open.rows < open.resume_rows {
             return Ok(());
         }
-        let statement = StatementView { database, text, kind, alone: !open.begun };
+        let statement = StatementView {
+            database: &statement.database,
+            text: &statement.text,
+            backslash: statement.session.backslash(),
+            kind,
+            alone: !open.begun,
+        };
         self.gathered_rows += 1;
         batch.add_statement(&open.view, self.event, &statement)
     }
@@ -309,14 +318,15 @@ impl Decoder {
         let (file, span) = self.effective_span(span);
         let database = String::from_utf8_lossy(query.database).into_owned();
         let mut text = query.text_utf8(text);
+        let session = Session::read(query.variables);
         if query.error_code != 0 && !is_change {
-            text = outcome_of_failed(&text, &database)?.into_owned();
+            text = outcome_of_failed(&text, &database, session.backslash())?.into_owned();
         }
         Some(Statement {
             database,
             text,
             is_change,
-            session: Session::read(query.variables),
+            session,
             is_skipped: self.orphan || self.open.as_ref().is_some_and(|open| open.skipped),
             file: file.clone(),
             offset: span.start,
@@ -346,7 +356,7 @@ impl Decoder {
         match &self.emitter {
             Emitter::Transactions(_) => {
                 self.tally.events += 1;
-                if matches!(verb(text), Verb::Definition | Verb::Change | Verb::Unknown) {
+                if matches!(query.verb(text), Verb::Definition | Verb::Change | Verb::Unknown) {
                     self.tally.statement = Some(query.text_utf8(text));
                 }
             }

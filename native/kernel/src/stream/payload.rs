@@ -12,7 +12,7 @@ use super::frame::{declared_size, event_size, mismatch, Span};
 use super::{Decoder, Flow};
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
-use crate::event::query::{verb, Query, Verb};
+use crate::event::query::{Query, Verb};
 use crate::event::transaction_payload::{Compression, TransactionPayload};
 use crate::event::xa::XaId;
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
@@ -156,8 +156,9 @@ pub(super) fn xa_id_in(body: &[u8]) -> Result<Option<XaId>> {
     if EventKind::from_code(header.code) != Some(EventKind::Query) {
         return Ok(None);
     }
-    let text = Query::read(cursor.take_rest())?.text;
-    (verb(text) == Verb::Begin && text.starts_with(b"XA")).then(|| XaId::of_statement(text)).transpose()
+    let query = Query::read(cursor.take_rest())?;
+    let text = query.text;
+    (query.verb(text) == Verb::Begin && text.starts_with(b"XA")).then(|| XaId::of_statement(text)).transpose()
 }
 
 /// Passes over what an event has between its payload and its checksum. None where more is needed.

@@ -15,7 +15,7 @@ use crate::emit::system::EventView;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
 use crate::event::format_description::Format;
-use crate::event::query::{verb, Query as QueryBody, Verb};
+use crate::event::query::{Query as QueryBody, Verb};
 use crate::event::xa::{read_prepare, text_in, XaId};
 use crate::event::{EventKind, Header};
 use crate::limits::EVENT_HEADER_BYTES;
@@ -159,11 +159,14 @@ impl Decoder {
                 self.xid = Some(Cursor::new(body).u64()?);
                 Some(Ending::CommitAtOnce)
             }
-            EventKind::Query => match verb(QueryBody::read(body)?.text) {
-                Verb::Commit | Verb::XaCommit => Some(Ending::CommitAtOnce),
-                Verb::Rollback | Verb::XaRollback => Some(Ending::RollBack),
-                _ => None,
-            },
+            EventKind::Query => {
+                let query = QueryBody::read(body)?;
+                match query.verb(query.text) {
+                    Verb::Commit | Verb::XaCommit => Some(Ending::CommitAtOnce),
+                    Verb::Rollback | Verb::XaRollback => Some(Ending::RollBack),
+                    _ => None,
+                }
+            }
             _ => None,
         };
         match ending {
@@ -524,7 +527,7 @@ impl Decoder {
     fn replay_query(&mut self, header: &Header, body: &[u8], plain: Option<&[u8]>, span: Span) -> Result<Flow> {
         let query = QueryBody::read(body)?;
         let text = plain.unwrap_or(query.text);
-        match verb(text) {
+        match query.verb(text) {
             Verb::Begin | Verb::Marker => Ok(Flow::Next),
             Verb::RollbackTo => self.roll_back_to(text).map(|()| Flow::Next),
             Verb::Savepoint => {

@@ -63,6 +63,10 @@ _NOT_ASCII = ("swe7",)
 NATIONAL_CHARSET = "utf8mb3"
 
 
+# ORACLE gives other types to DATE and BLOB, MAXDB to TIMESTAMP, REAL_AS_FLOAT to REAL.
+_MODES_WITH_OTHER_TYPES = frozenset(("ORACLE", "MAXDB"))
+
+
 class TypeUnknown(Exception):
     """The type is not in the table of spellings."""
 
@@ -103,6 +107,8 @@ class DeclaredType:
 def take_type(cursor: TokenCursor, spelling: ServerSpelling) -> DeclaredType:
     """Take a type with its length and sign. Raises TypeUnknown."""
     word = cursor.take().upper
+    if not _MODES_WITH_OTHER_TYPES.isdisjoint(spelling.sql_mode):
+        raise TypeUnknown(word)
     if word in _INTEGERS or word in ("BOOL", "BOOLEAN", "SERIAL"):
         return DeclaredType(_integer(word, cursor, spelling))
     if word in _DECIMALS:
@@ -110,7 +116,7 @@ def take_type(cursor: TokenCursor, spelling: ServerSpelling) -> DeclaredType:
         precision, scale = (numbers + ["10", "0"][len(numbers) :])[:2]
         return DeclaredType(f"decimal({precision},{scale}){_sign(cursor)}")
     if word in ("FLOAT", "FLOAT4", "DOUBLE", "FLOAT8", "REAL"):
-        return DeclaredType(_floating(word, cursor))
+        return DeclaredType(_floating(word, cursor, spelling))
     if word in _FRACTIONAL:
         numbers = [number for number in _numbers(cursor) if number != "0"]
         return DeclaredType(word.lower() + _parenthesis(numbers))
@@ -152,7 +158,7 @@ def _integer(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
     return name + _parenthesis(numbers or [str(_INTEGER_WIDTHS[name][bool(sign)])]) + sign
 
 
-def _floating(word: str, cursor: TokenCursor) -> str:
+def _floating(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
     if word == "DOUBLE":
         cursor.accept("PRECISION")
     numbers = _numbers(cursor)
@@ -160,7 +166,8 @@ def _floating(word: str, cursor: TokenCursor) -> str:
         # FLOAT(p) is a single up to 24 bits of precision, and its p is not kept.
         name = "double" if numbers and int(numbers[0]) > 24 else "float"
         return name + _sign(cursor)
-    name = "float" if word in ("FLOAT", "FLOAT4") else "double"
+    single = word in ("FLOAT", "FLOAT4") or (word == "REAL" and "REAL_AS_FLOAT" in spelling.sql_mode)
+    name = "float" if single else "double"
     return name + _parenthesis(numbers) + _sign(cursor)
 
 

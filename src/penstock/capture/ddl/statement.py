@@ -57,6 +57,10 @@ _BEFORE_KIND = words_of(
 
 _OPENING_WORDS = re.compile(r"(?:\s|/\*.*?\*/)*((?:[a-z_]\w*(?:\s+|$)){1,3})", re.IGNORECASE | re.DOTALL)
 
+_SETS_SQL_MODE = re.compile(r".{0,200}?\bSET\s+STATEMENT\s.*?\bSQL_MODE\b", re.IGNORECASE | re.DOTALL)
+# What the SQL mode gives another meaning.
+_QUOTED_OTHERWISE = frozenset('"\\')
+
 _NAME_ANOTHER_TABLE = (("RENAME",), ("CONVERT", "TABLE"), ("TO", "TABLE"))
 
 
@@ -65,6 +69,9 @@ def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effec
 
     `database` is the session's current one, for names without.
     """
+    if _SETS_SQL_MODE.match(text) and not _QUOTED_OTHERWISE.isdisjoint(text):
+        # The event has the mode that the statement ran under. Its text was read under another one.
+        return [Unread(None)]
     return effects_of_tokens(read_tokens(text, spelling), database, spelling)
 
 

@@ -7,7 +7,7 @@ took it, because a column may stand in it.
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from penstock.limits import STATEMENT_TOKENS_MAX
@@ -23,7 +23,7 @@ class Kind(Enum):
     STRING = "string"
     """In single quotes: text only."""
     DOUBLE = "double"
-    """In double quotes: text, or a name under the sql_mode ANSI_QUOTES."""
+    """In double quotes: text. A name where the sql_mode is not known; under ANSI_QUOTES it is a NAME."""
     MARK = "mark"
     """One character of punctuation."""
 
@@ -39,19 +39,34 @@ class Token:
 
 @dataclass(frozen=True)
 class ServerSpelling:
-    """What a server's family and version decide about a statement's meaning.
+    """What a server's family and version, and the session's SQL mode, decide about a statement's meaning.
 
     `version` is (major, minor, patch), () where unknown: then every version comment is taken.
     """
 
     mariadb: bool = False
     version: tuple[int, ...] = ()
+    sql_mode: frozenset[str] = frozenset()
 
     @classmethod
     def of_server(cls, version: str | None) -> "ServerSpelling":
         """Return the spelling of a server by the version that its log names, such as 10.11.19-MariaDB-log."""
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version or "")
         return cls("MariaDB" in (version or ""), tuple(map(int, numbers.groups())) if numbers else ())
+
+    def under(self, sql_mode: frozenset[str]) -> "ServerSpelling":
+        """Return the spelling of a session with this SQL mode."""
+        return self if sql_mode == self.sql_mode else replace(self, sql_mode=sql_mode)
+
+    @property
+    def quotes_names_twice(self) -> bool:
+        """Whether double quotes enclose names."""
+        return "ANSI_QUOTES" in self.sql_mode
+
+    @property
+    def escapes(self) -> bool:
+        """Whether a backslash in a string escapes the next character."""
+        return "NO_BACKSLASH_ESCAPES" not in self.sql_mode
 
     @property
     def shows_display_width(self) -> bool:
@@ -83,16 +98,28 @@ _WORD = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
 _QUOTED = {
     "'": re.compile(r"'((?:[^'\\]++|''|\\.)*+)'", re.DOTALL),
     '"': re.compile(r'"((?:[^"\\]++|""|\\.)*+)"', re.DOTALL),
-    "`": re.compile(r"`((?:[^`]++|``)*+)`", re.DOTALL),
 }
-# A list of literals in parentheses, as INSERT has many.
-_LITERAL = (
-    r"(?:(?:[bnx]|_\w++)?'(?:[^'\\]++|''|\\.)*+'"
-    r"|[-+]?\d++(?:\.\d*+)?+(?:e[-+]?\d++)?+|0x[0-9a-f]++|null|default)"
-)
-_LITERALS = re.compile(
-    rf"(?:\s*+\(\s*+{_LITERAL}\s*+(?:,\s*+{_LITERAL}\s*+)*+\)\s*+,?+)++", re.DOTALL | re.IGNORECASE
-)
+# Where a backslash is a character like any other.
+_PLAIN_QUOTED = {
+    "'": re.compile(r"'((?:[^']++|'')*+)'"),
+    '"': re.compile(r'"((?:[^"]++|"")*+)"'),
+    "`": re.compile(r"`((?:[^`]++|``)*+)`"),
+}
+
+
+def _literals(string: str) -> re.Pattern[str]:
+    """Return a pattern of lists of literals in parentheses, as INSERT has many; `string` is one of a text."""
+    literal = (
+        rf"(?:(?:[bnx]|_\w++)?{string}"
+        r"|[-+]?\d++(?:\.\d*+)?+(?:e[-+]?\d++)?+|0x[0-9a-f]++|null|default)"
+    )
+    return re.compile(
+        rf"(?:\s*+\(\s*+{literal}\s*+(?:,\s*+{literal}\s*+)*+\)\s*+,?+)++", re.DOTALL | re.IGNORECASE
+    )
+
+
+_LITERALS = _literals(_QUOTED["'"].pattern.replace("((?:", "(?:(?:"))
+_PLAIN_LITERALS = _literals(_PLAIN_QUOTED["'"].pattern.replace("((?:", "(?:(?:"))
 _KINDS = {"'": Kind.STRING, '"': Kind.DOUBLE, "`": Kind.NAME}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a", "%": "\\%", "_": "\\_"}
@@ -114,6 +141,7 @@ def read_tokens(text: str, spelling: ServerSpelling, *, without_literals: bool =
     Most of a routine's or view's text is never asked for, so it costs neither time nor memory.
     `without_literals` leaves out most lists of literals, which makes a long INSERT about 25 times as fast.
     """
+    literals_of = _LITERALS if spelling.escapes else _PLAIN_LITERALS
     end, inside_versioned = 0, 0
     while end < len(text):
         if skipped := _SKIPPED.match(text, end):
@@ -131,31 +159,35 @@ def read_tokens(text: str, spelling: ServerSpelling, *, without_literals: bool =
             inside_versioned -= 1
             end += 2
         else:
-            token, end = _token_at(text, end)
+            token, end = _token_at(text, end, spelling)
             yield token
-            if without_literals and token.upper == "," and (literals := _LITERALS.match(text, end)):
+            if without_literals and token.upper == "," and (literals := literals_of.match(text, end)):
                 end = literals.end()
     if inside_versioned:
         raise TextUnreadable(text)
 
 
-def _token_at(text: str, start: int) -> tuple[Token, int]:
+def _token_at(text: str, start: int, spelling: ServerSpelling) -> tuple[Token, int]:
     if word := _WORD.match(text, start):
         return Token(Kind.WORD, word.group(), word.group().upper()), word.end()
     quote = text[start]
-    if quote in _QUOTED:
-        quoted = _QUOTED[quote].match(text, start)
+    if quote in _KINDS:
+        kind = _KINDS[quote]
+        if kind is Kind.DOUBLE and spelling.quotes_names_twice:
+            kind = Kind.NAME
+        escapes = kind is not Kind.NAME and spelling.escapes
+        quoted = (_QUOTED if escapes else _PLAIN_QUOTED)[quote].match(text, start)
         if quoted is None:
             raise TextUnreadable(text)
-        return Token(_KINDS[quote], _unquoted(quoted.group(1), quote)), quoted.end()
+        inner = quoted.group(1).replace(quote * 2, quote)
+        return Token(kind, _unescaped(inner) if escapes else inner), quoted.end()
     if text.startswith("/*", start):
         raise TextUnreadable(text)
     return Token(Kind.MARK, quote, quote), start + 1
 
 
-def _unquoted(inner: str, quote: str) -> str:
-    inner = inner.replace(quote * 2, quote)
-    if quote == "`" or "\\" not in inner:
+def _unescaped(inner: str) -> str:
+    if "\\" not in inner:
         return inner
     return _ESCAPE.sub(lambda match: _ESCAPED.get(match.group(1), match.group(1)), inner)
 

@@ -164,7 +164,7 @@ impl Dialect for Canal {
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
         let outcome = match statement.kind {
             StatementKind::Definition => {
-                let definition = classify(statement.text, statement.database);
+                let definition = classify(statement.text, statement.database, statement.backslash);
                 return told(at, statement, &definition, out);
             }
             StatementKind::XaCommit => (XA_COMMIT, "XA COMMIT"),

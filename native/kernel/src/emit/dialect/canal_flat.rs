@@ -109,7 +109,7 @@ impl Dialect for CanalFlat {
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
         let outcome = match statement.kind {
             StatementKind::Definition => {
-                let found = classify(statement.text, statement.database);
+                let found = classify(statement.text, statement.database, statement.backslash);
                 let (database, table) = (&*found.database, &*found.table);
                 let told = Told { database, table, kind: found.kind.name(), is_ddl: true, sql: statement.text };
                 return tell(at, &told, out);

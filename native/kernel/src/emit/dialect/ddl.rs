@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::iter::Peekable;
 
 use crate::event::query::after_prefix;
+use crate::event::session::Backslash;
 
 /// The kinds of definition that Canal tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,13 +207,13 @@ const FILLERS: [&str; 15] = [
 ];
 
 /// Tells what a definition does to the table that it names first.
-pub fn classify<'a>(text: &'a str, database: &'a str) -> Definition<'a> {
-    Reader::new(text, database).next_or_query()
+pub fn classify<'a>(text: &'a str, database: &'a str, backslash: Backslash) -> Definition<'a> {
+    Reader::new(text, database, backslash).next_or_query()
 }
 
 /// Tells what a definition does, table by table, in its own order; one `Query` where it names no table.
-pub fn definitions<'a>(text: &'a str, database: &'a str) -> impl Iterator<Item = Definition<'a>> {
-    let mut reader = Reader::new(text, database);
+pub fn definitions<'a>(text: &'a str, database: &'a str, backslash: Backslash) -> impl Iterator<Item = Definition<'a>> {
+    let mut reader = Reader::new(text, database, backslash);
     let first = reader.next_or_query();
     std::iter::once(first).chain(std::iter::from_fn(move || reader.next_listed()))
 }
@@ -221,8 +222,8 @@ pub fn definitions<'a>(text: &'a str, database: &'a str) -> impl Iterator<Item =
 ///
 /// MariaDB's CREATE OR REPLACE TABLE drops the table first, and is logged as it is when it fails after that
 /// (`mysql_create_table`). A DROP TABLE that failed has dropped those of its tables that were there.
-pub fn outcome_of_failed<'a>(text: &'a str, database: &str) -> Option<Cow<'a, str>> {
-    let mut tokens = Tokens { rest: after_prefix(text)? };
+pub fn outcome_of_failed<'a>(text: &'a str, database: &str, backslash: Backslash) -> Option<Cow<'a, str>> {
+    let mut tokens = Tokens { rest: after_prefix(text, backslash)? };
     let verb = tokens.next()?;
     if verb.is("DROP") {
         return Some(text.into());
@@ -231,7 +232,7 @@ pub fn outcome_of_failed<'a>(text: &'a str, database: &str) -> Option<Cow<'a, st
     if !verb.is("CREATE") || !replaces {
         return None;
     }
-    let definition = classify(text, database);
+    let definition = classify(text, database, backslash);
     let (database, table) = definition.name_before();
     Some(format!("DROP TABLE IF EXISTS {}.{}", quoted_name(database), quoted_name(table)).into())
 }
@@ -247,8 +248,8 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(text: &'a str, database: &'a str) -> Reader<'a> {
-        let statement = after_prefix(text).unwrap_or_default();
+    fn new(text: &'a str, database: &'a str, backslash: Backslash) -> Reader<'a> {
+        let statement = after_prefix(text, backslash).unwrap_or_default();
         Reader { tokens: Tokens { rest: statement }.peekable(), database, listed: None, says_exists: false }
     }
 
@@ -403,7 +404,7 @@ mod tests {
             let before = before.unwrap_or_default();
             format!("{} {before}{}.{}", definition.kind.name(), definition.database, definition.table)
         };
-        definitions(text, "shop").map(tell).collect()
+        definitions(text, "shop", Backslash::default()).map(tell).collect()
     }
 
     #[test]
@@ -430,7 +431,7 @@ mod tests {
             ("", "QUERY shop."),
         ] {
             assert_eq!(told(text), [definition], "{text}");
-            let first = classify(text, "shop");
+            let first = classify(text, "shop", Backslash::default());
             assert_eq!(format!("{} {}.{}", first.kind.name(), first.database, first.table), definition, "{text}");
         }
     }
@@ -482,7 +483,9 @@ mod tests {
         let renamed = "RENAME TABLE IF EXISTS a WAIT 5 TO b, `s`.`c` NOWAIT TO r.d";
         assert_eq!(told(renamed), ["RENAME shop.a -> shop.b", "RENAME s.c -> r.d"]);
         assert_eq!(told("CREATE TABLE t (a int, b int)"), ["CREATE shop.t"]);
-        let own = |text: &str| definitions(text, "shop").map(|definition| definition.own_text()).collect::<Vec<_>>();
+        let own = |text: &str| {
+            definitions(text, "shop", Backslash::default()).map(|definition| definition.own_text()).collect::<Vec<_>>()
+        };
         assert_eq!(own("drop table `a``b`, t"), ["DROP TABLE `shop`.`a``b`", "DROP TABLE `shop`.`t`"]);
         assert_eq!(
             own("DROP TABLE IF EXISTS t, s.u"),
@@ -493,7 +496,7 @@ mod tests {
 
     #[test]
     fn failed_definition_has_the_outcome_that_servers_log_it_for() {
-        let outcome = |text| outcome_of_failed(text, "shop").map(Cow::into_owned);
+        let outcome = |text| outcome_of_failed(text, "shop", Backslash::default()).map(Cow::into_owned);
         let dropped = Some("DROP TABLE IF EXISTS `shop`.`a``b`".to_owned());
         assert_eq!(outcome("CREATE OR REPLACE TABLE `a``b` (id INT PRIMARY KEY, PRIMARY KEY (id))"), dropped);
         assert_eq!(outcome("/* x */ create or /* y */ replace table `shop` . `a``b` (id INT)"), dropped);

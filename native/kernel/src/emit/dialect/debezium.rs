@@ -87,7 +87,7 @@ impl Dialect for Debezium {
         if statement.kind != StatementKind::Definition {
             return Ok(());
         }
-        let mut tables = definitions(statement.text, statement.database).peekable();
+        let mut tables = definitions(statement.text, statement.database, statement.backslash).peekable();
         let Some(first) = tables.next() else { return Ok(()) };
         // A DROP TABLE is told in one spelling, whoever wrote it.
         if tables.peek().is_none() && first.kind != DefinitionKind::Erase {

@@ -51,7 +51,7 @@ impl Dialect for Maxwell {
         if statement.kind != StatementKind::Definition {
             return Ok(());
         }
-        for (number, definition) in definitions(statement.text, statement.database).enumerate() {
+        for (number, definition) in definitions(statement.text, statement.database, statement.backslash).enumerate() {
             let Some(kind) = kind_name(&definition) else { return Ok(()) };
             let (database, table) = definition.name_before();
             let value = &mut out.value;

@@ -26,6 +26,7 @@ use crate::emit::messages::Messages;
 use crate::emit::system::EventView;
 use crate::emit::TransactionView;
 use crate::error::{Error, ErrorKind, Result};
+use crate::event::session::Backslash;
 use crate::stream::file_number;
 pub use walk::{Image, Images, Row};
 
@@ -159,6 +160,8 @@ pub struct StatementView<'a> {
     pub database: &'a str,
     /// Its text, as UTF-8.
     pub text: &'a str,
+    /// What a backslash means in its strings.
+    pub backslash: Backslash,
     /// What it is.
     pub kind: StatementKind,
     /// Whether it is a transaction of its own, so that its message is also the end.

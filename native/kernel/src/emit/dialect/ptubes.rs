@@ -112,7 +112,7 @@ impl Dialect for Ptubes {
         if statement.kind != StatementKind::Definition {
             return Ok(());
         }
-        let definition = classify(statement.text, statement.database);
+        let definition = classify(statement.text, statement.database, statement.backslash);
         let name = match definition.name_before() {
             (database, "") => database.to_owned(),
             (database, table) => format!("{database}.{table}"),

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements of sessions whose SQL mode changes how text is read."""
+
+from penstock.binlog import load_schemas
+from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.model import TableName, TablePatterns
+from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
+from penstock.source.source import ByteRange
+from tests.binlog_bytes import first_event_end
+from tests.cut_source import CutSource
+from tests.fixture_types import FreshDatabase
+from tools.servers import Server
+
+# Read without the mode, a string or name of these statements ends in a later place and hides a clause.
+_STATEMENTS = (
+    'CREATE TABLE "t" ("id" INT PRIMARY KEY, a INT, r REAL)',
+    "ALTER TABLE t COMMENT 'c:\\', ADD b BIGINT -- '",
+    'ALTER TABLE t CHANGE a "a\\" INT, ADD c SMALLINT -- "',
+    "INSERT INTO t VALUES (1, 2, 0.5, 3, 4)",
+    "CREATE TABLE u (id INT COMMENT '\\')",
+    "/* '\\' */ RENAME TABLE u TO \"v\"",
+)
+_MODES = "REAL_AS_FLOAT,ANSI_QUOTES,NO_BACKSLASH_ESCAPES"
+
+
+def test_statements_are_read_under_the_sql_mode_of_their_session(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    metadata = "NO_LOG" if server.family == "mariadb" else "MINIMAL"
+    server.sql(f"SET GLOBAL binlog_row_metadata = {metadata}; FLUSH BINARY LOGS")
+    file = server.binlog_files()[-1]
+    try:
+        with server.connect(database=database) as session, session.cursor() as cursor:
+            cursor.execute(f"SET SESSION sql_mode = '{_MODES}'")
+            for statement in _STATEMENTS:
+                cursor.execute(statement)
+    finally:
+        server.sql("SET GLOBAL binlog_row_metadata = FULL; FLUSH BINARY LOGS")
+    whole = ByteRange(0, file.name, first_event_end(file.read_bytes()), None, True)
+    selection = Selection(tables=TablePatterns([f"{database}.*"]))
+    schemas = load_schemas({}, ServerSpelling(mariadb=server.family == "mariadb"))
+    parts = list(read_in_order(CutSource(file, ()), whole, selection, schemas))
+    rows = [row for part in parts if isinstance(part, Batch) for row in part.to_arrow().to_pylist()]
+    values = [{name: value for name, value in row.items() if name[0] != "_"} for row in rows]
+    assert values == [{"id": 1, "a\\": 2, "r": 0.5, "b": 3, "c": 4}]
+    last = [part for part in parts if isinstance(part, LoggedStatement)][-1]
+    assert last.tables == {TableName(database, "u"), TableName(database, "v")}
+    assert last.sql_mode == set(_MODES.split(","))
