@@ -1,57 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error Penstock raises, in one tree, split by who must act.
+"""Every error Penstock raises, in one tree, grouped by who must act.
 
     PenstockError
-    ├── OperatorError            fix something, then start again
+    ├── OperatorError            fix the cause, then start again
     │   ├── OptionInvalid            an option, setting or argument is wrong or unknown
     │   ├── DependencyMissing        an optional package is not installed
     │   ├── AuthenticationFailed     the server refused the credentials
-    │   ├── TlsFailed                no encrypted connection that both sides accept
+    │   ├── TlsFailed                no TLS settings that both sides accept
     │   ├── PrivilegeMissing         the account lacks a privilege
-    │   ├── ServerUnsupported        the server's settings hide or break changes
-    │   ├── ServerChanged            another server answers than the one the position names
+    │   ├── ServerUnsupported        the server's settings hide or corrupt changes
+    │   ├── ServerChanged            the position belongs to a different server
     │   ├── PositionPurged           the position is no longer in the server's logs
-    │   ├── PositionInvalid          the position names no place in this source
-    │   ├── SourceMissing            no such file, folder or server
+    │   ├── PositionInvalid          the position does not exist in this source
+    │   ├── SourceMissing            the file, folder or server does not exist
     │   ├── SchemaInvalid            a schema file, or a declared schema, cannot be used
     │   ├── LogLocked                another process writes this log
-    │   ├── AccessDenied             the account is known, and may not do this
+    │   ├── AccessDenied             the account is not allowed to do this
     │   └── DiskFailed               the operating system refused a read, a write or a sync
-    ├── TransientError           we retry, within bounds
-    │   ├── ConnectionLost           the server went away
-    │   │   └── AnswerTimedOut           the server accepts connections, and does not answer
-    │   ├── ServerBusy               the server refuses for now
-    │   ├── DumpReplaced             another replica took our server id
-    │   ├── ServerBehind             the server lacks transactions that the log has
+    ├── TransientError           retried automatically, within limits
+    │   ├── ConnectionLost           the connection to the server was lost
+    │   │   └── AnswerTimedOut           the server accepts connections but does not answer
+    │   ├── ServerBusy               the server rejects requests temporarily
+    │   ├── DumpReplaced             another replica connected with our server_id
+    │   ├── ServerBehind             the server is missing transactions that the log has
     │   ├── SchemaPending            a table's definition is still being read from its server
-    │   ├── LogFull                  there is no room to keep more of the log
-    │   ├── CoordinationLost         the place where leases and checkpoints are kept does not answer
-    │   ├── VersionConflict          a record was changed by somebody else meanwhile
-    │   ├── LeaseLost                another process holds what we held
-    │   └── QuotaReached             an account has used what it may use for now
+    │   ├── LogFull                  the disk has no room for more log
+    │   ├── CoordinationLost         the coordination store does not answer
+    │   ├── VersionConflict          another process changed the record
+    │   ├── LeaseLost                another process took over the lease
+    │   └── QuotaReached             the account has used up its quota for now
     └── StreamError              stop at this position
         ├── MagicInvalid             not a binlog file
         ├── FileTruncated            the bytes end inside an event or a transaction
         ├── ChecksumMismatch         an event's CRC32 does not match
         ├── EventMalformed           an event contradicts its own format
-        ├── EventUnknown             an event type that is not understood
-        ├── EventUnsupported         an event that is understood, but cannot be turned into changes
+        ├── EventUnknown             an unknown event type
+        ├── EventUnsupported         a known event that cannot be turned into row changes
         ├── SequenceGap              files or events are missing between two positions
-        ├── RangesDisagree           two ranges of one plan do not meet at an event
+        ├── RangesDisagree           two adjacent ranges do not meet at an event boundary
         ├── LogEncrypted             the file is encrypted at rest
         ├── IncidentLogged           the server logged that changes may be lost
-        ├── TableMapMissing          rows arrive for a table that was not announced
-        ├── SchemaUnknown            no schema for a table at its position
-        ├── SchemaMismatch           the schema at hand does not fit the table map
-        ├── SchemaChanged            the table changed under a stream with a declared schema
+        ├── TableMapMissing          rows refer to a table without a table map event
+        ├── SchemaUnknown            no definition of the table is known at this position
+        ├── SchemaMismatch           the known definition does not fit the table map
+        ├── SchemaChanged            the table changed while a stream declared its schema
         ├── StatementLogged          a change was logged as a statement, not as rows
         ├── TransactionRolledBack    rows were logged for a transaction that did not commit
-        ├── PreparedMissing          an XA commit whose rows cannot be reached
+        ├── PreparedMissing          the rows of a committed XA transaction cannot be found
         ├── ValueMalformed           a value contradicts its type
-        ├── StepFailed               a step of a pipeline cannot work on a row
-        ├── LimitExceeded            one of the bounds in `limits` would be passed
-        ├── LogDamaged               a file of the kept log is not what was written
-        └── LogTorn                  bytes that the kept log had made durable are gone
+        ├── StepFailed               a pipeline step failed on a row
+        ├── LimitExceeded            a limit in `penstock.limits` would be exceeded
+        ├── LogDamaged               a file of the kept log is corrupt
+        └── LogTorn                  durable bytes of the kept log are gone
 
 A bug in Penstock is an `AssertionError` and is never caught.
 """
@@ -60,10 +60,10 @@ from typing import Any
 
 
 class PenstockError(Exception):
-    """An error with a place and a way out.
+    """An error with its position and a hint.
 
-    `position` is where it happened, as text (`mysql-bin.000003:1542`), or None
-    where there is no place. `hint` names the command or setting that helps.
+    `position` is where the error happened, as text (`mysql-bin.000003:1542`), or None
+    if it has no position. `hint` names the command or setting that helps.
     The class name is the stable code: callers choose by class, never by text.
     Instances pickle, so an executor's error reaches the driver whole.
     """
@@ -90,7 +90,7 @@ def _rebuild(
 
 
 class OperatorError(PenstockError):
-    """Somebody must fix something, then start again."""
+    """Fix the cause, then start again."""
 
 
 class OptionInvalid(OperatorError):
@@ -106,7 +106,7 @@ class AuthenticationFailed(OperatorError):
 
 
 class TlsFailed(OperatorError):
-    """No encrypted connection to the server that both sides accept."""
+    """The TLS handshake failed: no settings that both sides accept."""
 
 
 class PrivilegeMissing(OperatorError):
@@ -114,11 +114,11 @@ class PrivilegeMissing(OperatorError):
 
 
 class ServerUnsupported(OperatorError):
-    """The server's settings hide or break changes."""
+    """The server's settings hide or corrupt changes."""
 
 
 class ServerChanged(OperatorError):
-    """Another server answers than the one the position names."""
+    """The position belongs to a different server than the one that answered."""
 
 
 class PositionPurged(OperatorError):
@@ -126,11 +126,11 @@ class PositionPurged(OperatorError):
 
 
 class PositionInvalid(OperatorError):
-    """The position names no place in this source."""
+    """The position does not exist in this source."""
 
 
 class SourceMissing(OperatorError):
-    """There is no such file, folder or server."""
+    """The file, folder or server does not exist."""
 
 
 class SchemaInvalid(OperatorError):
@@ -142,7 +142,7 @@ class LogLocked(OperatorError):
 
 
 class AccessDenied(OperatorError):
-    """The account is known, and may not do this."""
+    """The account is authenticated but not allowed to do this."""
 
 
 class DiskFailed(OperatorError):
@@ -150,11 +150,11 @@ class DiskFailed(OperatorError):
 
 
 class TransientError(PenstockError):
-    """Trying again may succeed; we do so within bounds."""
+    """A retry may succeed. Penstock retries within limits."""
 
 
 class ConnectionLost(TransientError):
-    """The server went away."""
+    """The connection to the server was lost."""
 
 
 class AnswerTimedOut(ConnectionLost):
@@ -162,15 +162,15 @@ class AnswerTimedOut(ConnectionLost):
 
 
 class ServerBusy(TransientError):
-    """The server refuses for now."""
+    """The server rejects requests temporarily."""
 
 
 class DumpReplaced(TransientError):
-    """Another replica connected with our server id and took the stream."""
+    """Another replica connected with our server_id and took over the stream."""
 
 
 class ServerBehind(TransientError):
-    """The server lacks transactions that the log has; `missing` names them, "" where that is not known."""
+    """The server is missing transactions that the log has; `missing` lists them ("" if unknown)."""
 
     def __init__(
         self, message: str, *, position: str | None = None, hint: str | None = None, missing: str = ""
@@ -184,23 +184,23 @@ class SchemaPending(TransientError):
 
 
 class LogFull(TransientError):
-    """There is no room to keep more of the log."""
+    """The disk has no room for more log."""
 
 
 class CoordinationLost(TransientError):
-    """The place where leases and checkpoints are kept does not answer."""
+    """The coordination store, which keeps leases and checkpoints, does not answer."""
 
 
 class VersionConflict(TransientError):
-    """A record was changed by somebody else since it was read."""
+    """Another process changed the record after it was read."""
 
 
 class LeaseLost(TransientError):
-    """Another process holds what we held, so nothing may be written in its name."""
+    """Another process took over the lease, so this process must not write."""
 
 
 class QuotaReached(TransientError):
-    """An account has used what it may use for now."""
+    """The account has used up its quota for now."""
 
 
 class StreamError(PenstockError):
@@ -224,11 +224,11 @@ class EventMalformed(StreamError):
 
 
 class EventUnknown(StreamError):
-    """An event type is not understood and is not marked ignorable."""
+    """The event type is unknown and not marked ignorable."""
 
 
 class EventUnsupported(StreamError):
-    """An event is understood but cannot be turned into changes."""
+    """The event is known but cannot be turned into row changes."""
 
 
 class SequenceGap(StreamError):
@@ -236,7 +236,7 @@ class SequenceGap(StreamError):
 
 
 class RangesDisagree(StreamError):
-    """Two ranges of one plan do not meet at an event."""
+    """Two adjacent ranges of a plan do not meet at an event boundary."""
 
 
 class LogEncrypted(StreamError):
@@ -248,19 +248,19 @@ class IncidentLogged(StreamError):
 
 
 class TableMapMissing(StreamError):
-    """Rows arrive for a table that was not announced."""
+    """Rows refer to a table for which no table map event was logged."""
 
 
 class SchemaUnknown(StreamError):
-    """There is no schema for a table at its position."""
+    """No definition of the table is known at this position."""
 
 
 class SchemaMismatch(StreamError):
-    """The schema at hand does not fit the table map."""
+    """The known table definition does not fit the table map."""
 
 
 class SchemaChanged(StreamError):
-    """The table changed under a stream whose schema was declared."""
+    """The table changed while a stream with a declared schema was reading it."""
 
 
 class StatementLogged(StreamError):
@@ -272,7 +272,7 @@ class TransactionRolledBack(StreamError):
 
 
 class PreparedMissing(StreamError):
-    """An XA transaction is committed, and the events that prepared it cannot be reached."""
+    """An XA transaction was committed, but its prepared events cannot be found."""
 
 
 class ValueMalformed(StreamError):
@@ -280,15 +280,15 @@ class ValueMalformed(StreamError):
 
 
 class StepFailed(StreamError):
-    """A step of a pipeline cannot work on a row."""
+    """A pipeline step failed on a row."""
 
 
 class LimitExceeded(StreamError):
-    """One of the bounds in `penstock.limits` would be passed."""
+    """A limit in `penstock.limits` would be exceeded."""
 
 
 class LogDamaged(StreamError):
-    """A file of the kept log is not what was written."""
+    """A file of the kept log is corrupt: it differs from what was written."""
 
 
 class LogTorn(StreamError):

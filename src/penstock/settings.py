@@ -91,25 +91,23 @@ class RetentionSettings(Section):
     """How much of a log is kept; what is older leaves, whichever bound is met first."""
 
     age: Seconds | None = Field(
-        default=86_400.0, description="the age at which a segment leaves; null keeps all"
+        default=86_400.0, description="delete segments older than this; null: no limit"
     )
-    bytes: Bytes | None = Field(
-        default=None, description="the bytes that all segments of an instance may take"
-    )
+    bytes: Bytes | None = Field(default=None, description="maximum bytes of all segments of an instance")
     free_bytes: Bytes | None = Field(
-        default=None, description="the free bytes of the disk below which the oldest leave"
+        default=None, description="delete the oldest segments while the disk has less than this free"
     )
     hold_bytes: Bytes | None = Field(
         default=HOLD_BYTES_DEFAULT,
-        description="the bytes after a hold above which it holds nothing; null sets no bound",
+        description="break a hold when the log after it exceeds this size; null: no limit",
     )
     hold_free_bytes: Bytes | None = Field(
         default=HOLD_FREE_BYTES_DEFAULT,
-        description="the free bytes of the disk below which holds give way, the furthest back first",
+        description="break holds, oldest position first, while the disk has less than this free",
     )
     hold_age: Seconds | None = Field(
         default=float(HOLD_AGE_SECONDS_DEFAULT),
-        description="how long a named consumer that does not come back holds the log; null: no consumer does",
+        description="how long a disconnected named consumer holds the log; null: consumers hold nothing",
     )
 
 
@@ -121,16 +119,18 @@ class LogSettings(Section):
     block_bytes: Bytes = Field(default=64 * 1024, ge=4096, le=GIB)
     fsync: Literal["block", "seconds", "never"] = Field(
         default="seconds",
-        description="when what was written is made durable: at once, every fsync_seconds, or never",
+        description="when to fsync the log: after every write, every fsync_seconds, or never",
     )
     fsync_seconds: Seconds = Field(default=1.0, gt=0)
     memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
     mode: Literal["memory", "file", "mixed"] = "mixed"
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
-    cold_after: Seconds | None = Field(default=None, description="the age at which a segment is compressed")
-    tier: str | None = Field(default=None, description="a URL to which compressed segments are moved")
+    cold_after: Seconds | None = Field(default=None, description="compress segments older than this")
+    tier: str | None = Field(
+        default=None, description="the URL of the object store to which compressed segments are moved"
+    )
     free_bytes_min: Bytes = Field(
-        default=256 * MIB, description="capture holds while the disk has less than this free"
+        default=256 * MIB, description="pause capture while the disk has less than this free"
     )
 
     def with_overrides(self, overrides: "LogOverrides") -> Self:
@@ -166,7 +166,7 @@ class InstanceSettings(Section):
     """One captured cluster: its servers, our account there, and where capture begins in an empty log."""
 
     # A URL may hold a password, so no representation shows it.
-    source: str = Field(description="mysql://user@host:port, the server to ask first", repr=False)
+    source: str = Field(description="mysql://user@host:port: the first server to connect to", repr=False)
     servers: tuple[str, ...] = Field(
         default=(), description="more servers of the cluster, host:port, tried in turn", repr=False
     )
@@ -174,32 +174,35 @@ class InstanceSettings(Section):
     password_file: Path | None = None
     password_env: str | None = Field(default=None, validate_default=True)
     server_id: int | None = Field(
-        default=None, ge=1, lt=1 << 32, description="our id as a replica; else a random one"
+        default=None, ge=1, lt=1 << 32, description="our server_id as a replica; default: random"
     )
     tables: TablePatternTexts = Field(
-        default=(), description="tables that a reader sees who names none; the log keeps all"
+        default=(), description="tables for readers that do not select any; the log keeps all tables"
     )
     exclude_tables: TablePatternTexts = ()
     shard_columns: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
-        description="of tables by pattern, the columns that choose a row's shard; else the primary key",
+        description="table pattern to the columns that determine a row's shard; default: the primary key",
     )
     canal_gtid: bool = Field(
-        default=False, description="messages of Canal carry the set of executed GTIDs, as its gtidon has it"
+        default=False, description="Canal messages carry the set of executed GTIDs, as with Canal's gtidon"
     )
     start: str = Field(
-        default="latest", description="of an empty log: earliest, latest, a position, a GTID set or a time"
+        default="latest",
+        description="where an empty log starts: earliest, latest, a position, a GTID set or a time",
     )
     fail_over_after: Seconds = Field(
         default=10.0,
-        description="how long the server at hand is tried before the next one is;"
-        " twice as long after each change of servers in the last hour",
+        description="how long to retry the current server before failing over to the next; doubles with"
+        " each fail-over in the last hour",
     )
     fail_on_data_loss: bool = Field(
-        default=True, description="stop where the server has purged what comes next; false goes on behind it"
+        default=True,
+        description="true: stop if the server purged the next log; false: continue after the gap",
     )
     semi_sync: bool = Field(
-        default=False, description="acknowledge commits to the server, after they are durable"
+        default=False,
+        description="acknowledge commits to the server once they are durable (semi-synchronous replication)",
     )
     log: LogOverrides = Field(default_factory=LogOverrides)
 
@@ -271,13 +274,13 @@ class Settings(Section):
     log: LogSettings = Field(default_factory=LogSettings)
     instances: dict[InstanceName, InstanceSettings] = Field(min_length=1)
     access: tuple[AccountSettings, ...] = Field(
-        default=(), description="accounts beside listen.token, which may do everything"
+        default=(), description="accounts in addition to listen.token, which has all permissions"
     )
     # A URL may hold a password, so no representation shows it.
     coordination: str | None = Field(
         default=None,
-        description="where subscriptions, checkpoints and leases are kept: sqlite:///path, or"
-        f" zookeeper://host:port,host:port/path; else {_COORDINATION_FILE} in log.folder",
+        description="the coordination store for subscriptions, checkpoints and leases: sqlite:///path or"
+        f" zookeeper://host:port,host:port/path; default: {_COORDINATION_FILE} in log.folder",
         repr=False,
     )
 

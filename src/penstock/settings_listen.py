@@ -62,35 +62,37 @@ class ListenSettings(Section):
         default=f"{LOOPBACK_DEFAULT}:{PORT_DEFAULT}", description="host:port; [::1]:7070 for IPv6"
     )
     canal: str | None = Field(
-        default=None, description="host:port for clients of Canal, 127.0.0.1:11111; null listens for none"
+        default=None, description="host:port for Canal clients, such as 127.0.0.1:11111; null: disabled"
     )
     ptubes: str | None = Field(
-        default=None, description="host:port for clients of Ptubes, 127.0.0.1:28332; null listens for none"
+        default=None, description="host:port for Ptubes clients, such as 127.0.0.1:28332; null: disabled"
     )
     ptubes_monitor: str | None = Field(
         default=None,
-        description="host:port for monitors of Ptubes, 127.0.0.1:23333; null listens for none",
+        description="host:port for Ptubes monitors, such as 127.0.0.1:23333; null: disabled",
     )
     canal_accept_plain: bool = Field(
-        default=False, description="let clients of Canal send their password as it is, as some do"
+        default=False, description="accept plain-text passwords from Canal clients that do not hash them"
     )
     canal_start: Literal["earliest", "latest"] = Field(
-        default="earliest", description="where a client of Canal begins that was never here before"
+        default="earliest", description="where a new Canal client starts"
     )
     canal_zone: str = Field(
-        default="+00:00", description="in which clients of Canal see TIMESTAMP columns: +08:00"
+        default="+00:00",
+        description="the time zone in which Canal clients see TIMESTAMP columns, such as +08:00",
     )
     ptubes_zone: str = Field(
         default="+00:00",
-        description="in which clients of Ptubes take DATE, TIME and DATETIME for moments: +08:00",
+        description="the time zone in which Ptubes clients interpret DATE, TIME and DATETIME, such as +08:00",
     )
-    token: SecretText | None = Field(default=None, description="what clients send as their bearer token")
-    token_file: Path | None = Field(default=None, description="a file that holds the token")
-    token_env: str | None = Field(default=None, description="an environment variable that holds the token")
-    tls: TlsFiles | None = Field(default=None, description="for every listener")
+    token: SecretText | None = Field(default=None, description="the bearer token of clients")
+    token_file: Path | None = Field(default=None, description="a file with the token")
+    token_env: str | None = Field(default=None, description="an environment variable with the token")
+    tls: TlsFiles | None = Field(default=None, description="TLS for every listener")
     insecure: OpenListeners = Field(
         default=False,
-        description="true: open to the network without credentials; or the listeners that ask for none",
+        description="true: allow access from the network without credentials; or a list of listeners that"
+        " need none",
         validate_default=True,
     )
 
@@ -181,22 +183,28 @@ class ListenSettings(Section):
 class AccountSettings(Section):
     """Somebody who may read: how they are known, what they see, and how much at a time."""
 
-    name: str = Field(description="for messages and logs; no secret", min_length=1)
-    token: SecretText | None = Field(default=None, description="what this account sends as bearer token")
+    name: str = Field(description="the account's name in messages and logs", min_length=1)
+    token: SecretText | None = Field(default=None, description="the account's bearer token")
     token_file: Path | None = None
     token_env: str | None = Field(default=None, validate_default=True)
-    user: str | None = Field(default=None, description="for Canal's handshake, and for HTTP's Basic")
+    user: str | None = Field(
+        default=None, description="the user name for Canal's handshake and HTTP Basic authentication"
+    )
     password: SecretText | None = None
     password_file: Path | None = None
     password_env: str | None = Field(default=None, validate_default=True)
-    instances: tuple[str, ...] = Field(default=("*",), description="names, with * as wildcard")
-    subscriptions: tuple[str, ...] = Field(default=("*",), description="names, with * as wildcard")
-    tables: TablePatternTexts = Field(default=(), description="none means all of them, and the raw log")
-    admin: bool = Field(default=False, description="may reset, move, resize and delete subscriptions")
-    bytes_per_second: Bytes | None = Field(default=None, gt=0, description="what is sent to it, at most")
-    requests_max: int | None = Field(
-        default=None, ge=1, description="its requests under way at once, at most"
+    instances: tuple[str, ...] = Field(default=("*",), description="permitted names; * is a wildcard")
+    subscriptions: tuple[str, ...] = Field(default=("*",), description="permitted names; * is a wildcard")
+    tables: TablePatternTexts = Field(
+        default=(), description="permitted tables; none: all tables and the raw log"
     )
+    admin: bool = Field(
+        default=False, description="whether the account may reset, move, resize and delete subscriptions"
+    )
+    bytes_per_second: Bytes | None = Field(
+        default=None, gt=0, description="quota: maximum bytes per second sent to the account"
+    )
+    requests_max: int | None = Field(default=None, ge=1, description="quota: maximum concurrent requests")
 
     @field_validator("token_env")
     @classmethod

@@ -184,8 +184,8 @@ password: ${NOPE}
     [
         ("sink: stdout", "source is missing"),
         ("source: {url: 'mysql://h'}", "sink: it is missing"),
-        ("source: {}\nsink: stdout", "write url or path"),
-        ("source: {url: 'mysql://h', path: x}\nsink: stdout", "write url or path"),
+        ("source: {}\nsink: stdout", "set either url or path"),
+        ("source: {url: 'mysql://h', path: x}\nsink: stdout", "set either url or path"),
         ("source: {url: 'http://h'}\nsink: stdout", "mysql://user@host:3306 or penstock://"),
         ("source: {url: 'mysql://h', server: 'mysql://i'}\nsink: stdout", "url is the server already"),
         ("source: {url: 'mysql://h', start: yesterday}\nsink: stdout", "no position, GTID set or time"),

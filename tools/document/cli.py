@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the command `penstock`: each verb with its arguments and options, as Typer knows them."""
+"""The page of the command `penstock`: each verb with its arguments and options, as Typer reports them."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ def page() -> str:
     command: Any = get_command(make_app())
     head = [
         command.help or "",
-        "Exit status: 0 done, 1 findings, 2 operator, 3 stream, 4 transient, 5 not all was compared.",
+        "Exit status: 0 success, 1 findings, 2 operator error, 3 stream error, 4 transient error, 5"
+        " comparison incomplete.",
     ]
     verbs = [part for name, verb in sorted(command.commands.items()) for part in describe(name, verb)]
     return document("Command line", "src/penstock/admin/cli", *head, *verbs)

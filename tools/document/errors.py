@@ -13,8 +13,9 @@ _WHO_ACTS = (errors.OperatorError, errors.TransientError, errors.StreamError)
 def page() -> str:
     """Return the page."""
     head = (
-        "Every error says what happened, where (`position`), and the way out (`hint`). Choose by class,\n"
-        "never by text: the name of the class is the stable code. All are `penstock.PenstockError`."
+        "Every error says what happened, where (`position`), and what to do (`hint`). Select errors by"
+        " class,\n"
+        "never by message text: the class name is the stable code. All are `penstock.PenstockError`."
     )
     parts = [head]
     for group in _WHO_ACTS:

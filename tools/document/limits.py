@@ -17,7 +17,10 @@ _RUST_LIMIT = re.compile(r"((?:^/// .*\n)+)pub const (\w+): \w+ = (.+);", re.MUL
 
 def page() -> str:
     """Return the page."""
-    head = "A bound ends in its unit and in `MAX` or `MIN`. Where one would be passed, reading stops by name."
+    head = (
+        "Most names end in the unit and `MAX` or `MIN`. A reader that would exceed a limit stops with\n"
+        "an error that names it."
+    )
     columns = ("limit", "value", "reason")
     return document(
         "Limits",

@@ -9,7 +9,7 @@ def page() -> str:
     """Return the page."""
     head = (
         'Options of `spark.read.format("penstock")` and `spark.readStream.format("penstock")`. Names are\n'
-        "taken in any case; an unknown one is an error. Sizes may end in `k`, `m`, `g` or `t`."
+        "case-insensitive; an unknown name is an error. Sizes may end in `k`, `m`, `g` or `t`."
     )
     rows = [(f"`{name}`", meaning) for name, meaning in KNOWN_OPTIONS.items()]
     return document(

@@ -25,14 +25,14 @@ _SECTIONS: dict[str, type[Section]] = {
 }
 # What stands in the file's first level, and is told in a part of its own.
 _APART = {
-    "source": "below",
-    "sources": "a list of sources, each with what `source` has",
-    "load": "below, or its mode alone",
-    "steps": "a list, in the order written: [steps](#steps)",
+    "source": "see below",
+    "sources": "a list of sources, each with the settings of `source`",
+    "load": "see below; or only the mode",
+    "steps": "a list of [steps](#steps), applied in order",
     "sink": "one of the [sinks](#sinks)",
-    "batch": "below",
-    "errors": "below",
-    "loops": "below",
+    "batch": "see below",
+    "errors": "see below",
+    "loops": "see below",
 }
 # How amounts with a unit show in a schema.
 _AMOUNTS = {("string", "integer"): "bytes: `64MiB`", ("string", "number"): "a time: `30s`"}
@@ -41,8 +41,9 @@ _AMOUNTS = {("string", "integer"): "bytes: `64MiB`", ("string", "number"): "a ti
 def page() -> str:
     """Return the page."""
     head = (
-        "What may stand in `pipeline.yaml`, and in the arguments of `penstock.Pipeline`. A value may hold\n"
-        "`${NAME}`, which is taken from the environment. `penstock run --json-schema` prints the same for\n"
+        "The settings of `pipeline.yaml`, which are also the arguments of `penstock.Pipeline`. `${NAME}`\n"
+        "in a value is replaced from the environment. `penstock run --json-schema` prints the JSON Schema"
+        " for\n"
         "editors. The guide: [pipelines](../guides/pipelines.md)."
     )
     parts = [head, _first_level()]
@@ -50,9 +51,9 @@ def page() -> str:
         parts += [f"## {name}", _doc(section), _fields(section)]
     parts += [
         "## Steps",
-        "Each may also be told `tables` and `exclude`: patterns of the tables it is for, by the names\n"
-        "they have when they reach it. A step that can fail on single rows takes `on_error`: `stop`,\n"
-        "`skip`, or `dead_letter`; else it does what `errors.rows` says.",
+        "Every step also accepts `tables` and `exclude`: patterns for the table names as they reach the\n"
+        "step. A step that can fail on single rows accepts `on_error`: `stop`, `skip` or `dead_letter`.\n"
+        "The default is `errors.rows`.",
     ]
     for verb in step.verbs():
         module = import_module(f"{steps.__name__}.{verb}")
@@ -88,7 +89,7 @@ def _row(section: type[BaseModel], name: str) -> tuple[str, str, str, str]:
     schema = section.model_json_schema()
     told = schema["properties"][name]
     needed = name in schema.get("required", ())
-    default = "needed" if needed else _default(told)
+    default = "required" if needed else _default(told)
     return f"`{name}`", _kind(told, schema.get("$defs", {})), default, _meaning(told)
 
 

@@ -23,10 +23,10 @@ _ICEBERG_BITS = 32
 _MYSQL = Dialect(mariadb=False, version=(9, 0))
 
 _HEAD = (
-    "What holds a column's values in each kind of target, where the pipeline makes it; `files` is Parquet,\n"
-    "by the names of Arrow, and `mysql` a MySQL 9. The conformance suite writes every one and reads it\n"
+    "The column type that a pipeline creates in each kind of target. `files` is Parquet, listed with Arrow\n"
+    "names; `mysql` is MySQL 9. The conformance suite writes every type and reads it\n"
     "back. `redis`, `kafka`, `http` and `stdout` write text, as [messages](../formats/messages.md) show it.\n"
-    "A value that its column cannot hold is null there, and counted."
+    "A value that the target's column cannot hold is written as null and counted."
 )
 
 

@@ -23,7 +23,7 @@ class SqlType(NamedTuple):
 _NO_DAY = "zero and partial dates: `0000-00-00`, `2026-00-15`"
 _NO_MOMENT = "zero and partial dates: `0000-00-00 00:00:00`"
 _TEXT = "decoded from the column's character set to UTF-8"
-_PLAIN = "the log alone calls it `binary`: with a server, or with `schemas`, it is what it says here"
+_PLAIN = "this type needs a server or `schemas`: the log alone declares the column as `binary`"
 _BAD_TEXT = "bytes that are not valid in the character set, as a hexadecimal literal"
 
 NUMBERS = (
@@ -39,7 +39,7 @@ NUMBERS = (
     SqlType("bigint unsigned", "Spark has no unsigned integers"),
     SqlType("decimal(10,2)"),
     SqlType("decimal(38,10)"),
-    SqlType("decimal(65,30)", "over 38 digits: the server's own text"),
+    SqlType("decimal(65,30)", "over 38 digits: the text that the server prints"),
     SqlType("float"),
     SqlType("double"),
     SqlType("bit(1)"),
@@ -53,7 +53,7 @@ MOMENTS = (
     SqlType("time(6)"),
     SqlType("datetime", "no zone", _NO_MOMENT),
     SqlType("datetime(6)", "", _NO_MOMENT),
-    SqlType("timestamp", "a moment in UTC", "the zero date"),
+    SqlType("timestamp", "a point in time, in UTC", "the zero date"),
     SqlType("timestamp(6)", "", "the zero date"),
 )
 TEXTS = (
@@ -61,10 +61,10 @@ TEXTS = (
     SqlType("varchar(255)", _TEXT, _BAD_TEXT, "latin1"),
     SqlType("text", _TEXT, _BAD_TEXT, "gbk"),
     SqlType("longtext", _TEXT, _BAD_TEXT, "utf8mb4"),
-    SqlType("enum('a','b')", "the member; the empty string that stands for an invalid value"),
-    SqlType("set('a','b')", "members divided by commas"),
-    SqlType("json", "the server's own text"),
-    SqlType("json", "a LONGTEXT, as it was written", _BAD_TEXT, "utf8mb4", mariadb=True),
+    SqlType("enum('a','b')", "the member; an empty string for an invalid value"),
+    SqlType("set('a','b')", "members separated by commas"),
+    SqlType("json", "the text that the server prints"),
+    SqlType("json", "a LONGTEXT, unchanged", _BAD_TEXT, "utf8mb4", mariadb=True),
     SqlType("uuid", _PLAIN, mariadb=True),
     SqlType("inet4", _PLAIN, mariadb=True),
     SqlType("inet6", _PLAIN, mariadb=True),
@@ -77,17 +77,18 @@ BYTES = (
     SqlType("geometry", "SRID in four bytes, little-endian, then well-known binary"),
     SqlType("point", "the same"),
     SqlType("vector(3)"),
-    SqlType("vector(3)", "as it stands in the log: little-endian 32-bit floats", mariadb=True),
+    SqlType("vector(3)", "as logged: little-endian 32-bit floats", mariadb=True),
 )
 
 
 def page() -> str:
     """Return the page."""
     head = (
-        "What a column's SQL type becomes in Arrow, and what Spark reads that as. A decoded type never\n"
-        "depends on a setting, and every column may be null. A value that its type cannot hold is null in\n"
-        "its column and stands, exact, in `_metadata.unrepresentable`, a map of column to text. A column\n"
-        "that a row image leaves out is null in its column and named in `_metadata.absent`."
+        "The Arrow and Spark type of each SQL type. A decoded type never\n"
+        "depends on a setting, and every column may be null. A value that its type cannot hold is null;\n"
+        "`_metadata.unrepresentable`, a map of column to text, has the exact value. A column that is"
+        " missing from\n"
+        "a row image is null and listed in `_metadata.absent`."
     )
     parts = [head]
     for title, kinds in (
@@ -105,7 +106,7 @@ def page() -> str:
 
 _ENVELOPE = (
     "All tables in one shape: the system columns, the definition as JSON text, and the raw row\n"
-    "images. The image that an insert or a delete does not have is null. Their bytes:\n"
+    "images. Inserts have no `before` image and deletes no `after` image: it is null. The byte format:\n"
     "[envelope](../formats/envelope.md)."
 )
 

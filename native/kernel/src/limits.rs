@@ -1,9 +1,9 @@
-//! Every bound of the kernel, with the reason beside it.
+//! Every limit of the kernel, with its reason.
 
 /// Length of the header every event carries since binlog version 4.
 pub const EVENT_HEADER_BYTES: usize = 19;
 
-/// Length of the CRC32 at an event's end, where checksums are on.
+/// Length of the CRC32 at the end of each event when checksums are enabled.
 pub const CHECKSUM_BYTES: usize = 4;
 
 /// The four bytes before the first event of a file.
@@ -12,29 +12,29 @@ pub const MAGIC_BYTES: usize = 4;
 /// The largest event: the server's ceiling for `max_allowed_packet` plus its own allowance for headers.
 pub const EVENT_BYTES_MAX: usize = (1 << 30) + 64 * 1024;
 
-/// The largest transaction payload after decompression that is still followed; it streams, so this is no memory bound.
+/// The largest decompressed transaction payload. Payloads are streamed, so this does not bound memory.
 pub const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
 
-/// A decompressed MariaDB event or column may not pass the ceiling of one event.
+/// The largest decompressed MariaDB event or column: the same as one event.
 pub const DECOMPRESSED_BYTES_MAX: usize = EVENT_BYTES_MAX;
 
-/// Columns of one table: the server allows 4096 (InnoDB 1017).
+/// Columns of one table: the server's own maximum (InnoDB's is 1017).
 pub const COLUMNS_MAX: usize = 4096;
 
 /// Depth of a JSON document: the server's own JSON_DOCUMENT_MAX_DEPTH.
 pub const JSON_DEPTH_MAX: usize = 100;
 
-/// Table maps kept at once; a transaction that touches more tables than this is refused rather than let grow.
+/// Table maps kept at once. A transaction that touches more tables is refused, to bound memory.
 pub const TABLES_OPEN_MAX: usize = 1 << 16;
 
-/// Savepoints of one transaction whose place is remembered.
+/// Savepoints of one transaction whose positions are remembered.
 pub const SAVEPOINTS_MAX: usize = 1 << 12;
 
-/// Prepared XA transactions that one decoder remembers; a server holds a few. One that is not remembered is looked for in the
-/// log when it commits.
+/// Prepared XA transactions that one decoder remembers; servers hold a few. Any other is searched for in the log when it
+/// commits.
 pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
 
-/// Events of prepared XA transactions that one decoder keeps; what is over is read again when the transaction commits.
+/// Buffered events of prepared XA transactions in one decoder. Events beyond this are read again at commit.
 pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
 
 const _: () = assert!(EVENT_BYTES_MAX < u32::MAX as usize, "an event's length is a 32-bit field");

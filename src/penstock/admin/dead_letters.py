@@ -14,16 +14,16 @@ from penstock.changes import Changes
 from penstock.pipeline.dead_letter import dead_letters, replay, rows_of_letter
 from penstock.pipeline.settings import load_pipeline
 
-_File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline.")]
+_File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def list_dead_letters(
     file: _File,
-    rows: Annotated[bool, typer.Option("--rows", help="Print the rows too.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Also print the rows.")] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """List the rows that steps could not work on: where they stand, which step, and why."""
+    """List the rows on which a step failed: their position, the step and the error."""
     settings = load_pipeline(file)
     found = dead_letters(settings)
     if as_json:
@@ -48,14 +48,14 @@ def _tell_rows(changes: Changes) -> None:
 def replay_dead_letters(
     file: _File,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries; by default all.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries to replay. Default: all.")
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Send rows that were put aside through the steps again, as they are now, into the sink.
+    """Replay rows from the dead letter through the current steps into the sink.
 
-    Into a sink that keeps state older rows must not come: the pipeline is asked to read their keys again,
-    which it does when it runs.
+    A sink that keeps state must not receive outdated rows. For such a sink the pipeline reads the keys of
+    these rows again from the source, at its next batch.
     """
     for done in replay(load_pipeline(file), names or ()):
         if as_json:

@@ -40,12 +40,12 @@ _TIME_OF_DAY = re.compile(r"(\d{1,2})(:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)Z?")
 # How a command line names a log.
 Named = Annotated[
     str | None,
-    typer.Argument(metavar="LOG", help="The log's folder; with --config, the name of an instance."),
+    typer.Argument(metavar="LOG", help="The log's folder, or with --config the name of an instance."),
 ]
 Config = Annotated[
-    Path | None, typer.Option(help="The daemon's settings file: it says where the instance's log is.")
+    Path | None, typer.Option(help="The daemon's settings file, which locates the instance's log.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, instead of text for people.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of text.")]
 
 # Tells of a batch of transactions (see `TransactionWalk`) which ones are wanted: an array of booleans.
 Wanted = Callable[[pyarrow.RecordBatch], npt.ArrayLike]

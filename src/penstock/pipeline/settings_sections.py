@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of a pipeline's file, as they are written; `penstock.pipeline.settings` has what they mean."""
+"""The sections of a pipeline file as they are written; `penstock.pipeline.settings` resolves them."""
 
 import re
 from functools import partial
@@ -32,7 +32,9 @@ _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"{text!r} is no name: use letters, digits, _ - and ., and begin with no . or -")
+        raise ValueError(
+            f"{text!r} is not a valid name: use letters, digits, _ - and ., and do not start with . or -"
+        )
     return text
 
 
@@ -46,12 +48,12 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class TlsSection(Section):
-    """How a connection is encrypted."""
+    """TLS settings of the connection."""
 
     mode: Literal["disabled", "preferred", "required", "verify_ca", "verify_identity"] = "preferred"
     ca: str | None = Field(default=None, description="a file with the certificate authorities to trust")
-    cert: str | None = Field(default=None, description="a file with our certificate")
-    key: str | None = Field(default=None, description="a file with our key")
+    cert: str | None = Field(default=None, description="a file with the client's certificate")
+    key: str | None = Field(default=None, description="a file with the client's private key")
 
     def tls(self) -> Tls:
         """Return what connections take. Raises OptionInvalid."""
@@ -60,7 +62,7 @@ class TlsSection(Section):
 
 
 class SourceSection(Section):
-    """Whence changes come: a server, a daemon's instance, or files; and which tables of it."""
+    """Where changes come from (a server, a daemon's instance, or files), and which tables are read."""
 
     # A URL may hold a password, so no representation shows it.
     url: str | None = Field(
@@ -73,46 +75,47 @@ class SourceSection(Section):
     )
     name: Name | None = Field(
         default=None,
-        description="what rows of it carry as their instance; else host:port, or the instance's own name",
+        description="the instance name in rows of this source; default: host:port, or the daemon's instance",
     )
     user: str | None = None
     password: SecretText | None = None
     password_file: Path | None = None
     password_env: str | None = None
-    token: SecretText | None = Field(default=None, description="for a daemon; else PENSTOCK_TOKEN")
+    token: SecretText | None = Field(default=None, description="the daemon's token; default: PENSTOCK_TOKEN")
     token_file: Path | None = None
     token_env: str | None = None
-    server_id: int | None = Field(default=None, ge=1, lt=1 << 32, description="our id as a replica")
+    server_id: int | None = Field(default=None, ge=1, lt=1 << 32, description="our server_id as a replica")
     tls: TlsSection | None = None
     tables: TablePatternTexts = Field(default=(), description="patterns: shop.orders, shop.*, /regex/")
-    exclude: TablePatternTexts = Field(default=(), description="patterns of tables to leave out")
+    exclude: TablePatternTexts = Field(default=(), description="patterns of tables to exclude")
     start: str | None = Field(
         default=None,
-        description="where changes begin: earliest, latest, a position, a GTID set or a time; else where the"
-        " full load begins, and without one latest of a server and earliest of files",
+        description="where to start reading changes: earliest, latest, a position, a GTID set or a time;"
+        " default: where the full load begins, or without a load latest for a server and"
+        " earliest for files",
     )
     server: str | None = Field(
         default=None,
-        description="the server itself, mysql://..., where url is a daemon or path names files: full loads"
-        " and comparisons read from it",
+        description="the MySQL server, mysql://..., for full loads and comparisons when the source is a"
+        " daemon or files",
         repr=False,
     )
     servers: Texts = Field(
         default=(),
-        description="more servers of the same cluster, host:port, tried in turn when the one in use has not"
-        " answered for ten seconds",
+        description="more servers of the same cluster, host:port; tried in turn when the current server"
+        " has not answered for ten seconds",
         repr=False,
     )
     schemas: Path | None = Field(
-        default=None, description="a .sql or .json file of definitions, where logs do not name columns"
+        default=None, description="a .sql or .json file with table definitions, for logs without column names"
     )
     fail_on_data_loss: bool = Field(
-        default=True, description="stop where the log was purged; false goes on behind it"
+        default=True, description="true: stop if the log was purged; false: continue after the gap"
     )
     on_lost: Literal["stop", "resnapshot"] = Field(
         default="stop",
-        description="where the log was purged: stop, or go on at its end and read every table again from the"
-        " server, with deletes of what only the target has",
+        description="if the log was purged: stop; or resnapshot: continue at its end, read every table"
+        " again from the server, and delete rows that only the target has",
     )
 
     @field_validator("start")
@@ -131,7 +134,7 @@ class SourceSection(Section):
     def options(self) -> SourceOptions:
         """Return what opens the source. Raises ValueError, without any secret."""
         if (self.url is None) == (not self.path):
-            raise ValueError("write url or path, one of them")
+            raise ValueError("set either url or path")
         if self.url is not None and not (is_server_url(self.url) or is_daemon_url(self.url)):
             raise ValueError("url: write mysql://user@host:3306 or penstock://host:7070/instance")
         daemon = self.url is not None and is_daemon_url(self.url)
@@ -152,7 +155,7 @@ class SourceSection(Section):
         """Return the server whose tables can be read. Raises ValueError, without any secret."""
         if self.url is not None and is_server_url(self.url):
             if self.server is not None:
-                raise ValueError("server is for a daemon or files: url is the server already")
+                raise ValueError("server is only for a daemon or files: url already names the server")
             return self.options().address
         if self.server is None:
             return None
@@ -166,7 +169,9 @@ class SourceSection(Section):
         first = self.server_address()
         if first is None:
             if self.servers:
-                raise ValueError("servers are more servers beside url or server, and neither names one")
+                raise ValueError(
+                    "servers lists more servers of the cluster, but neither url nor server names one"
+                )
             return ()
         password = self._password()
         further = [further_server(text, first, password, self.server_id) for text in self.servers]
@@ -188,20 +193,23 @@ def _load_mode(value: Any) -> Any:
 
 
 class LoadSettings(Section):
-    """What is read from the tables themselves, before their changes."""
+    """The full load: what is read from the tables before their changes."""
 
     mode: Literal["full", "consistent", "none"] = Field(
         default="full",
-        description="full: every table, in chunks, one without a key at one exact place of the log;"
-        " consistent: the same; none: changes alone",
+        description="full: read every table in chunks, and a table without a key at one exact position of"
+        " the log; consistent: the same as full; none: changes only",
     )
-    chunk_rows: int = Field(default=200_000, ge=1, description="about how many rows a chunk has")
+    chunk_rows: int = Field(default=200_000, ge=1, description="approximate rows per chunk")
     parallel: int | None = Field(
-        default=None, ge=1, description="connections at once to one server; else one for each task"
+        default=None, ge=1, description="concurrent connections to one server; default: one per task"
     )
-    rate: int | None = Field(default=None, ge=1, description="rows per second at most, of all tasks together")
+    rate: int | None = Field(
+        default=None, ge=1, description="throttle: maximum rows per second over all tasks"
+    )
     where: dict[str, str] = Field(
-        default_factory=dict, description="of tables by pattern, which rows are loaded, in the server's SQL"
+        default_factory=dict,
+        description="table pattern to an SQL condition of the server: load only these rows",
     )
 
     @field_validator("where")
@@ -209,7 +217,7 @@ class LoadSettings(Section):
     def _one_table_pattern_each(cls, where: dict[str, str]) -> dict[str, str]:
         for pattern, condition in where.items():
             if len(in_our_words(partial(TablePatterns, pattern)).include) != 1:
-                raise ValueError(f"{pattern!r} is more than one table pattern")
+                raise ValueError(f"{pattern!r} is not a single table pattern")
             if not condition.strip():
                 raise ValueError(f"{pattern}: write a condition, such as created > '2026-01-01'")
         return where
@@ -223,94 +231,98 @@ class LoadSettings(Section):
 
 
 class BatchSettings(Section):
-    """How much one batch takes, and into how many parts it is cut."""
+    """The size of a batch and its parallelism."""
 
     bytes: Bytes = Field(
-        default=512 * MIB, ge=4096, description="about how many bytes of log, over all sources"
+        default=512 * MIB, ge=4096, description="approximate bytes of log per batch, over all sources"
     )
-    rows: int | None = Field(default=None, ge=1, description="about how many rows")
-    interval: Seconds = Field(default=1.0, description="at least so long from one batch's start to the next")
+    rows: int | None = Field(default=None, ge=1, description="approximate rows per batch")
+    interval: Seconds = Field(default=1.0, description="minimum time from the start of one batch to the next")
     parts: int | None = Field(
-        default=None, ge=1, description="writers at once; else as many as Spark has cores"
+        default=None, ge=1, description="concurrent writers; default: the number of Spark cores"
     )
-    range_bytes: Bytes = Field(
-        default=RANGE_BYTES_DEFAULT, ge=4096, description="how many bytes of log one task takes"
-    )
+    range_bytes: Bytes = Field(default=RANGE_BYTES_DEFAULT, ge=4096, description="bytes of log per task")
 
 
 class ErrorSettings(Section):
-    """What follows an error."""
+    """What to do after an error."""
 
     table: Literal["stop", "skip_table"] = Field(
-        default="stop", description="an error of one table: the pipeline stops, or goes on without it"
+        default="stop",
+        description="an error limited to one table: stop the pipeline, or continue without the table",
     )
     rows: Literal["stop", "skip", "dead_letter"] = Field(
         default="stop",
-        description="rows that a step cannot work on: the pipeline stops, counts them and goes on, or puts"
-        " them into the dead letter; a step may say otherwise",
+        description="rows on which a step fails: stop the pipeline, skip and count them, or write them to"
+        " the dead letter; a step's on_error overrides this",
     )
     retry_for: Seconds = Field(
-        default=600.0, description="how long a target or source that does not answer is tried again"
+        default=600.0, description="how long to retry a source or target that does not answer"
     )
 
 
 class LoopSettings(Section):
-    """By what changes are known that a pipeline itself wrote into the source, and that go no further."""
+    """How to recognize and drop changes that a pipeline itself wrote into the source (replication loops)."""
 
     server_ids: tuple[int, ...] = Field(
-        default=(), description="ids of servers whose changes are not taken: of a server that copies back"
+        default=(), description="drop changes from these server ids, such as a server that replicates back"
     )
     gtid_tags: Texts = Field(
-        default=(), description="tags of GTIDs whose transactions are not taken (MySQL 8.3)"
+        default=(), description="drop transactions whose GTID has one of these tags (MySQL 8.3)"
     )
     mark_table: str | None = Field(
-        default=None, description="database.table: transactions that write it are a pipeline's own"
+        default=None, description="database.table: drop transactions that write to this table"
     )
 
 
 class PipelineSection(Section):
     """The whole of a pipeline's file, but for what a step or a sink may be told."""
 
-    name: Name | None = Field(default=None, description="its name in the state; else the file's")
+    name: Name | None = Field(
+        default=None, description="the pipeline's name in the state store; default: the file's name"
+    )
     state: str | None = Field(
         default=None,
-        description="where progress is kept: sqlite:///path/file.db, or zookeeper://host:2181/path; else"
-        " penstock-pipelines.db beside the file",
+        description="the state store: sqlite:///path/file.db or zookeeper://host:2181/path; default:"
+        " penstock-pipelines.db next to the file",
         repr=False,
     )
     source: SourceSection | None = Field(
-        default=None, description="whence changes come; with `sources`, what they have in common"
+        default=None, description="where changes come from; with `sources`, their common settings"
     )
-    sources: tuple[SourceSection, ...] = Field(default=(), description="several, merged into one pipeline")
+    sources: tuple[SourceSection, ...] = Field(
+        default=(), description="several sources, merged into one pipeline"
+    )
     load: Annotated[LoadSettings, BeforeValidator(_load_mode)] = Field(default_factory=LoadSettings)
     steps: Any = ()
     sink: Any = None
     batch: BatchSettings = Field(default_factory=BatchSettings)
     schema_changes: Evolution = Field(
         default=Evolution.EVOLVE,
-        description="when columns change: the target's are added, dropped, renamed and widened alike; only"
-        " added; left alone; or the table stops",
+        description="when source columns change: evolve: add, drop, rename and widen the target's columns;"
+        " add_only: only add; ignore: leave the target unchanged; stop: stop the table",
     )
     apply: Literal["parallel", "serial"] = Field(
         default="parallel",
-        description="parallel: rows with no key in common are written side by side; serial: transactions"
-        " whole, one after the other",
+        description="parallel: rows without a common key are written concurrently; serial: whole"
+        " transactions, one after the other",
     )
     on_cascade: Literal["refuse", "reread", "ignore"] = Field(
         default="refuse",
-        description="foreign keys whose actions the source does not log (ON DELETE CASCADE and its like):"
-        " refuse: the pipeline does not start; reread: child tables are read again after a parent's rows were"
-        " deleted or got other keys; ignore: the target keeps child rows as they were logged",
+        description="foreign keys whose actions the source does not log (such as ON DELETE CASCADE):"
+        " refuse: do not start; reread: read child tables again after parent rows are deleted"
+        " or change keys; ignore: keep child rows as they were logged",
     )
     errors: ErrorSettings = Field(default_factory=ErrorSettings)
     dead_letter: str | None = Field(
         default=None,
-        description="a folder, or a URL as s3://bucket/folder; else NAME.dead-letter beside the file",
+        description="a folder, or a URL such as s3://bucket/folder; default: NAME.dead-letter next to the"
+        " file",
         repr=False,
     )
     loops: LoopSettings = Field(default_factory=LoopSettings)
     spark: dict[str, str] = Field(
-        default_factory=dict, description="settings of the Spark session that `penstock run` makes"
+        default_factory=dict, description="settings of the Spark session that `penstock run` creates"
     )
 
     @field_validator("state")
@@ -320,13 +332,13 @@ class PipelineSection(Section):
         if url is not None and not re.fullmatch(
             r"sqlite:(//(?=/)|(?!//)).*[^/]|(memory|zookeeper)://[^/].*", url
         ):
-            raise ValueError("write sqlite:///path/file.db or zookeeper://host:2181,host:2181/path")
+            raise ValueError("use sqlite:///path/file.db or zookeeper://host:2181,host:2181/path")
         return url
 
     @model_validator(mode="after")
     def _with_sources(self) -> Self:
         if self.source is None and not self.sources:
-            raise ValueError("source is missing: write url or path below it")
+            raise ValueError("source is missing: set source.url or source.path")
         return self
 
     def all_sources(self) -> list[SourceSection]:

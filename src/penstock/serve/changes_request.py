@@ -46,12 +46,12 @@ class _Part(BaseModel):
 class StartPart(_Part):
     """A place in the log: exactly one of position, gtid_set and time."""
 
-    position: str | None = Field(None, description="As position frames tell it: mysql-bin.000003:1542")
+    position: str | None = Field(None, description="A position as in position frames: mysql-bin.000003:1542")
     server_key: str | None = Field(
-        None, description="The position frame's server_key: says whose epoch it is, at any daemon"
+        None, description="The position frame's server_key, which identifies the epoch's server on any daemon"
     )
-    gtid_set: str | None = Field(None, description="Every transaction that was consumed")
-    time: str | int | None = Field(None, description="ISO 8601, UTC where it names no zone; or microseconds")
+    gtid_set: str | None = Field(None, description="The set of consumed transactions")
+    time: str | int | None = Field(None, description="ISO 8601 (UTC unless it has a zone), or microseconds")
 
     @model_validator(mode="after")
     def _has_one(self) -> "StartPart":
@@ -76,12 +76,12 @@ class ShardsPart(_Part):
 
     count: int = Field(ge=1, le=SHARDS_MAX)
     of: list[int] = Field(
-        min_length=1, max_length=SHARDS_MAX, description="The shards that are wanted, from 0"
+        min_length=1, max_length=SHARDS_MAX, description="The requested shards, counted from 0"
     )
     columns: dict[str, Annotated[list[str], Field(max_length=REQUEST_COLUMNS_MAX)]] = Field(
         default_factory=dict,
         max_length=REQUEST_PATTERNS_MAX,
-        description="Table pattern to the columns that are hashed; the primary key where none fits",
+        description="Table pattern to the columns to hash; default: the primary key",
     )
 
 
@@ -89,12 +89,14 @@ class ChangesRequest(_Part):
     """What a subscriber asks for."""
 
     subscriber: str = Field(
-        "", max_length=256, description="Who asks, for GET /v1/subscribers: orders-cache/host-1"
+        "",
+        max_length=256,
+        description="The subscriber's name in GET /v1/subscribers, such as orders-cache/host-1",
     )
     tables: list[str] | None = Field(
         None,
         max_length=REQUEST_PATTERNS_MAX,
-        description="Patterns: shop.orders, shop.*, /regex/; all if none",
+        description="Patterns: shop.orders, shop.*, /regex/; default: all tables",
     )
     exclude: list[str] | None = Field(
         None, max_length=REQUEST_PATTERNS_MAX, description="Patterns, as in tables"
@@ -102,19 +104,22 @@ class ChangesRequest(_Part):
     changes: list[ChangeKind] | None = None
     where: str | None = Field(None, max_length=16384, description="An SQL predicate over a row's columns")
     columns: list[str] | None = Field(
-        None, max_length=REQUEST_COLUMNS_MAX, description="Columns to send, system columns among them"
+        None, max_length=REQUEST_COLUMNS_MAX, description="Columns to send, including system columns"
     )
     format: Format = "arrow"
     compression: Literal["none", "lz4", "zstd"] = "none"
     shards: ShardsPart | None = None
     start: StartPart | Literal["earliest", "latest"] = "latest"
     until: StartPart | Literal["earliest", "latest"] | None = None
-    batch_rows: int = Field(BATCH_ROWS_MAX, ge=1, le=_INT32_MAX, description="Rows of a batch, at most")
+    batch_rows: int = Field(BATCH_ROWS_MAX, ge=1, le=_INT32_MAX, description="Maximum rows per batch")
     credit_bytes: int = Field(
-        CREDIT_BYTES_DEFAULT, ge=1, le=CREDIT_BYTES_MAX, description="The answer ends behind so many bytes"
+        CREDIT_BYTES_DEFAULT, ge=1, le=CREDIT_BYTES_MAX, description="The response ends after this many bytes"
     )
     wait_seconds: float = Field(
-        WAIT_SECONDS_DEFAULT, ge=0, le=WAIT_SECONDS_MAX, description="It ends when nothing comes for so long"
+        WAIT_SECONDS_DEFAULT,
+        ge=0,
+        le=WAIT_SECONDS_MAX,
+        description="The response ends when no change arrives for this long",
     )
 
     @classmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the HTTP port answers, as OpenAPI 3.1 describes it: `GET /v1/openapi.json`."""
+"""The OpenAPI 3.1 description of the HTTP API: `GET /v1/openapi.json`."""
 
 import functools
 from importlib.metadata import version
@@ -15,42 +15,48 @@ _INSTANCE = "/v1/instances/{instance}"
 
 # Query parameters by name: JSON type and what they mean.
 _QUERY = {
-    "after": ("string", "Answer only once the log goes behind this position"),
-    "timeout": ("number", "Wait at most so many seconds"),
+    "after": ("string", "Wait until the log has grown past this position"),
+    "timeout": ("number", "Maximum wait in seconds"),
     "time_us": ("integer", "Microseconds UTC since 1970"),
-    "gtid_set": ("string", "A GTID set, as @@gtid_executed shows it"),
-    "position": ("string", "A position: mysql-bin.000003:1542, with 2/ before it in epoch 2"),
-    "epoch": ("integer", "The epoch, 0 where it is not given"),
+    "gtid_set": ("string", "A GTID set, as in @@gtid_executed"),
+    "position": ("string", "A position: mysql-bin.000003:1542, or 2/mysql-bin.000003:1542 in epoch 2"),
+    "epoch": ("integer", "The epoch, 0 by default"),
     "file": ("string", "A binlog file of the server"),
     "start": ("integer", "The first byte, an offset of the file"),
-    "stop": ("integer", "The byte behind the last one"),
+    "stop": ("integer", "The offset after the last byte"),
     "table": ("string", "One table: shop.orders"),
-    "again": ("integer", "1 to have a table that is not in doubt read from the server again"),
-    "reader": ("string", "Who holds the log"),
-    "seconds": ("integer", "How long the hold lasts"),
+    "again": ("integer", "1: read the table's definition from the server again, even if it is not in doubt"),
+    "reader": ("string", "The holder's name"),
+    "seconds": ("integer", "Lifetime of the hold in seconds"),
 }
 
 # Each call: method, path, what it does, query parameters (those that are needed end in !), what it answers.
 _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
-    ("get", "/v1/status", "How every instance stands", "", _JSON),
+    ("get", "/v1/status", "The status of every instance", "", _JSON),
     ("get", "/v1/instances", "The instances and their states", "", _JSON),
-    ("get", "/v1/listeners", "Where each listener listens", "", _JSON),
-    ("get", "/v1/subscribers", "Who follows now, and how far each has got", "", _JSON),
+    ("get", "/v1/listeners", "The address of each listener", "", _JSON),
+    ("get", "/v1/subscribers", "Connected subscribers and their positions", "", _JSON),
     ("get", "/v1/openapi.json", "This description", "", _JSON),
-    ("get", f"{_INSTANCE}/status", "How an instance stands", "", _JSON),
-    ("get", f"{_INSTANCE}/epochs", "Which server each epoch is of", "", _JSON),
-    ("get", f"{_INSTANCE}/extents", "Unbroken runs of bytes that the log holds", "", _JSON),
-    ("get", f"{_INSTANCE}/head", "The end of the last whole transaction", "after timeout", _JSON),
-    ("get", f"{_INSTANCE}/earliest", "Where the log begins", "", _JSON),
-    ("get", f"{_INSTANCE}/locate", "The place of one of these", "time_us gtid_set position", _JSON),
+    ("get", f"{_INSTANCE}/status", "The status of an instance", "", _JSON),
+    ("get", f"{_INSTANCE}/epochs", "The server of each epoch", "", _JSON),
+    ("get", f"{_INSTANCE}/extents", "Contiguous byte ranges in the log", "", _JSON),
+    ("get", f"{_INSTANCE}/head", "The end of the last complete transaction", "after timeout", _JSON),
+    ("get", f"{_INSTANCE}/earliest", "The start of the log", "", _JSON),
+    (
+        "get",
+        f"{_INSTANCE}/locate",
+        "The position of a time, GTID set or position",
+        "time_us gtid_set position",
+        _JSON,
+    ),
     ("get", f"{_INSTANCE}/gtid_set", "Every GTID before a position", "position!", _JSON),
     ("get", f"{_INSTANCE}/head_bytes", "A file's magic and format description", "epoch file!", _BYTES),
     ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop", _BYTES),
-    ("get", f"{_INSTANCE}/schema", "Definitions in force at a position", "position! table again", _JSON),
+    ("get", f"{_INSTANCE}/schema", "Table definitions at a position", "position! table again", _JSON),
     (
         "post",
         f"{_INSTANCE}/schema",
-        "Give a table's definition from a position on, as JSON; for administrators",
+        "Set a table's definition from a position on, as JSON; administrators only",
         "position! table!",
         _JSON,
     ),
@@ -61,14 +67,15 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
         "reader! position! seconds",
         _JSON,
     ),
-    ("get", f"{_INSTANCE}/holds", "The holds that the account may see", "", _JSON),
+    ("get", f"{_INSTANCE}/holds", "The holds that are visible to the account", "", _JSON),
     ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
     (
         "post",
         f"{_INSTANCE}/changes",
-        "Follow the changes: frames of a header's length (u32, big-endian), the header in JSON, and as many"
-        " bytes as its `bytes` says. Kinds of header: batch (an Arrow IPC stream, or lines of JSON), position"
-        " (everything before it was sent), problem (an error on the way), end.",
+        "Stream changes as frames: the header's length (u32, big-endian), the header as JSON, and a"
+        " payload of"
+        " `bytes` bytes. Kinds of frames: batch (an Arrow IPC stream, or JSON lines), position (everything"
+        " before it was sent), problem (an error), end.",
         "",
         MEDIA_TYPE,
     ),
@@ -92,7 +99,7 @@ def description() -> dict[str, Any]:
         "info": {
             "title": "Penstock",
             "version": version("penstock"),
-            "description": "The kept binary logs of MySQL and MariaDB, and the changes in them.",
+            "description": "The kept binary logs of MySQL and MariaDB, and their row changes.",
         },
         "security": [{"token": []}, {"password": []}, {}],
         "paths": paths,
@@ -138,7 +145,7 @@ def _call(path: str, summary: str, query: list[str], answer: str) -> dict[str, A
 _PROBLEM_REFERENCE = {"$ref": "#/components/schemas/Problem"}
 _PROBLEM = {
     "type": "object",
-    "description": "RFC 9457; `type` is the class of the error, by which a client may choose what to do.",
+    "description": "RFC 9457. `type` is the error class; clients should select by it.",
     "required": ["type", "title", "status", "detail"],
     "properties": {
         "type": {"type": "string"},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a target listens, and who we are there: the settings that sinks with a server share."""
+"""Address and credentials of a target: the settings that all sinks with a server share."""
 
 import re
 import ssl
@@ -32,14 +32,14 @@ def lost(what: str, problem: BaseException, place: str | None = None) -> Penstoc
 class Endpoint(Section):
     """A server by its URL. An account in the URL is taken out of it, so that no message has it."""
 
-    url: str = Field(description="where the target listens")
-    user: str | None = Field(default=None, description="the account; also as user:password@ in the URL")
-    password: SecretText | None = None
-    password_file: Path | None = Field(default=None, description="a file that holds the password")
-    password_env: str | None = Field(default=None, description="a variable that holds the password")
-    ca: Path | None = Field(
-        default=None, description="the authorities whose certificate a TLS server may have: a PEM file"
+    url: str = Field(description="the target's URL")
+    user: str | None = Field(
+        default=None, description="the account; also accepted as user:password@ in the URL"
     )
+    password: SecretText | None = None
+    password_file: Path | None = Field(default=None, description="a file with the password")
+    password_env: str | None = Field(default=None, description="an environment variable with the password")
+    ca: Path | None = Field(default=None, description="a PEM file with the certificate authorities to trust")
 
     @model_validator(mode="before")
     @classmethod

@@ -34,18 +34,18 @@ _RECENT_RECORDS = 200
 class Cluster(Section):
     """Where the cluster listens, and who we are there."""
 
-    servers: str = Field(description="some brokers: host:port, divided by commas")
+    servers: str = Field(description="bootstrap brokers: host:port, separated by commas")
     user: str | None = Field(default=None, description="the account (SASL)")
     password: SecretText | None = None
-    password_file: Path | None = Field(default=None, description="a file that holds the password")
-    password_env: str | None = Field(default=None, description="a variable that holds the password")
+    password_file: Path | None = Field(default=None, description="a file with the password")
+    password_env: str | None = Field(default=None, description="an environment variable with the password")
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        default="SCRAM-SHA-512", description="how the account proves itself"
+        default="SCRAM-SHA-512", description="the SASL mechanism"
     )
-    tls: bool = Field(default=False, description="whether brokers listen with TLS")
-    ca: Path | None = Field(default=None, description="the authorities of TLS brokers: a PEM file")
+    tls: bool = Field(default=False, description="whether to connect over TLS")
+    ca: Path | None = Field(default=None, description="a PEM file with the certificate authorities to trust")
     options: dict[str, str] = Field(
-        default_factory=dict, description="further options of librdkafka, by its names: linger.ms: '50'"
+        default_factory=dict, description="other librdkafka options, such as linger.ms: '50'"
     )
 
     @field_validator("password_env")

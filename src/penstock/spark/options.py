@@ -22,38 +22,38 @@ from penstock.source.source import SourceOptions
 KNOWN_OPTIONS: Mapping[str, str] = {
     "path": "A binlog file, a folder, or a glob pattern; plain, `.gz` or `.zst`; or a log's folder. "
     "`load(path)` sets it.",
-    "paths": "Several of these, as a JSON list. `load([path, ...])` sets it.",
+    "paths": "Several paths, as a JSON list. `load([path, ...])` sets it.",
     "source": "A live server: `mysql://user@host:3306`, or a daemon's instance: `penstock://host:7070/shop`, "
-    "with further hosts divided by commas. Either this or a path.",
-    "instance": "The cluster's name in `_metadata.instance`; by default `host:port`, the daemon's instance, "
+    "with more hosts separated by commas. Set either `source` or a path.",
+    "instance": "The cluster's name in `_metadata.instance`. Default: `host:port`, the daemon's instance, "
     "the log folder's name, or `files`.",
-    "tables": "Patterns, divided by commas: `shop.orders`, `shop.*`, `/regex/`. By default every table.",
-    "excludeTables": "Patterns of tables to leave out.",
-    "columns": "The columns to decode, system columns among them, divided by commas. By default all.",
-    "mode": "`typed` (one table's own columns) or `envelope` (all tables in one shape). By default `typed` "
-    "where `tables` names exactly one.",
+    "tables": "Patterns, separated by commas: `shop.orders`, `shop.*`, `/regex/`. Default: every table.",
+    "excludeTables": "Patterns of tables to exclude.",
+    "columns": "The columns to decode, including system columns, separated by commas. Default: all.",
+    "mode": "`typed` (one table's own columns) or `envelope` (all tables in one shape). Default: `typed` "
+    "if `tables` names exactly one table, otherwise `envelope`.",
     "startingOffsets": "`earliest`, `latest`, a position `mysql-bin.000003:1542`, a GTID set, or an offset "
-    "in JSON. Inclusive. By default a stream from a server starts at its newest change, else the first.",
-    "startingTimestamp": "Transactions committed at or after this time; without a zone it is UTC.",
-    "endingOffsets": "Where a batch read ends, as `startingOffsets`. Exclusive.",
-    "endingTimestamp": "A batch read takes transactions committed before this time.",
-    "maxRowsPerTrigger": "About how many rows a micro-batch takes; it ends at a transaction's end.",
-    "maxBytesPerTrigger": "About how many bytes of log a micro-batch takes, as `64m`; it ends likewise.",
-    "minPartitions": "At least so many byte ranges per read, where the log is long enough.",
-    "rangeBytes": "How many bytes of log one task takes, as `128m`.",
-    "failOnDataLoss": "`false`: where the server purged the next log, go on at its first. By default `true`.",
-    "schemas": "A `.sql` or `.json` file of the tables' definitions, for logs that do not name columns.",
-    "schemaTrackingLocation": "A folder for the stream's schema history, where logs do not name columns.",
-    "user": "The account, where the URL does not say.",
+    "in JSON. Inclusive. Default: `latest` for a stream from a server, otherwise `earliest`.",
+    "startingTimestamp": "Read transactions committed at or after this time (UTC unless it has a zone).",
+    "endingOffsets": "Where a batch read ends; values as for `startingOffsets`. Exclusive.",
+    "endingTimestamp": "A batch read ends before transactions committed at or after this time.",
+    "maxRowsPerTrigger": "Approximate rows per micro-batch. A micro-batch ends at the end of a transaction.",
+    "maxBytesPerTrigger": "Approximate bytes of log per micro-batch, such as `64m`. Ends the same way.",
+    "minPartitions": "Minimum number of byte ranges per read, if the log is long enough.",
+    "rangeBytes": "Bytes of log per task, such as `128m`.",
+    "failOnDataLoss": "`false`: if the server purged the next log, continue at its first. Default: `true`.",
+    "schemas": "A `.sql` or `.json` file with table definitions, for logs without column names.",
+    "schemaTrackingLocation": "A folder for the stream's schema history, for logs without column names.",
+    "user": "The account, if the URL does not contain it.",
     "password": "The account's password. It is never printed.",
-    "passwordFile": "A file that holds the password.",
+    "passwordFile": "A file with the password.",
     "token": "The daemon's token. It is never printed.",
-    "tokenFile": "A file that holds the daemon's token; `PENSTOCK_TOKEN` serves as well.",
-    "serverId": "The replica's `server_id`; by default one that hardly anybody else has.",
+    "tokenFile": "A file with the daemon's token. `PENSTOCK_TOKEN` also works.",
+    "serverId": "The replica's `server_id`. Default: a random id.",
     "sslMode": "`disabled`, `preferred`, `required`, `verify_ca`, `verify_identity`. Default: `preferred`.",
     "sslCa": "A file with the certificate authorities to trust.",
     "sslCert": "A file with the client's certificate.",
-    "sslKey": "A file with the client's key.",
+    "sslKey": "A file with the client's private key.",
 }
 
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

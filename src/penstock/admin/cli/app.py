@@ -48,7 +48,7 @@ def make_app(word: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="penstock",
-        help="Row changes from MySQL's binary log to Spark, and to everyone else who needs them.",
+        help="Change data capture from MySQL and MariaDB.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -24,19 +24,19 @@ _MARKS = {"error": ("ERROR", "bold red"), "warning": ("warn ", "yellow"), "ok": 
 def run(
     server: Annotated[str, typer.Argument(metavar="mysql://...", help="The server: mysql://user@host:port.")],
     tables: Annotated[
-        str | None, typer.Option(help="Look at these tables only: patterns such as shop.orders,shop.*.")
+        str | None, typer.Option(help="Check only these tables: patterns such as shop.orders,shop.*.")
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, instead of a report.")
+        bool, typer.Option("--json", help="Print one JSON object per line instead of a report.")
     ] = False,
     user: Annotated[str | None, typer.Option(help="The account on the server.")] = None,
     password_file: Annotated[
-        str | None, typer.Option(help="A file with the password; PENSTOCK_PASSWORD serves as well.")
+        str | None, typer.Option(help="A file with the password. PENSTOCK_PASSWORD also works.")
     ] = None,
 ) -> None:
-    """Report whatever would break or hide changes, each with the statement that mends it.
+    """Report server settings that hide or corrupt changes, each with the statement that fixes it.
 
-    Exits with 1 where there is an error among the findings.
+    Exits with 1 if a finding is an error.
     """
     if not is_server_url(server):
         raise OptionInvalid(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock holds`: what readers keep from leaving a daemon's log, and removing that."""
+"""`penstock holds`: list and remove holds, which protect a daemon's log from trimming."""
 
 import sys
 from datetime import UTC, datetime
@@ -12,14 +12,14 @@ from penstock.admin.asked_daemon import AskedDaemon
 from penstock.admin.log_folder import Json
 from penstock.admin.rendering import Field, LineWriter, bytes_text, write_json
 
-HELP = "What readers keep from leaving a daemon's log, and removing that."
+HELP = "List and remove holds, which protect a daemon's log from trimming."
 
 Instance = Annotated[str, typer.Argument(help="The daemon's instance.")]
 Config = Annotated[
     Path | None,
-    typer.Option(help="The daemon's settings file: its address and token are taken from it."),
+    typer.Option(help="The daemon's settings file, which provides its address and token."),
 ]
-Url = Annotated[str | None, typer.Option(help="The daemon, http://127.0.0.1:7070 by default.")]
+Url = Annotated[str | None, typer.Option(help="The daemon's URL. Default: http://127.0.0.1:7070.")]
 
 _SECOND_US = 1_000_000
 _COLUMNS = (
@@ -33,9 +33,9 @@ _COLUMNS = (
 
 
 def list_holds(instance: Instance, url: Url = None, config: Config = None, json: Json = False) -> None:
-    """List the holds of an instance's log, those that keep most of it first.
+    """List the holds on an instance's log, the largest first.
 
-    An account sees its own; an admin sees all. The token is taken from --config, else from PENSTOCK_TOKEN.
+    An account sees its own holds; an admin sees all. The token comes from --config or PENSTOCK_TOKEN.
     """
     daemon = AskedDaemon.find(instance, url, config)
     try:
@@ -56,11 +56,11 @@ def list_holds(instance: Instance, url: Url = None, config: Config = None, json:
 
 def remove(
     instance: Instance,
-    reader: Annotated[str, typer.Argument(help="The hold's reader, as `penstock holds list` shows it.")],
+    reader: Annotated[str, typer.Argument(help="The hold's reader, as shown by `penstock holds list`.")],
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Remove a hold: what only it kept leaves the log, and its reader may find its place gone."""
+    """Remove a hold. The log it protected may be trimmed, and its reader may lose its position."""
     daemon = AskedDaemon.find(instance, url, config)
     try:
         daemon.remove_hold(reader)

@@ -40,33 +40,39 @@ def run(
         list[str],
         typer.Argument(metavar="FILE...|mysql://...", help="Binlog files, a folder, a glob, or a server."),
     ],
-    events: Annotated[bool, typer.Option("--events", help="A line for each event (the default).")] = False,
-    transactions: Annotated[
-        bool, typer.Option("--transactions", help="A line for each transaction.")
+    events: Annotated[
+        bool, typer.Option("--events", help="Print a line for each event (the default).")
     ] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="A line for each row, decoded.")] = False,
+    transactions: Annotated[
+        bool, typer.Option("--transactions", help="Print a line for each transaction.")
+    ] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print a line for each decoded row.")] = False,
     tables: Annotated[
         str | None, typer.Option(help="Only these tables: patterns such as shop.orders,shop.* or /regex/.")
     ] = None,
     start: Annotated[
-        str | None, typer.Option(help="From this position, after this GTID set, or from this time.")
+        str | None, typer.Option(help="Start at this position or time, or after this GTID set.")
     ] = None,
-    end: Annotated[str | None, typer.Option(help="Up to this position, GTID set or time.")] = None,
+    end: Annotated[str | None, typer.Option(help="Stop at this position, GTID set or time.")] = None,
     schemas: Annotated[
         str | None,
-        typer.Option(help="Table definitions, a .sql or JSON file, where the log names no columns."),
+        typer.Option(help="Table definitions (a .sql or JSON file) for logs without column names."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, instead of a table.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line instead of a table.")
+    ] = False,
     limit: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Lines at most; 0 for all. A table stops at {_LINES_DEFAULT} by itself."),
+        typer.Option(
+            min=0, help=f"Maximum number of lines; 0 for all. Default for tables: {_LINES_DEFAULT}."
+        ),
     ] = None,
     user: Annotated[str | None, typer.Option(help="The account on the server.")] = None,
     password_file: Annotated[
-        str | None, typer.Option(help="A file with the password; PENSTOCK_PASSWORD serves as well.")
+        str | None, typer.Option(help="A file with the password. PENSTOCK_PASSWORD also works.")
     ] = None,
 ) -> None:
-    """Show the events, transactions or rows of binlog files, or of a live server up to now."""
+    """Show events, transactions or rows of binlog files, or of a live server up to its current end."""
     view = _view(events, transactions, rows)
     options = SourceOptions.parse(
         sources if len(sources) > 1 else sources[0], user=user, password_file=password_file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock log`: what a kept log holds, where things are in it, whether it is sound, and what may go."""
+"""`penstock log`: list, search, verify, export and trim a kept log."""
 
 import dataclasses
 import sys
@@ -48,7 +48,7 @@ from penstock.model import Position
 from penstock.source.bounds import Bound, parse_bound
 from penstock.source.source import Source
 
-HELP = "A kept log: what it holds, where things are in it, whether it is sound, and what may go."
+HELP = "List, search, verify, export and trim a kept log."
 
 EXIT_FINDINGS = 1
 
@@ -70,7 +70,7 @@ _MEND = {
 
 
 def list_segments(log: Named = None, config: Config = None, json: Json = False) -> None:
-    """Show every segment of a log: which bytes of which source file, how much is in it, and its state."""
+    """List the segments of a log, with source file, byte range, counts and state."""
     reader = LogFolder.find(log, config).open()
     lines = [_segment_line(reader, record) for record in segments_of(reader)]
     if json:
@@ -126,16 +126,18 @@ def show(
     log: Named = None,
     segment: Annotated[
         str | None,
-        typer.Argument(metavar="SEGMENT", help="The segment's number, or its file; else the newest."),
+        typer.Argument(metavar="SEGMENT", help="The segment's number or file. Default: the newest."),
     ] = None,
     config: Config = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Blocks at most; 0 for all. A table stops at {_BLOCKS_DEFAULT}."),
+        typer.Option(
+            min=0, help=f"Maximum number of blocks; 0 for all. Default for tables: {_BLOCKS_DEFAULT}."
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, with its blocks.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with the blocks.")] = False,
 ) -> None:
-    """Show one segment: its head, its counts, and its blocks. LOG may be the segment's file itself."""
+    """Show one segment: header, counts and blocks. LOG may also be the segment's file."""
     if log is not None and config is None and Path(log).is_file() and segment is None:
         log, segment = str(Path(log).absolute().parent.parent), Path(log).name
     reader = LogFolder.find(log, config).open()
@@ -230,15 +232,19 @@ def _chosen(reader: LogReader, segment: str | None) -> SegmentRecord:
 def locate(
     log: Named = None,
     at: Annotated[
-        str | None, typer.Option("--time", help="A time, or a time of day (UTC), such as 14:05:00.")
+        str | None, typer.Option("--time", help="A timestamp, or a time of day (UTC) such as 14:05:00.")
     ] = None,
-    gtid: Annotated[str | None, typer.Option(help="One transaction.")] = None,
-    gtid_set: Annotated[str | None, typer.Option(help="The first transaction outside a set.")] = None,
-    position: Annotated[str | None, typer.Option(help="[epoch/]file:offset of the source.")] = None,
+    gtid: Annotated[str | None, typer.Option(help="A transaction's GTID.")] = None,
+    gtid_set: Annotated[
+        str | None, typer.Option(help="Find the first transaction outside this GTID set.")
+    ] = None,
+    position: Annotated[
+        str | None, typer.Option(help="A position of the source: [epoch/]file:offset.")
+    ] = None,
     config: Config = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find a place in a log: by time, transaction, GTID set or position of the source."""
+    """Find a position in a log by time, GTID, GTID set or source position."""
     asked = {"--time": at, "--gtid": gtid, "--gtid-set": gtid_set, "--position": position}
     given = [name for name, value in asked.items() if value is not None]
     if len(given) != 1:
@@ -295,14 +301,14 @@ def run_verify(
     log: Named = None,
     heal: Annotated[
         bool,
-        typer.Option("--heal", help="Make indexes that do not fit their data again. Stop the daemon first."),
+        typer.Option("--heal", help="Rebuild indexes that do not match their data. Stop the daemon first."),
     ] = False,
     config: Config = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each finding.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per finding.")] = False,
 ) -> None:
-    """Read a whole log and prove every byte: checksums, heads, both indexes, order, and epochs.
+    """Verify every byte of a log: checksums, headers, both indexes, order and epochs.
 
-    Exits with 1 where something does not hold and was not healed. Data is never changed.
+    Exits with 1 if a check failed and was not healed. Data is never changed.
     """
     chosen = LogFolder.find(log, config)
     chosen.check()
@@ -364,17 +370,24 @@ def _report(console: Console, finding: Finding) -> None:
 def run_export(
     log: Named = None,
     start: Annotated[
-        str | None, typer.Option("--from", help="A position, a time, or what follows a GTID set; else all.")
+        str | None,
+        typer.Option(
+            "--from", help="Start at a position or time, or after a GTID set. Default: the log's start."
+        ),
     ] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Up to a position or a time; else all.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Stop at a position or time. Default: the log's end.")
+    ] = None,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", help="A file for one source file's bytes; FOLDER/ for any number."),
+        typer.Option(
+            "-o", "--output", help="The output file for a single source file, or FOLDER/ for several."
+        ),
     ] = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Write a stretch of a log as plain binlog files, which mysqlbinlog and mariadb-binlog read."""
+    """Export part of a log as plain binlog files, readable by mysqlbinlog and mariadb-binlog."""
     if output is None:
         raise OptionInvalid("no output is named", hint="Add -o FILE, or -o FOLDER/")
     chosen = LogFolder.find(log, config)
@@ -449,19 +462,19 @@ def _check_single(reader: LogReader, first: Position | None, last: Position | No
 def run_trim(
     log: Named = None,
     before: Annotated[
-        str | None, typer.Option(help="A position or a time: segments that lie whole before it go.")
+        str | None, typer.Option(help="Delete segments that end before this position or time.")
     ] = None,
     force: Annotated[
-        list[str] | None, typer.Option(help="Let go what this hold asked to keep; once for each hold.")
+        list[str] | None, typer.Option(help="Ignore this hold. Repeat the option for each hold.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be deleted; change nothing.")
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why, for audit.log.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Let the oldest segments of a log go by hand, while no daemon writes it. The newest always stays."""
+    """Delete the oldest segments of a log. Stop its daemon first. The newest segment is always kept."""
     if before is None:
         raise OptionInvalid("nothing says what is to go", hint="Add --before TIME or --before file:offset")
     bound = _parsed(before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pipelines`: what is known of pipelines, and how they are paused, resumed and begun anew."""
+"""`penstock pipelines`: show, pause, resume, reset and repair pipelines."""
 
 import json
 import sys
@@ -21,9 +21,9 @@ from penstock.pipeline.skipping import transaction_at
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.source.bounds import Bound, parse_bound
 
-HELP = "Pipelines: what they do, and how they are paused, resumed and begun anew."
+HELP = "Show, pause, resume, reset and repair pipelines."
 
-_File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline.")]
+_File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -33,7 +33,7 @@ def list_(
     ],
     as_json: _AsJson = False,
 ) -> None:
-    """List the pipelines whose state a store keeps."""
+    """List the pipelines in a state store."""
     url = place_of_state(Path(state)).state if state.endswith((".yaml", ".yml")) else state
     store = open_store(url)
     try:
@@ -48,7 +48,7 @@ def list_(
 
 
 def show(file: _File, as_json: _AsJson = False) -> None:
-    """Show where a pipeline stands: batches, positions, loads, rates and what it waits for."""
+    """Show a pipeline's status: batches, positions, loads, rates and what it is waiting for."""
     place = place_of_state(file)
     state = PipelineState.open(place.state, place.name)
     try:
@@ -67,8 +67,10 @@ def show(file: _File, as_json: _AsJson = False) -> None:
             typer.echo(f"{name:<22} {value}")
 
 
-def pause(file: _File, why: Annotated[str, typer.Option(help="What is shown to others.")] = "") -> None:
-    """Let a pipeline end after its batch, and keep it from starting."""
+def pause(
+    file: _File, why: Annotated[str, typer.Option(help="The reason to show in the status.")] = ""
+) -> None:
+    """Stop a pipeline after its current batch, and prevent it from starting."""
     place = place_of_state(file)
     state = PipelineState.open(place.state, place.name)
     try:
@@ -79,7 +81,7 @@ def pause(file: _File, why: Annotated[str, typer.Option(help="What is shown to o
 
 
 def resume(file: _File) -> None:
-    """Let a paused pipeline be started again."""
+    """Allow a paused pipeline to start again."""
     place = place_of_state(file)
     state = PipelineState.open(place.state, place.name)
     try:
@@ -91,25 +93,27 @@ def resume(file: _File) -> None:
 
 def reset(
     file: _File,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm the reset.")] = False,
     position: Annotated[
-        str | None, typer.Option(help="Go back to a position, file:offset, instead of forgetting all.")
+        str | None, typer.Option(help="Rewind to this position, file:offset, instead of resetting.")
     ] = None,
     gtid_set: Annotated[
-        str | None, typer.Option(help="Go back to behind a set of GTIDs, instead of forgetting all.")
+        str | None, typer.Option(help="Rewind to the end of this GTID set instead of resetting.")
     ] = None,
     time_: Annotated[
-        str | None, typer.Option("--time", help="Go back to a time (UTC), instead of forgetting all.")
+        str | None, typer.Option("--time", help="Rewind to this time (UTC) instead of resetting.")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Whose log it is, where there are several.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say from where to where, and end.")] = False,
+    source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the old and the new position; change nothing.")
+    ] = False,
 ) -> None:
-    """Forget where a pipeline stands, or go back to an earlier place of its log. It must not run.
+    """Reset a pipeline's state, or rewind the pipeline to an earlier position. Stop the pipeline first.
 
-    Without a place the next run loads everything again, into the target as it is: the load deletes rows that
-    only the target has, where the target can be read back. With a place nothing is deleted, and tables
-    without a key alone are read again: the changes from there on are applied once more. A feed receives them
-    twice in either case.
+    Without a position, the next run loads every table again into the existing target. The load deletes rows
+    that only the target has, if the target can be read back. With a position, nothing is deleted: the changes
+    from there on are applied again, and only tables without a key are read again. In both cases a feed
+    receives the changes twice.
     """
     places = [place for place in (position, gtid_set, time_) if place is not None]
     if len(places) > 1:
@@ -168,12 +172,14 @@ def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run:
 
 def skip(
     file: _File,
-    position: Annotated[str, typer.Argument(metavar="POSITION", help="In the transaction: file:offset.")],
-    source: Annotated[str | None, typer.Option(help="Whose log it is, where there are several.")] = None,
+    position: Annotated[
+        str, typer.Argument(metavar="POSITION", help="A position inside the transaction, file:offset.")
+    ],
+    source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
 ) -> None:
-    """Pass over one transaction that cannot be followed, such as a prepared one that was rolled back.
+    """Skip one transaction that the pipeline cannot apply, such as one that was prepared and rolled back.
 
-    The pipeline must not run. Its next run does all that stands before it, and goes on behind it.
+    Stop the pipeline first. The next run applies everything before the transaction and resumes after it.
     """
     settings = load_pipeline(file)
     name = _name_of_source(settings, source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock position`: where the capture of a log goes on, and setting it by hand."""
+"""`penstock position`: show and set the position where capture resumes."""
 
 import sys
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from penstock.logstore.reader import LogReader
 from penstock.model import Position
 from penstock.source.bounds import Bound
 
-HELP = "Where the capture of a log goes on, and setting it by hand."
+HELP = "Show and set the position where capture resumes."
 
 _VERB = "position set"
 _ACCEPT_VERB = "position accept"
@@ -36,7 +36,7 @@ _ACCEPT_VERB = "position accept"
 
 
 def show(log: Named = None, config: Config = None, json: Json = False) -> None:
-    """Show where capture goes on when it starts, how far the log goes, and who asked to keep what."""
+    """Show where capture will resume, where the log ends, and which holds protect it."""
     reader = LogFolder.find(log, config).open()
     now = standing(reader)
     noted = CapturePosition.load(reader.disk, reader.layout)
@@ -75,22 +75,27 @@ def show(log: Named = None, config: Config = None, json: Json = False) -> None:
 def set_by_hand(
     log: Named = None,
     at: Annotated[
-        str | None, typer.Option("--time", help="The first transaction committed at or after a time (UTC).")
+        str | None,
+        typer.Option("--time", help="Resume at the first transaction committed at or after this time (UTC)."),
     ] = None,
-    gtid_set: Annotated[str | None, typer.Option(help="The first transaction outside a set.")] = None,
-    position: Annotated[str | None, typer.Option(help="file:offset of the server.")] = None,
+    gtid_set: Annotated[
+        str | None, typer.Option(help="Resume at the first transaction outside this GTID set.")
+    ] = None,
+    position: Annotated[
+        str | None, typer.Option(help="Resume at this position of the server, file:offset.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be read twice or lost, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be read twice or lost; change nothing.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    reason: Annotated[str, typer.Option(help="Why, for audit.log.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
     config: Config = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Set where capture goes on at its next start, backward or forward, as a new epoch of the log.
+    """Set where capture resumes at its next start, earlier or later, as a new epoch of the log.
 
-    With --config the server is asked: it proves the place and tells what would be lost. Without, the place
-    must lie in the log. The daemon must not be running.
+    With --config, the server verifies the position and reports what would be lost. Without it, the position
+    must be in the log. Stop the daemon first.
     """
     bound = _bound(at, gtid_set, position)
     chosen = LogFolder.find(log, config)
@@ -213,21 +218,22 @@ def _text(position: Position | None) -> str | None:
 
 def accept(
     log: Named = None,
-    server: Annotated[
-        str | None, typer.Option(help="host:port of the server, where there are several.")
-    ] = None,
+    server: Annotated[str | None, typer.Option(help="The server's host:port, if there are several.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what is lost and which tables it changed; change nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="List the lost transactions and the tables they changed; change nothing."
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    reason: Annotated[str, typer.Option(help="Why, for audit.log.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
     config: Config = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Let capture go on with a server that lacks transactions of the log, because they are lost.
+    """Resume capture on a server that has lost transactions which the log still has.
 
-    The log and the targets keep these transactions. Their tables are listed: compare them with `penstock
-    verify`. The daemon must not be running.
+    The log and the targets keep these transactions. The command lists their tables: compare them with
+    `penstock verify`. Stop the daemon first.
     """
     chosen = LogFolder.find(log, config)
     if dry_run:

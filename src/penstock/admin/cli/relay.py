@@ -19,13 +19,13 @@ _log = structlog.get_logger(__name__)
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline; docs/guides/pipelines.md.")
+        Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file; see docs/guides/pipelines.md.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each batch.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per batch.")] = False,
 ) -> None:
-    """Send the changes of a daemon's instance through a pipeline's steps into its sink, until SIGTERM.
+    """Run a pipeline without Spark: apply a daemon's changes to its sink until SIGTERM.
 
-    No Spark and no full load: the file says load: none, and its sources are penstock:// URLs.
+    There is no full load. The file must set load: none, and its sources must be penstock:// URLs.
     """
     settings = load_pipeline(file)
     relay = Relay(settings, told=_tell if as_json else None)

@@ -24,29 +24,27 @@ _POLL_SECONDS = 0.5
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline.")],
-    tables: Annotated[list[str], typer.Argument(metavar="TABLES", help="The source's: shop.orders, shop.*.")],
-    source: Annotated[
-        str | None, typer.Option(help="Of this source only, where the pipeline has several.")
-    ] = None,
+    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")],
+    tables: Annotated[
+        list[str], typer.Argument(metavar="TABLES", help="Source tables: shop.orders, shop.*.")
+    ],
+    source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
     where: Annotated[
         str | None,
         typer.Option(
-            help="These rows only: a condition in the server's SQL, such as created > '2026-01-01'."
+            help="Read only these rows: a condition in the server's SQL, such as created > '2026-01-01'."
         ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the target's rows that the source has not.")
+        bool, typer.Option("--keep", help="Do not delete target rows that are missing from the source.")
     ] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the tables are read to their end.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each table.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all tables are read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per table.")] = False,
 ) -> None:
-    """Read tables again into a pipeline's target, while their changes go on.
+    """Read tables again into a pipeline's target while replication continues.
 
-    The running pipeline does it, chunk by chunk between its batches; one that does not run begins with it at
-    its next start. Rows that the source no longer has are deleted from the target, where it can be read.
+    A running pipeline reads the tables chunk by chunk between its batches. A stopped pipeline begins at its
+    next start. Rows that the source no longer has are deleted from the target, if the target can be read.
     """
     settings = load_pipeline(file)
     chosen = _chosen(settings, tables, source)

@@ -23,29 +23,32 @@ CAUGHT_UP = "caught-up"
 
 def run(
     file: Annotated[
-        Path | None, typer.Argument(metavar="pipeline.yaml", help="The pipeline; docs/guides/pipelines.md.")
+        Path | None,
+        typer.Argument(metavar="pipeline.yaml", help="The pipeline file; see docs/guides/pipelines.md."),
     ] = None,
     until: Annotated[
         str | None,
         typer.Option(
             "--until",
             metavar=CAUGHT_UP,
-            help="End once all that stood in the logs when the loads had ended is in the target.",
+            help="Stop once every change logged before the full load finished has been written.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be loaded, prepared and written, and end.")
+        bool, typer.Option("--dry-run", help="Show what would be loaded, prepared and written, then exit.")
     ] = False,
     master: Annotated[
         str | None,
-        typer.Option(help="Spark's master: local[*], spark://host:7077; or sc://host:15002 of Connect."),
+        typer.Option(
+            help="Spark's master: local[*] or spark://host:7077; or a Spark Connect server, sc://host:15002."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each batch.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per batch.")] = False,
     schema: Annotated[
-        bool, typer.Option("--json-schema", help="Print the JSON Schema of the file, for editors, and end.")
+        bool, typer.Option("--json-schema", help="Print the file's JSON Schema, for editors, then exit.")
     ] = False,
 ) -> None:
-    """Load the tables that a pipeline names, and follow their changes into its sink, until SIGTERM."""
+    """Load a pipeline's tables, then apply their changes to its sink until SIGTERM."""
     if schema:
         json.dump(json_schema(), sys.stdout, indent=2)
         sys.stdout.write("\n")

@@ -16,7 +16,7 @@ from penstock.model import Position, TableName, TableSchema
 from penstock.source.daemon import DaemonSource
 from penstock.source.source import Source, SourceOptions, open_source
 
-HELP = "The definitions of tables that a log keeps."
+HELP = "Show and set the table definitions that a log keeps."
 
 _FIELDS = [Field("column", 32), Field("type", 40), Field("charset", 10), Field("null", 4), Field("key", 3)]
 
@@ -25,18 +25,18 @@ def show(
     table: Annotated[str, typer.Argument(help="The table: shop.orders.")],
     at: Annotated[
         str | None,
-        typer.Option(help="A position: mysql-bin.000003:1542. By default where the log ends now."),
+        typer.Option(help="A position, mysql-bin.000003:1542. Default: the current end of the log."),
     ] = None,
-    log: Annotated[str | None, typer.Option(help="A log's folder, or its URL.")] = None,
+    log: Annotated[str | None, typer.Option(help="The log's folder or URL.")] = None,
     url: Annotated[
         str | None, typer.Option(help="A daemon's instance: penstock://host:7070/instance.")
     ] = None,
     token_file: Annotated[
-        str | None, typer.Option(help="A file with the daemon's token; PENSTOCK_TOKEN serves as well.")
+        str | None, typer.Option(help="A file with the daemon's token. PENSTOCK_TOKEN also works.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, instead of lines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Show the definition of a table that was in force at a position of a log."""
+    """Show a table's definition at a position of a log."""
     source = open_source(_options(log, url, token_file))
     try:
         position = Position.parse(at) if at is not None else source.head()
@@ -51,20 +51,22 @@ def show(
 
 def set_by_hand(
     table: Annotated[str, typer.Argument(help="The table: shop.orders.")],
-    at: Annotated[str, typer.Option(help="The position from which the definition holds, as in the status.")],
+    at: Annotated[
+        str, typer.Option(help="The position from which the definition applies, as shown by the status.")
+    ],
     ddl: Annotated[
         Path,
-        typer.Option(help="A .sql file with the table's CREATE TABLE of that position, or its JSON form."),
+        typer.Option(help="A .sql file with the table's CREATE TABLE at that position, or its JSON form."),
     ],
-    log: Annotated[str | None, typer.Option(help="A log's folder; its daemon must be stopped.")] = None,
+    log: Annotated[str | None, typer.Option(help="The log's folder. Stop its daemon first.")] = None,
     url: Annotated[
         str | None, typer.Option(help="A daemon's instance: penstock://host:7070/instance.")
     ] = None,
     token_file: Annotated[
-        str | None, typer.Option(help="A file with the daemon's token; PENSTOCK_TOKEN serves as well.")
+        str | None, typer.Option(help="A file with the daemon's token. PENSTOCK_TOKEN also works.")
     ] = None,
 ) -> None:
-    """Give the definition of a table in doubt; it holds until the next statement that changes the table."""
+    """Set the definition of a table in doubt. It applies until the next DDL on the table."""
     name, position = TableName.parse(table), Position.parse(at)
     source = open_source(_options(log, url, token_file))
     try:

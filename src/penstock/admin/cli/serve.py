@@ -16,19 +16,20 @@ from penstock.settings import json_schema, load_settings
 
 def run(
     file: Annotated[
-        Path | None, typer.Argument(metavar="penstock.yaml", help="The settings; docs/guides/serve.md.")
+        Path | None,
+        typer.Argument(metavar="penstock.yaml", help="The settings file; see docs/guides/serve.md."),
     ] = None,
     only_check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Prove the settings, connect to the servers, look at the disk, and end."
+            "--check", help="Validate the settings, connect to the servers, check the disk, then exit."
         ),
     ] = False,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of the settings, for editors, and end.")
+        bool, typer.Option("--schema", help="Print the settings' JSON Schema, for editors, then exit.")
     ] = False,
 ) -> None:
-    """Capture what the settings name, keep it, and serve it, until SIGTERM or SIGINT."""
+    """Capture the configured instances, keep their logs and serve them until SIGTERM or SIGINT."""
     if schema:
         json.dump(json_schema(), sys.stdout, indent=2)
         sys.stdout.write("\n")

@@ -36,19 +36,19 @@ _STYLES = {"running": "green", "stopped": "bold red", "held": "yellow", "waiting
 
 
 def run(
-    instance: Annotated[str | None, typer.Argument(help="One instance; else all of them.")] = None,
-    url: Annotated[str | None, typer.Option(help="The daemon, http://127.0.0.1:7070 by default.")] = None,
+    instance: Annotated[str | None, typer.Argument(help="The instance. Default: all instances.")] = None,
+    url: Annotated[str | None, typer.Option(help="The daemon's URL. Default: http://127.0.0.1:7070.")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="The daemon's settings file: its address and token are taken from it.")
+        Path | None, typer.Option(help="The daemon's settings file, which provides its address and token.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line for each instance, instead of a table.")
+        bool, typer.Option("--json", help="Print one JSON object per instance instead of a table.")
     ] = False,
 ) -> None:
-    """Show state, position, lag and rates of a daemon's instances.
+    """Show the state, position, lag and rates of a daemon's instances.
 
-    Exits with 1 where an instance has stopped. The token is taken from --config, else from PENSTOCK_TOKEN.
+    Exits with 1 if an instance has stopped. The token comes from --config or PENSTOCK_TOKEN.
     """
     daemon = _Daemon.find(url, config)
     if watch and not json:

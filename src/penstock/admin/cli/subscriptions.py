@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock subscriptions`: who consumes what, how far it has got, and setting that by hand."""
+"""`penstock subscriptions`: show subscriptions and their checkpoints, and change them."""
 
 import sys
 import time
@@ -22,23 +22,31 @@ from penstock.model import Position
 from penstock.settings import load_settings
 from penstock.source.bounds import Bound
 
-HELP = "Who consumes what, how far it has got, and setting that by hand."
+HELP = "Show subscriptions and their checkpoints, and change them."
 
-Chosen = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="Its name, or INSTANCE/NAME.")]
+Chosen = Annotated[
+    str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription: NAME or INSTANCE/NAME.")
+]
 Coordination = Annotated[
     str | None,
-    typer.Option(help="Where subscriptions are kept: sqlite:///path, zookeeper://host:2181/root."),
+    typer.Option(help="The coordination store: sqlite:///path or zookeeper://host:2181/root."),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="The daemon's settings file: its coordination store and address are taken from it."),
+    typer.Option(
+        help="The daemon's settings file, which provides the coordination store and the daemon's address."
+    ),
 ]
-Url = Annotated[str | None, typer.Option(help="The daemon, http://127.0.0.1:7070 by default.")]
-Shard = Annotated[int | None, typer.Option(help="This shard only; else all of them.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+Url = Annotated[str | None, typer.Option(help="The daemon's URL. Default: http://127.0.0.1:7070.")]
+Shard = Annotated[int | None, typer.Option(help="The shard. Default: all shards.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Also while it is consumed: its owners stop and begin again there.")
+    bool,
+    typer.Option(
+        "--force",
+        help="Also reset while consumers are active. The shards' owners restart from the new checkpoint.",
+    ),
 ]
 
 _COLUMNS = (
@@ -145,13 +153,13 @@ class _Place:
 
 
 def show_all(
-    instance: Annotated[str | None, typer.Option(help="Of one instance only.")] = None,
+    instance: Annotated[str | None, typer.Option(help="List only this instance's subscriptions.")] = None,
     coordination: Coordination = None,
     config: Config = None,
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """List subscriptions: shards, who owns them, and how far the slowest is behind."""
+    """List subscriptions with their shards, owners and largest lag."""
     with _Place.of(coordination, url, config) as place:
         lines = [_list_line(one, place) for one in place.registry.list(instance)]
         if json:
@@ -182,7 +190,7 @@ def show(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Show a subscription: lag, owner, checkpoint and token of each shard."""
+    """Show lag, owner, checkpoint and fencing token of each shard."""
     with _Place.of(coordination, url, config) as place:
         chosen = place.choose(subscription)
         shards = place.shards(chosen)
@@ -270,12 +278,14 @@ def reset(
     subscription: Chosen,
     at: Annotated[
         str | None,
-        typer.Option("--time", help="To the first transaction committed at or after a time (UTC)."),
+        typer.Option("--time", help="Go to the first transaction committed at or after this time (UTC)."),
     ] = None,
-    gtid_set: Annotated[str | None, typer.Option(help="To the first transaction outside a set.")] = None,
-    position: Annotated[str | None, typer.Option(help="To file:offset, with EPOCH/ before it.")] = None,
-    earliest: Annotated[bool, typer.Option("--earliest", help="To the first place of the log.")] = False,
-    latest: Annotated[bool, typer.Option("--latest", help="To the end of the log.")] = False,
+    gtid_set: Annotated[
+        str | None, typer.Option(help="Go to the first transaction outside this GTID set.")
+    ] = None,
+    position: Annotated[str | None, typer.Option(help="Go to this position, EPOCH/file:offset.")] = None,
+    earliest: Annotated[bool, typer.Option("--earliest", help="Go to the start of the log.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Go to the end of the log.")] = False,
     shard: Shard = None,
     force: Force = False,
     dry_run: DryRun = False,
@@ -285,9 +295,9 @@ def reset(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Set the checkpoint of a subscription, backward or forward, in all shards or in one.
+    """Move a subscription's checkpoint, earlier or later, in all shards or in one.
 
-    The daemon proves the place. Where it does not answer, only a position is taken, and nobody has proved it.
+    The daemon verifies the new checkpoint. If no daemon answers, only --position works, without verification.
     """
     wanted = _wanted(at, gtid_set, position, earliest=earliest, latest=latest)
     with _Place.of(coordination, url, config) as place:
@@ -327,12 +337,12 @@ def reset(
 def move(
     subscription: Chosen,
     shard: Annotated[int, typer.Argument(help="The shard, from 0.")],
-    member: Annotated[str, typer.Argument(help="The member that is to have it: see show.")],
+    member: Annotated[str, typer.Argument(help="The member that gets the shard, as shown by `show`.")],
     coordination: Coordination = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Give a shard to a member, and leave it there for as long as that member runs."""
+    """Assign a shard to a member. It stays there while that member runs."""
     with _Place.of(coordination, None, config) as place:
         chosen = place.choose(subscription)
         place.registry.move(chosen.instance, chosen.name, shard, member)
@@ -342,16 +352,16 @@ def move(
 
 def resize(
     subscription: Chosen,
-    shards: Annotated[int, typer.Argument(help="How many shards it is to have.")],
+    shards: Annotated[int, typer.Argument(help="The new number of shards.")],
     dry_run: DryRun = False,
     yes: Yes = False,
     coordination: Coordination = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Give a subscription another number of shards, also while it runs: nothing is lost, nothing comes twice.
+    """Change the number of shards, even while consumers are active, without loss or duplicates.
 
-    Subscribers that name a number of shards need the new one when they are started again.
+    Subscribers that set `shards` need the new number when they restart.
     """
     with _Place.of(coordination, None, config) as place:
         chosen = place.choose(subscription)
@@ -375,14 +385,14 @@ def resize(
 
 def delete(
     subscription: Chosen,
-    force: Annotated[bool, typer.Option("--force", help="Also while it is consumed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also delete while consumers are active.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     coordination: Coordination = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Forget a subscription with its checkpoints."""
+    """Delete a subscription and its checkpoints."""
     with _Place.of(coordination, None, config) as place:
         chosen = place.choose(subscription)
         shards = [_ShownShard(view, Lag()) for view in place.registry.shards(chosen)]

@@ -50,41 +50,44 @@ class Format(StrEnum):
 
 
 def run(
-    instance: Annotated[str, typer.Argument(help="An instance of the daemon, or penstock://host/instance.")],
+    instance: Annotated[str, typer.Argument(help="The daemon's instance, or penstock://host/instance.")],
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLES]...", help="Only these: patterns, shop.orders shop.* or /regex/."),
+        typer.Argument(metavar="[TABLES]...", help="Table patterns: shop.orders shop.* or /regex/."),
     ] = None,
     first: Annotated[
-        str, typer.Option("--from", help="earliest, latest, a position, a GTID set or a time.")
+        str,
+        typer.Option("--from", help="Where to start: earliest, latest, a position, a GTID set or a time."),
     ] = _LATEST,
     until: Annotated[
-        str | None, typer.Option(help="End there: latest, a position, a GTID set or a time.")
+        str | None, typer.Option(help="Where to stop: latest, a position, a GTID set or a time.")
     ] = None,
     shard: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Only shard I of N, counted from 0; 0,2/4 is two of them."),
+        typer.Option(metavar="I/N", help="Only shard I of N, from 0; 0,2/4 selects shards 0 and 2 of 4."),
     ] = None,
     shard_columns: Annotated[
         list[str] | None,
-        typer.Option(metavar="TABLE=COLUMN,...", help="What chooses a row's shard; else the primary key."),
+        typer.Option(metavar="TABLE=COLUMN,...", help="Columns that determine a row's shard."),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="Lines for people, or JSON lines.")] = Format.TABLE,
-    where: Annotated[str | None, typer.Option(help="An SQL condition over a row's columns.")] = None,
-    changes: Annotated[str | None, typer.Option(help="Only these kinds: insert,update,delete.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Only these columns; for --format table.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="Print text or JSON lines.")] = Format.TABLE,
+    where: Annotated[str | None, typer.Option(help="Only rows that match this SQL condition.")] = None,
+    changes: Annotated[
+        str | None, typer.Option(help="Only these change types: insert,update,delete.")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these columns (with --format table).")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="The daemon or daemons: a:7070,b:7070; 127.0.0.1:7070 by default."),
+        typer.Option(help="One or more daemons: a:7070,b:7070. Default: 127.0.0.1:7070."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="The daemon's settings file: its address and token are taken from it.")
+        Path | None, typer.Option(help="The daemon's settings file, which provides its address and token.")
     ] = None,
 ) -> None:
-    """Follow the changes of an instance as they are committed, until it is interrupted.
+    """Print the changes of an instance as they are committed, until interrupted.
 
-    It goes on where it was when a daemon comes back, or at the next one that is named.
+    It resumes where it was when the daemon comes back, or at the next daemon in --url.
     """
     address = _address(instance, url, config)
     body = {

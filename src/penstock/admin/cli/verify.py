@@ -19,43 +19,42 @@ EXIT_INCOMPLETE = 5
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline.")],
+    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")],
     tables: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TABLES]", help="These tables only, of the target or the source: shop.orders, shop.*."
+            metavar="[TABLES]", help="Only these tables of the target or the source: shop.orders, shop.*."
         ),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Write what is missing or differs, and delete what is too much.")
+        bool,
+        typer.Option(
+            "--repair", help="Write missing and differing rows to the target, and delete extra rows."
+        ),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="A file for every difference: Arrow, or JSON lines where it ends in .json or .jsonl."
+            help="Write every difference to this file: JSON lines for .json or .jsonl, otherwise Arrow."
         ),
     ] = None,
-    leave_out: Annotated[
-        str | None, typer.Option(help="Columns that are not compared, divided by commas.")
-    ] = None,
+    leave_out: Annotated[str | None, typer.Option(help="Columns to ignore, separated by commas.")] = None,
     limit: Annotated[
-        int, typer.Option(min=1, help="So many differing keys of a table are read in full.")
+        int, typer.Option(min=1, help="Read at most this many differing keys of a table in full.")
     ] = 10_000,
-    shown: Annotated[int, typer.Option(min=0, help="So many differences of a table are printed.")] = 10,
-    share_rows: Annotated[
-        int, typer.Option(min=1, help="About how many rows are compared at once.")
-    ] = SHARE_ROWS,
+    shown: Annotated[int, typer.Option(min=0, help="Print at most this many differences of a table.")] = 10,
+    share_rows: Annotated[int, typer.Option(min=1, help="Approximate rows compared at once.")] = SHARE_ROWS,
     master: Annotated[
         str | None,
         typer.Option(help="Compare large tables on Spark: local[*], spark://host:7077, sc://host:15002."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per table.")] = False,
 ) -> None:
     """Compare a pipeline's target with its source, row by row, at one position of the log.
 
-    A pipeline that does not run is compared exactly where it stands, whatever the source did since. One that
-    runs is compared as it goes on. Exits with 1 where rows differ that were not repaired, and with 5 where no
-    row is known to differ but not everything was compared.
+    A stopped pipeline is compared exactly at its position, whatever the source did since. A running pipeline
+    is compared while it continues. Exits with 1 if rows differ and were not repaired, and with 5 if no
+    difference was found but not everything could be compared.
     """
     settings = load_pipeline(file)
     found = verify(

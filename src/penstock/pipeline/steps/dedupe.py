@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dedupe`: without updates that change nothing; and, where asked, only the last change of each key.
+"""`dedupe`: drop updates that change nothing; with `last`, keep only the last change of each key.
 
 - dedupe: {ignore: [updated_at]}
 
-Behind a `map` that leaves columns out, updates of those alone no longer come.
+After a `map` that removes columns, this step drops updates that changed only the removed columns.
 """
 
 from collections.abc import Iterable
@@ -30,12 +30,12 @@ class Settings(StepSection):
 
     ignore: tuple[str, ...] = Field(
         default=(),
-        description="columns whose changes do not count; the last of them may not reach the target",
+        description="columns whose changes are ignored; their latest value may not reach the target",
     )
     last: bool = Field(
         default=False,
-        description="of the changes at hand, only the last of each primary key: for caches and mirrors, whose"
-        " readers need not see what lies between",
+        description="keep only the last change of each primary key in a batch: for caches and mirrors,"
+        " whose readers do not need intermediate changes",
     )
 
     @field_validator("ignore", mode="before")

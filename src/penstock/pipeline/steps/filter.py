@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`filter`: only the rows for which an SQL condition is true.
+"""`filter`: keep only the rows for which an SQL condition is true.
 
 - filter: {tables: shop.orders, where: "status <> 'draft' AND total > 0"}
 
-An update of which only one image passes becomes a delete or an insert, so that a target that keeps state is
-right. Text compares letter for letter, whatever the column's collation; null is neither true nor false.
+If only one image of an update passes, the update becomes a delete or an insert, so that a stateful target
+stays correct. Text is compared exactly, regardless of the column's collation. Null is neither true nor
+false.
 """
 
 from collections.abc import Iterable
@@ -31,7 +32,9 @@ class Settings(StepSection):
     where: str = Field(
         description="a condition in Spark's SQL, over the row's columns, _commit_timestamp and _metadata.*"
     )
-    on_error: OnError = Field(default=None, description="what follows rows that it cannot be worked out for")
+    on_error: OnError = Field(
+        default=None, description="what to do with rows for which the condition fails to evaluate"
+    )
 
     @field_validator("where")
     @classmethod

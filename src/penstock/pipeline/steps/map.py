@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`map`: other columns: worked out by SQL, chosen, left out, renamed, cast.
+"""`map`: compute, select, drop, rename and cast columns.
 
 - map:
     tables: shop.orders
@@ -8,8 +8,8 @@
     rename: {id: order_id}
     cast: {total: "decimal(12,2)"}
 
-In this order: `columns` (exactly these), `add`, `cast`, `keep`, `drop`, `rename`, `key`. Keys follow their
-columns under new names.
+The settings apply in this order: `columns`, `add`, `cast`, `keep`, `drop`, `rename`, `key`. Keys follow
+renamed columns.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,20 +38,20 @@ class Settings(StepSection):
 
     columns: dict[str, str | None] | None = Field(
         default=None,
-        description="exactly these columns: name to expression, or to null for the column itself",
+        description="output exactly these columns: name to expression, or to null for the column itself",
     )
     add: dict[str, str] = Field(
         default_factory=dict,
-        description="more columns, or other values of those there are: name to expression",
+        description="add columns, or replace the values of existing ones: name to expression",
     )
-    cast: dict[str, str] = Field(default_factory=dict, description="name to SQL type, as MySQL writes it")
-    keep: tuple[str, ...] = Field(default=(), description="only these columns")
-    drop: tuple[str, ...] = Field(default=(), description="all columns but these")
+    cast: dict[str, str] = Field(default_factory=dict, description="name to SQL type, in MySQL's syntax")
+    keep: tuple[str, ...] = Field(default=(), description="keep only these columns")
+    drop: tuple[str, ...] = Field(default=(), description="drop these columns")
     rename: dict[str, str] = Field(default_factory=dict, description="name to new name")
     key: tuple[str, ...] | None = Field(
-        default=None, description="the primary key of what comes out, under new names; [] for none"
+        default=None, description="the primary key of the output, by the new names; [] for none"
     )
-    on_error: OnError = Field(default=None, description="what follows rows that it cannot be worked out for")
+    on_error: OnError = Field(default=None, description="what to do with rows for which an expression fails")
 
     @model_validator(mode="after")
     def _readable(self) -> "Settings":

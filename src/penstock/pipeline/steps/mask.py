@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mask`: values that nobody behind the pipeline is to see.
+"""`mask`: hide sensitive values from the target.
 
 - mask: {columns: {email: hash, phone: {last: 4}, note: redact}, key_env: MASK_KEY}
 
-`hash` is HMAC-SHA256 of the value as text, in hexadecimal: equal values stay equal in every table, and nobody
-without the key can try values out. Without a key it is plain SHA-256. `redact` puts stars in place of text
-and null in place of all else; `null` puts null; `first` and `last` leave so many characters.
+`hash` writes the HMAC-SHA256 of the value as text, in hexadecimal. Equal values stay equal in every table,
+and without the key nobody can guess values by trial. If no key is set, it is plain SHA-256. `redact` replaces
+text with stars and other values with null. `null` writes null. `first` and `last` keep that many characters.
 """
 
 import hashlib
@@ -45,8 +45,8 @@ class MaskSection(Section):
     """What becomes of one column's values."""
 
     how: Literal["hash", "redact", "null", "part"] = "part"
-    first: int = Field(default=0, ge=0, description="so many characters stay in front")
-    last: int = Field(default=0, ge=0, description="so many characters stay behind")
+    first: int = Field(default=0, ge=0, description="how many leading characters to keep")
+    last: int = Field(default=0, ge=0, description="how many trailing characters to keep")
 
     @model_validator(mode="after")
     def _one_way(self) -> "MaskSection":
@@ -61,12 +61,12 @@ class Settings(StepSection):
     """Which columns are masked, and how."""
 
     columns: dict[str, Annotated[MaskSection, BeforeValidator(_by_name)]] = Field(
-        min_length=1, description="column to hash, redact, null, or {first: n, last: n}"
+        min_length=1, description="column to one of hash, redact, null, or {first: n, last: n}"
     )
     if_present: bool = Field(
-        default=False, description="whether a table may lack some of the columns; else it stops"
+        default=False, description="true: ignore columns that a table does not have; false: stop the table"
     )
-    key: SecretText | None = Field(default=None, description="the key of the hashes")
+    key: SecretText | None = Field(default=None, description="the HMAC key for hash")
     key_file: Path | None = None
     key_env: str | None = Field(default=None, validate_default=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`only`: only some kinds of change.
+"""`only`: keep only some types of change.
 
 - only: [insert, update]
 """
@@ -29,9 +29,9 @@ class Settings(StepSection):
     PLAIN: ClassVar[str] = "kinds"
 
     kinds: tuple[Literal["insert", "update", "delete"], ...] = Field(
-        min_length=1, description="some of insert, update, delete"
+        min_length=1, description="the change types to keep: insert, update, delete"
     )
-    load: bool = Field(default=True, description="whether rows of a full load pass, which are no changes")
+    load: bool = Field(default=True, description="whether rows of a full load pass; they are not changes")
 
     @field_validator("kinds", mode="before")
     @classmethod

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python`: a function of the user's own over Arrow batches.
+"""`python`: apply a user function to Arrow batches.
 
 - python: {function: "shop_rules:enrich", columns: {region: varchar(20)}, on_error: dead_letter}
 
-`enrich(batch)`, or `enrich(batch, target)`, gets a `pyarrow.RecordBatch` with the table's columns and the
-system columns, and the table as a `penstock.changes.Target`; it returns a batch or table, or whatever gives
-its rows by Arrow's C interface, or None for no rows. It must keep rows in their order, and give the same for
-the same rows whenever it is asked: a batch may come again, in parts of any size. An update of which it leaves
-out one image becomes a delete or an insert.
+The function, `enrich(batch)` or `enrich(batch, target)`, receives a `pyarrow.RecordBatch` with the table's
+columns and the system columns, and the table as a `penstock.changes.Target`. It returns a batch, a table, any
+object with Arrow's C interface, or None for no rows. It must keep the order of rows and be deterministic: a
+batch may be replayed, in parts of any size. If it drops one image of an update, the update becomes a delete
+or an insert.
 """
 
 import importlib
@@ -49,11 +49,16 @@ class Settings(StepSection):
 
     function: Function = Field(description="module:function, or path/to/file.py:function")
     columns: dict[str, str] = Field(
-        default_factory=dict, description="columns that it adds or turns into another type: name to SQL type"
+        default_factory=dict,
+        description="columns that the function adds, or whose type it changes: name to SQL type",
     )
-    drop: tuple[str, ...] = Field(default=(), description="columns that it leaves out")
-    key: tuple[str, ...] | None = Field(default=None, description="the primary key, where it is another one")
-    on_error: OnError = Field(default=None, description="what follows rows that it raises for")
+    drop: tuple[str, ...] = Field(default=(), description="columns that the function drops")
+    key: tuple[str, ...] | None = Field(
+        default=None, description="the primary key of the output, if it differs"
+    )
+    on_error: OnError = Field(
+        default=None, description="what to do with rows for which the function raises an error"
+    )
     # A file's text, read where the pipeline is started: tasks elsewhere may not have the file.
     _text: str | None = PrivateAttr(default=None)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`route`: other names of tables, and many tables into one.
+"""`route`: rename tables, or merge many tables into one.
 
 - route: {tables: "shop_*.orders_*", to: shop.orders, shard_column: _shard, shard_value: "{1}/{2}"}
 
-In braces stand `{database}` and `{table}`, `{1}`, `{2}`... for what the stars or groups of the pattern were,
-`{instance}`, and columns of the row; `:lower` and `:upper` behind a name change its case. Where a table's
-name comes from its rows, an update that moves a row from one to another is a delete there and an insert here.
+Templates may contain `{database}`, `{table}`, `{instance}`, columns of the row, and `{1}`, `{2}`... for what
+the stars or groups of the pattern matched. `:lower` and `:upper` after a name change its case. If the
+target's name depends on the row, an update that moves a row to another table becomes a delete there and an
+insert here.
 """
 
 import re
@@ -66,17 +67,19 @@ def _halves(template: str) -> tuple[str, str]:
 class Settings(StepSection):
     """Where rows go."""
 
-    to: str = Field(description="database.table, each a template")
+    to: str = Field(description="the target, database.table; both parts are templates")
     shard_column: str | None = Field(
         default=None,
         min_length=1,
-        description="a column that is added, to tell rows of many tables apart; it becomes part of every key",
+        description="a column to add that identifies the source table of a row; it becomes part of every key",
     )
     shard_value: str = Field(
-        default="{instance}.{database}.{table}", description="what stands in the shard column: a template"
+        default="{instance}.{database}.{table}", description="the shard column's value, a template"
     )
     shard_type: str = Field(default="varchar(191)", description="the shard column's SQL type")
-    on_error: OnError = Field(default=None, description="what follows rows whose value of a template is null")
+    on_error: OnError = Field(
+        default=None, description="what to do with rows for which a template's value is null"
+    )
 
     @field_validator("to")
     @classmethod

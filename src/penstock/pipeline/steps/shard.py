@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`shard`: only some shards of the rows, as subscriptions count them: several pipelines share a table.
+"""`shard`: keep only some shards of the rows, so that several pipelines can share a table.
+
+Rows are assigned to shards as in subscriptions.
 
 - shard: {of: 4, keep: [0, 1]}
 """
@@ -25,10 +27,10 @@ VERB = "shard"
 class Settings(StepSection):
     """Into how many shards rows are cut, and which of them pass."""
 
-    of: int = Field(ge=1, le=32_767, description="how many shards there are")
-    keep: tuple[int, ...] = Field(min_length=1, description="the ones that pass, counted from 0")
+    of: int = Field(ge=1, le=32_767, description="the number of shards")
+    keep: tuple[int, ...] = Field(min_length=1, description="the shards to keep, counted from 0")
     columns: tuple[str, ...] = Field(
-        default=(), description="the columns that choose a row's shard; else the primary key"
+        default=(), description="the columns that determine a row's shard; default: the primary key"
     )
 
     @field_validator("keep", mode="before")

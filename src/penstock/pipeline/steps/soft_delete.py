@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`soft_delete`: rows that are deleted stay, and say so in a column of their own.
+"""`soft_delete`: keep deleted rows, and mark them in a column.
 
 - soft_delete: {column: is_deleted, at: deleted_at}
 
-A delete becomes an update. A row whose primary key changes is a new one under its new key, and the old one is
-marked.
+A delete becomes an update. If a row's primary key changes, the row is inserted under its new key, and the row
+under the old key is marked as deleted.
 """
 
 from collections.abc import Iterable
@@ -40,9 +40,9 @@ class Settings(StepSection):
     PLAIN: ClassVar[str] = "column"
 
     column: str = Field(
-        default="_deleted", min_length=1, description="the column: 1 of a deleted row, else 0"
+        default="_deleted", min_length=1, description="the marker column: 1 for a deleted row, otherwise 0"
     )
-    at: str | None = Field(default=None, min_length=1, description="a column for the time of the deletion")
+    at: str | None = Field(default=None, min_length=1, description="a column for the time of the delete")
 
 
 def make(settings: Settings) -> Step:

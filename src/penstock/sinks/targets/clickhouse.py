@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ClickHouse: tables that mirror the source's, where a key's highest version counts, or feeds of changes.
+"""ClickHouse: mirror tables, in which the highest version of a key wins, or feeds of changes.
 
-Rows go as Arrow, many at a time, from whichever task has them: each row of a mirror has its version, so the
-order in which they come does not matter.
+Every task inserts its rows as Arrow, in large blocks. Each row of a mirror has a version, so inserts may
+arrive in any order.
 """
 
 import hashlib
@@ -59,19 +59,19 @@ class Settings(Endpoint):
 
     url: str = Field(default="http://127.0.0.1:8123", description="http://host:8123, or https:// with TLS")
     write: Literal["mirror", "append"] = Field(
-        default="mirror", description="the source's rows as they are now, or every change as a row"
+        default="mirror", description="mirror: the current rows of the source; append: every change as a row"
     )
     database: str | None = Field(
         default=None,
         min_length=1,
-        description="where tables are; by default in a database of the source's name",
+        description="the target database; default: the source database's name",
     )
     insert_bytes: Bytes = Field(
-        default=_BYTES_DEFAULT, ge=1, description="gathered for an insert of a mirror"
+        default=_BYTES_DEFAULT, ge=1, description="bytes to buffer before an insert into a mirror"
     )
     take_over: bool = Field(
         default=False,
-        description="whether tables that another pipeline made may be altered, and become this one's",
+        description="true: take over tables that another pipeline created, and alter them",
     )
 
 

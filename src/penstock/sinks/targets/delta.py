@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delta Lake: mirrors, feeds and histories, each batch one commit of each table, without Spark.
+"""Delta Lake: mirrors, feeds and histories. Each batch is one commit per table and needs no Spark.
 
-The batch's number is Delta's own application transaction of the commit, so a batch that comes again is known.
+The commit records the batch number as Delta's application transaction, so a replayed batch is recognized.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,33 +29,34 @@ class Settings(Section):
 
     path: str = Field(
         min_length=1,
-        description="the lake's folder, or its URL: s3://, gs://, az://; a table is path/db/table",
+        description="the lake's folder or URL: s3://, gs://, az://; tables are at path/database/table",
     )
     mode: Mode = Field(
         default=Mode.MIRROR,
-        description="mirror: the source's rows as they are now; feed: every change; history: every row that"
-        " ever was, with its time (SCD type 2)",
+        description="mirror: the current rows of the source; feed: every change; history: every version of"
+        " every row with its validity (SCD type 2)",
     )
-    table: str = Field(default="{database}/{table}", description="where a table is below the path")
+    table: str = Field(default="{database}/{table}", description="a table's path below `path`, a template")
     storage_options: Mapping[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="what deltalake takes for the URL: keys, region, endpoint",
+        description="deltalake's options for the URL: keys, region, endpoint",
     )
     properties: Mapping[str, str] = Field(
         default_factory=dict,
-        description="properties of tables that are made; delta.checkpointInterval is 10 unless it is among"
-        " them",
+        description="properties of new tables; delta.checkpointInterval defaults to 10",
     )
     file_bytes: Bytes = Field(
-        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="about how large a data file becomes"
+        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="approximate size of a data file"
     )
     memory_bytes: Bytes = Field(
         default=_MEMORY_BYTES_DEFAULT,
         ge=1 << 20,
-        description="how much of a batch of one table is held in memory; more goes through files",
+        description="memory for one table's rows of a batch; more is spilled to files",
     )
-    compression: str = Field(default="snappy", description="of the data files: snappy, zstd, gzip, none")
+    compression: str = Field(
+        default="snappy", description="compression of data files: snappy, zstd, gzip, none"
+    )
 
 
 def folder_name(name: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elasticsearch: indices whose documents are the rows of tables, each with the version of its last change."""
+"""Elasticsearch: one index per table and one document per row, with the version of the row's last change."""
 
 import json
 from collections import Counter
@@ -83,18 +83,19 @@ class Settings(Endpoint):
     """An Elasticsearch cluster."""
 
     url: str = Field(
-        default="http://127.0.0.1:9200", description="http://host:9200 or https://, several divided by commas"
+        default="http://127.0.0.1:9200",
+        description="http://host:9200 or https://; several separated by commas",
     )
-    api_key: SecretText | None = Field(default=None, description="instead of user and password")
+    api_key: SecretText | None = Field(default=None, description="an API key, instead of user and password")
     index: str = Field(
         default="{database}.{table}",
-        description="the index's name, of {database} and {table}, in small letters",
+        description="the index name: a template of {database} and {table}; it becomes lower case",
     )
     refresh: Literal["no", "wait", "now"] = Field(
-        default="no", description="whether a write waits until searches find it, or makes them"
+        default="no", description="no: return at once; wait: wait for the next refresh; now: force a refresh"
     )
     gather_bytes: Bytes = Field(
-        default=_BYTES_DEFAULT, ge=1, description="rows that are gathered for a write"
+        default=_BYTES_DEFAULT, ge=1, description="bytes of rows to buffer before a write"
     )
 
 

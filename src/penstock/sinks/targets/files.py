@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A feed of changes as Parquet files in folders, local or in an object store: each change in one file, once.
+"""A feed of changes as Parquet files, in local folders or an object store: every change exactly once.
 
-Writers put files where readers do not look. The commit moves them into the table's folder under names that
-are the same whenever the batch comes again, and last writes its manifest, by which it is known as done.
+Writers stage files outside the table folders. The commit moves them into place under deterministic names,
+which a replayed batch reuses, and writes the batch's manifest last. A batch with a manifest is complete.
 """
 
 import hashlib
@@ -50,14 +50,14 @@ class Settings(Section):
 
     path: str = Field(
         min_length=1,
-        description="the feed's folder, or its URL as pyarrow has it: s3://, gs://, hdfs://; a table's files"
-        " are in path/database/table",
+        description="the feed's folder, or a URL that pyarrow supports: s3://, gs://, hdfs://; files are"
+        " in path/database/table",
     )
     file_bytes: Bytes = Field(
-        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="about how large a file may become"
+        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="approximate maximum size of a file"
     )
     compression: Literal["snappy", "zstd", "gzip", "none"] = Field(
-        default="snappy", description="of the files"
+        default="snappy", description="compression of the files"
     )
 
 

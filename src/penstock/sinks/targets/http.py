@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as requests to an HTTP endpoint (a webhook): in order, tried again, and told apart by a key."""
+"""Changes as requests to an HTTP endpoint (a webhook): in order, with retries and an idempotency key."""
 
 import gzip
 import hashlib
@@ -54,27 +54,35 @@ class Settings(Endpoint):
 
     method: Literal["POST", "PUT", "PATCH"] = "POST"
     format: Literal["debezium", "debezium_schema", "maxwell", "canal_flat", "json"] = Field(
-        default="json", description="whose messages they are; json is Penstock's own"
+        default="json", description="the message format; json is Penstock's own"
     )
     body: Literal["lines", "array", "each"] = Field(
-        default="lines", description="several messages as lines or as a JSON array, or a request for each"
+        default="lines",
+        description="lines: several messages as JSON lines; array: as a JSON array; each: one request per"
+        " message",
     )
-    rows: int = Field(default=1000, ge=1, description="most messages in a request")
-    bytes: Bytes = Field(default=1 << 20, ge=1, description="most bytes in a request of several messages")
+    rows: int = Field(default=1000, ge=1, description="maximum messages per request")
+    bytes: Bytes = Field(
+        default=1 << 20, ge=1, description="maximum bytes of a request with several messages"
+    )
     compression: Literal["none", "gzip"] = "none"
-    headers: dict[str, str] = Field(default_factory=dict, description="further headers, none of them secret")
-    token: SecretText | None = None
-    token_file: Path | None = Field(default=None, description="a file that holds the bearer token")
-    token_env: str | None = Field(default=None, description="a variable that holds the bearer token")
-    signing_key: SecretText | None = None
-    signing_key_file: Path | None = Field(default=None, description="a file that holds the key of signatures")
-    signing_key_env: str | None = Field(
-        default=None, description="a variable that holds the key of signatures"
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="additional headers; do not put secrets here"
     )
-    timeout: Seconds = Field(default=30.0, gt=0, description="how long one answer may take")
-    retry: Seconds = Field(default=300.0, ge=0, description="how long a request is tried again")
+    token: SecretText | None = None
+    token_file: Path | None = Field(default=None, description="a file with the bearer token")
+    token_env: str | None = Field(default=None, description="an environment variable with the bearer token")
+    signing_key: SecretText | None = None
+    signing_key_file: Path | None = Field(default=None, description="a file with the key that signs requests")
+    signing_key_env: str | None = Field(
+        default=None, description="an environment variable with the key that signs requests"
+    )
+    timeout: Seconds = Field(default=30.0, gt=0, description="timeout for one response")
+    retry: Seconds = Field(default=300.0, ge=0, description="how long to retry a request")
     order: Literal["key", "table", "commit"] = Field(
-        default="key", description="what stays in order: each key's changes, each table's, or all"
+        default="key",
+        description="the scope of ordering: key: changes of each key; table: changes of each table;"
+        " commit: all changes",
     )
 
     @field_validator("headers")

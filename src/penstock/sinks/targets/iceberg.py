@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apache Iceberg: mirrors, feeds and histories, each batch one commit of each table, without Spark.
+"""Apache Iceberg: mirrors, feeds and histories. Each batch is one commit per table and needs no Spark.
 
-The batch's number is a property of the table that is set in the commit, so a batch that comes again is known.
+The commit records the batch number as a table property, so a replayed batch is recognized.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,32 +31,34 @@ class Settings(Section):
     path: str | None = Field(
         default=None,
         min_length=1,
-        description="a folder of this host, which gets a catalog of its own in SQLite; or use `catalog`",
+        description="a local folder with its own SQLite catalog; alternative to `catalog`",
     )
     catalog: Mapping[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="the properties of a catalog as pyiceberg has them: type, uri, warehouse, credential",
+        description="pyiceberg's catalog properties: type, uri, warehouse, credential",
     )
     mode: Mode = Field(
         default=Mode.MIRROR,
-        description="mirror: the source's rows as they are now; feed: every change; history: every row that"
-        " ever was, with its time (SCD type 2)",
+        description="mirror: the current rows of the source; feed: every change; history: every version of"
+        " every row with its validity (SCD type 2)",
     )
-    namespace: str = Field(default="{database}", description="the namespace of a table")
-    table: str = Field(default="{table}", description="the name of a table in its namespace")
+    namespace: str = Field(default="{database}", description="a table's namespace, a template")
+    table: str = Field(default="{table}", description="a table's name, a template")
     properties: Mapping[str, str] = Field(
-        default_factory=dict, description="properties of tables that are made, such as format-version"
+        default_factory=dict, description="properties of new tables, such as format-version"
     )
     file_bytes: Bytes = Field(
-        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="about how large a data file becomes"
+        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="approximate size of a data file"
     )
     memory_bytes: Bytes = Field(
         default=_MEMORY_BYTES_DEFAULT,
         ge=1 << 20,
-        description="how much of a batch of one table is held in memory; more goes through files",
+        description="memory for one table's rows of a batch; more is spilled to files",
     )
-    compression: str = Field(default="zstd", description="of the data files: zstd, snappy, gzip, none")
+    compression: str = Field(
+        default="zstd", description="compression of data files: zstd, snappy, gzip, none"
+    )
 
 
 def make(settings: Settings) -> "IcebergSink":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as messages of Kafka's topics, each key's in order, and each of them once."""
+"""Changes as messages in Kafka topics: exactly once, and in order for each key."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -23,33 +23,35 @@ class Settings(Cluster):
     """Which topics, and what their messages are."""
 
     topic: str = Field(
-        default="{database}.{table}", description="the topic's template: names and columns in braces"
+        default="{database}.{table}", description="the topic, a template with names and columns in braces"
     )
-    format: Format = Field(default="debezium", description="whose messages they are; json is Penstock's own")
+    format: Format = Field(default="debezium", description="the message format; json is Penstock's own")
     key: Literal["primary_key", "none"] | tuple[str, ...] = Field(
-        default="primary_key", description="the message's key: primary_key, none, or columns"
+        default="primary_key", description="the message key: primary_key, none, or a list of columns"
     )
     partition_by: tuple[str, ...] = Field(
-        default=(), description="columns that decide the partition; by default the key"
+        default=(), description="columns that determine the partition; default: the key"
     )
     order: Literal["key", "table", "commit"] = Field(
-        default="key", description="what stays in order: each key's changes, each table's, or all"
+        default="key",
+        description="the scope of ordering: key: changes of each key; table: changes of each table;"
+        " commit: all changes",
     )
     tombstones: bool | None = Field(
-        default=None, description="whether an empty message follows a delete; by default with debezium"
+        default=None, description="whether a delete is followed by a tombstone; default: true for debezium"
     )
     exactly_once: bool = Field(
         default=True,
-        description="whether each batch is a transaction; read with isolation.level=read_committed",
+        description="whether each batch is one transaction; consumers need isolation.level=read_committed",
     )
     transaction_timeout: Seconds = Field(
-        default=900.0, gt=0, description="how long a batch may take; brokers allow 15m by default"
+        default=900.0, gt=0, description="the longest a batch may take; brokers allow 15m by default"
     )
     positions: str | None = Field(
-        default=None, description="the topic for batch numbers; by default penstock.positions.<pipeline>"
+        default=None, description="the topic for batch numbers; default: penstock.positions.<pipeline>"
     )
-    partitions: int | None = Field(default=None, ge=1, description="partitions of topics that are made")
-    replicas: int | None = Field(default=None, ge=1, description="copies of topics that are made")
+    partitions: int | None = Field(default=None, ge=1, description="partitions of new topics")
+    replicas: int | None = Field(default=None, ge=1, description="replicas of new topics")
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
 
     @field_validator("key", "partition_by", mode="before")

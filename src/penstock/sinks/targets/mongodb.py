@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MongoDB: collections whose documents are the rows of tables, under their primary keys."""
+"""MongoDB: one collection per table and one document per row, with the primary key as `_id`."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,10 +82,10 @@ class Settings(Endpoint):
     database: str | None = Field(
         default=None,
         min_length=1,
-        description="where collections are; by default in a database of the source's name",
+        description="the target database; default: the source database's name",
     )
     gather_bytes: Bytes = Field(
-        default=_BYTES_DEFAULT, ge=1, description="rows that are gathered for a write"
+        default=_BYTES_DEFAULT, ge=1, description="bytes of rows to buffer before a write"
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MySQL, MariaDB and TiDB: tables like the source's own, with the batch's number in the same commit."""
+"""MySQL, MariaDB and TiDB: tables like the source's, with the batch number in the same commit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,45 +31,49 @@ class Settings(Endpoint):
     """A server that takes MySQL's protocol: mysql://user@host:3306, with ?ssl_mode=required and the like."""
 
     mode: Literal["mirror", "feed"] = Field(
-        default="mirror", description="mirror: the rows of the source; feed: every change as a row of its own"
+        default="mirror", description="mirror: the current rows of the source; feed: every change as a row"
     )
     apply: Literal["parallel", "serial"] | None = Field(
         default=None,
-        description="serial: a batch is one transaction, so that no reader sees half of one of the source's;"
-        " else what the pipeline says",
+        description="serial: write a batch in one transaction, so that readers never see a partial source"
+        " transaction; default: the pipeline's `apply`",
     )
     connections: int = Field(
-        default=2, ge=1, le=64, description="for each writer of a batch, where rows have a key"
+        default=2, ge=1, le=64, description="connections per writer of a batch, for rows with a key"
     )
     positions: str = Field(
         default="penstock.positions",
-        description="database.table in which the numbers of batches stand; it is made where it is missing",
+        description="database.table for batch numbers; created if missing",
     )
     commit_log: str | None = Field(
-        default=None, description="database.table that logs the keys of all rows that were written"
+        default=None, description="database.table that logs the keys of all written rows"
     )
     truncate: bool = Field(
-        default=False, description="empty tables by TRUNCATE, at once; else by DELETE, in the transaction"
+        default=False,
+        description="true: empty tables with TRUNCATE, which commits at once; false: with DELETE, inside"
+        " the transaction",
     )
-    foreign_key_checks: bool = Field(
-        default=False, description="whether the target's foreign keys are looked at"
-    )
+    foreign_key_checks: bool = Field(default=False, description="whether the target checks its foreign keys")
     server_id: int | None = Field(
-        default=None, ge=1, lt=1 << 32, description="under which id rows are logged there (MariaDB)"
+        default=None, ge=1, lt=1 << 32, description="the server_id under which the target logs rows (MariaDB)"
     )
     gtid_tag: str | None = Field(
-        default=None, pattern="^[a-z_][a-z0-9_]{0,31}$", description="tag of the GTIDs there (MySQL 8.3)"
+        default=None,
+        pattern="^[a-z_][a-z0-9_]{0,31}$",
+        description="tag of the GTIDs that the target assigns (MySQL 8.3)",
     )
     statement_bytes: Bytes = Field(
-        default=1 << 20, ge=1024, description="about how long one statement is, below max_allowed_packet"
+        default=1 << 20,
+        ge=1024,
+        description="approximate size of a statement; must be below max_allowed_packet",
     )
     held_bytes: Bytes = Field(
-        default=64 << 20, ge=1024, description="about how much one writer holds before it writes"
+        default=64 << 20, ge=1024, description="approximate bytes that one writer buffers before it writes"
     )
 
     take_over: bool = Field(
         default=False,
-        description="whether tables that another pipeline made may be altered, and become this one's",
+        description="true: take over tables that another pipeline created, and alter them",
     )
 
     @field_validator("url")

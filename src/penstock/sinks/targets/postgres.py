@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PostgreSQL: a schema for each database of the source, with the batch's number in the same transaction."""
+"""PostgreSQL: one schema per source database, with the batch number in the same transaction."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,27 +28,28 @@ class Settings(Endpoint):
     """A server of PostgreSQL: postgresql://user@host:5432/database, with ?sslmode=require and the like."""
 
     mode: Literal["mirror", "feed"] = Field(
-        default="mirror", description="mirror: the rows of the source; feed: every change as a row of its own"
+        default="mirror", description="mirror: the current rows of the source; feed: every change as a row"
     )
     apply: Literal["parallel", "serial"] | None = Field(
         default=None,
-        description="serial: a batch is one transaction, so that no reader sees half of one of the source's;"
-        " else what the pipeline says",
+        description="serial: write a batch in one transaction, so that readers never see a partial source"
+        " transaction; default: the pipeline's `apply`",
     )
     positions: str = Field(
         default="penstock.positions",
-        description="schema.table in which the numbers of batches stand; it is made where it is missing",
+        description="schema.table for batch numbers; created if missing",
     )
     truncate: bool = Field(
-        default=False, description="empty tables by TRUNCATE, which waits for readers; else by DELETE"
+        default=False,
+        description="true: empty tables with TRUNCATE, which waits for readers; false: with DELETE",
     )
     held_bytes: Bytes = Field(
-        default=64 << 20, ge=1024, description="about how much one writer holds before it writes"
+        default=64 << 20, ge=1024, description="approximate bytes that one writer buffers before it writes"
     )
 
     take_over: bool = Field(
         default=False,
-        description="whether tables that another pipeline made may be altered, and become this one's",
+        description="true: take over tables that another pipeline created, and alter them",
     )
 
     @field_validator("url")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redis: values, hashes and lists that follow tables, and caches that forget what changed.
+"""Redis: values, hashes and lists that follow tables, or cache invalidation.
 
-Whole Arrow arrays become commands (`redis_commands.py`), which are sent many at a time over one connection a
-task. Writing them again has the same outcome, but for lists.
+Arrow arrays become Redis commands (`redis_commands.py`), which each task pipelines over one connection.
+Replaying a batch is idempotent, except for lists.
 """
 
 from collections import Counter, deque
@@ -40,17 +40,22 @@ class Settings(Endpoint):
     url: str = Field(default=_URL_DEFAULT, description="redis://host:port/db, rediss:// with TLS, or unix://")
     write: Literal["set", "hash", "list", "invalidate"] = Field(
         default="set",
-        description="a value with SET, a hash of columns, a list of changes, or only delete the key of what "
-        "changed, for a cache that its reader fills",
+        description="set: the row as a value; hash: the row as a hash of columns; list: append changes to"
+        " a list; invalidate: delete the keys of changed rows, for a cache filled by its"
+        " readers",
     )
     key: str | None = Field(
-        default=None, description="the key's template; by default database:table:primary key"
+        default=None, description="the key, a template; default: database:table:primary key"
     )
-    value: str | None = Field(default=None, description="the value's template; by default the row as JSON")
-    expire: Seconds | None = Field(default=None, ge=0.001, description="how long a key lives after its write")
-    deletes: Literal["delete", "keep"] = Field(default="delete", description="what a deleted row's key does")
-    push: Literal["left", "right"] = Field(default="right", description="the end of a list that grows")
-    length_max: int | None = Field(default=None, ge=1, description="how long a list may be")
+    value: str | None = Field(default=None, description="the value, a template; default: the row as JSON")
+    expire: Seconds | None = Field(
+        default=None, ge=0.001, description="time to live of a key after each write"
+    )
+    deletes: Literal["delete", "keep"] = Field(
+        default="delete", description="what happens to the key of a deleted row"
+    )
+    push: Literal["left", "right"] = Field(default="right", description="the end of the list to push to")
+    length_max: int | None = Field(default=None, ge=1, description="maximum length of a list")
 
 
 def make(settings: Settings) -> "RedisSink":

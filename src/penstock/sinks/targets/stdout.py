@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as lines of JSON on the standard output of the process that drives the pipeline."""
+"""Changes as JSON lines on the standard output of the process that runs the pipeline."""
 
 import sys
 from collections import Counter
@@ -20,7 +20,7 @@ class Settings(Section):
     """How the lines look."""
 
     format: Literal["debezium", "debezium_schema", "maxwell", "canal_flat", "json"] = Field(
-        default="json", description="whose messages the lines are; json is Penstock's own"
+        default="json", description="the message format; json is Penstock's own"
     )
 
 
