@@ -37,7 +37,7 @@ def test_what_a_document_cites_exists(path: Path) -> None:
 
 def test_the_architecture_follows_a_row_by_its_symbols() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    life = text[text.index("## The life of one row") : text.index("## Who owns which truth")]
+    life = text[text.index("## The life of one row") : text.index("## Sources of truth")]
     steps = re.findall(r"^\d+\. ", life, re.MULTILINE)
     assert len(steps) >= 10
     assert len(CITATION.findall(life)) >= len(steps)
