@@ -315,7 +315,7 @@ def test_log_of_an_older_version_goes_on_in_an_epoch_with_higher_commit_versions
     assert len(versions) >= 3 * 4
     assert versions == sorted(set(versions))
     reader = LogReader.open(tmp_path / "log")
-    found = [reader.epochs.place_of(version) for version in versions]
+    found = [reader.epochs.decode_version(version) for version in versions]
     assert found == sorted(found)
     assert {epoch for epoch, _ in found} == set(epochs)
     assert {number for _, number in found} == {BOUNDARIES[0].file_number}

@@ -78,7 +78,7 @@ def test_commit_versions_rise_over_any_number_of_epochs_and_lead_back_to_their_f
         epochs.append(next_epoch(epochs[-1], first + count))
     assert versions == sorted(versions)
     records = EpochFile(tuple(EpochRecord(one, "", 1, "", "", "", 4, NO_GTIDS, 0) for one in epochs))
-    assert [records.place_of(version) for version in versions] == places
+    assert [records.decode_version(version) for version in versions] == places
     bases = [epoch_base(shifted_epoch(one, shift)) for one in epochs]
     assert bases == [epoch_base(one) + shift for one in epochs]
     assert [shifted_epoch(shifted_epoch(one, shift), -shift) for one in epochs] == epochs

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people did to a log by hand: `<folder>/audit.log`, a JSON object a line, only ever added to.
+"""The audit trail of manual changes to a log: `<folder>/audit.log`, append-only, one JSON object per line.
 
-A line is durable before what it tells is done, so nothing is done without one.
+A line is made durable before the change that it describes is carried out.
 """
 
 import json
@@ -17,7 +17,8 @@ AUDIT_FILE = "audit.log"
 
 @dataclass(frozen=True)
 class AuditLine:
-    """One deed. `time` is ISO 8601 in UTC, `user` who did it, `old` and `new` what it changed."""
+    """One manual change. `time` is ISO 8601 in UTC, `user` made the change, `old` and `new` are the
+    values."""
 
     time: str
     user: str
@@ -27,12 +28,12 @@ class AuditLine:
     reason: str
 
     def write(self, disk: Disk, layout: Layout) -> None:
-        """Add it to the file, durably. Raises LogFull, DiskFailed."""
+        """Append the line to the file and sync it. Raises LogFull, DiskFailed."""
         path = layout.folder / AUDIT_FILE
         file = disk.append_open(path)
         try:
             torn = file.size and disk.read(path, file.size - 1) != b"\n"
-            # What a crash left of another line stays, on a line of its own.
+            # A crash may have left a partial line. End it, so that the new line starts on its own.
             file.write([b"\n" if torn else b"", json.dumps(vars(self), ensure_ascii=False).encode(), b"\n"])
             file.sync()
         finally:
@@ -41,7 +42,7 @@ class AuditLine:
 
 
 def audit_lines(disk: Disk, layout: Layout) -> list[dict[str, Any]]:
-    """Return what was done, oldest first; a line that a crash has torn is left out."""
+    """Return the recorded changes, oldest first. Lines torn by a crash are skipped."""
     try:
         content = disk.read(layout.folder / AUDIT_FILE)
     except SourceMissing:

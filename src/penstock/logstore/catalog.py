@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam by which L1 is changed: retention, compression and tiering ask for it, the log and a folder have
-it."""
+"""The interface through which retention, compression and tiering change L1 (the segment index).
+
+The running log and a closed log folder both implement it.
+"""
 
 from typing import Protocol, Self
 
@@ -12,21 +14,21 @@ from penstock.logstore.records import COLD, SegmentRecord
 
 
 class SegmentCatalog(Protocol):
-    """The log's L1, as retention, compression and tiering change it."""
+    """L1 of a log, as retention, compression and tiering change it."""
 
     @property
     def segments(self) -> SegmentIndex:
-        """What there is now."""
+        """The current segments."""
 
     def replace(self, segment: SegmentRecord) -> None:
-        """Put another record in place of the one of its version, durably."""
+        """Replace the record with the same version, durably."""
 
     def drop(self, versions: set[int]) -> None:
-        """Leave segments out of L1, durably; no reader is sent to them from here on."""
+        """Remove segments from L1, durably. Readers are no longer sent to them."""
 
 
 class FolderCatalog:
-    """The L1 of a folder that no capture writes now; the caller holds the log's lock."""
+    """L1 of a folder that no capture is writing. The caller holds the log's lock."""
 
     def __init__(self, disk: Disk, layout: Layout, segments: SegmentIndex) -> None:
         self._disk = disk
@@ -35,23 +37,23 @@ class FolderCatalog:
 
     @classmethod
     def load(cls, disk: Disk, layout: Layout) -> Self:
-        """Read the folder's L1. Raises LogDamaged where it has none that holds."""
-        found = SegmentIndex.load(disk, layout.segments_index)
-        if found is None:
+        """Read the folder's L1. Raises LogDamaged if it is missing or damaged."""
+        segment_index = SegmentIndex.load(disk, layout.segments_index)
+        if segment_index is None:
             raise LogDamaged(
                 f"{layout.segments_index} is missing or damaged",
                 position=f"{layout.segments_index.name}:0",
                 hint="Run: penstock log verify --heal",
             )
-        return cls(disk, layout, found)
+        return cls(disk, layout, segment_index)
 
     def replace(self, segment: SegmentRecord) -> None:
-        """Put another record in place of the one of its version."""
+        """Replace the record with the same version."""
         self._write(self.segments.put(segment))
 
     def drop(self, versions: set[int]) -> None:
-        """Leave segments out."""
-        self._write(SegmentIndex([one for one in self.segments if one.version not in versions]))
+        """Remove segments from L1."""
+        self._write(SegmentIndex([segment for segment in self.segments if segment.version not in versions]))
 
     def _write(self, segments: SegmentIndex) -> None:
         segments.write(self._disk, self._layout.segments_index)
@@ -59,7 +61,7 @@ class FolderCatalog:
 
 
 def stored_segment(layout: Layout, segment: SegmentRecord) -> StoredSegment:
-    """Return where a segment of the folder lies, by what its L1 record says."""
+    """Return where a segment is stored in the folder, based on its L1 record."""
     cold = segment.state == COLD
     return StoredSegment(
         segment.version,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cold segments: the same bytes as seekable zstd, one frame for each block.
 
-`zstd -d` gives the plain segment back, which is a valid binlog file. At the end stands a seek table in a
-skippable frame, as zstd's seekable format lays it out, so that a range is read by its own frames alone:
+`zstd -d` restores the plain segment, which is a valid binlog file. The file ends with a seek table in a
+skippable frame, as the zstd seekable format defines it. A range is read by decompressing only its frames:
 
     frame, frame, ...                           zstd frames, each with its size and its checksum
     0x184D2A5E | table bytes                    skippable frame; all little endian, four bytes each
@@ -49,29 +49,29 @@ _HAS_CHECKSUMS = 0x80
 _RESERVED = 0x7C
 _ENTRY_BYTES = 8
 _Offsets = npt.NDArray[np.int64]
-# What was decompressed last stays: readers go on where they stopped, mostly within the same frame.
+# Readers usually continue within the frame they read last, so the latest frames stay decompressed.
 _FRAMES_KEPT = 4
 
 _log = structlog.get_logger(__name__)
 
 
 class StoredFile(Protocol):
-    """Bytes that can be read at any place, wherever they lie: plain, compressed, near or far."""
+    """Random-access bytes of a stored file: plain or compressed, local or remote."""
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The size in bytes."""
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer where the file ends."""
+        """Return the bytes of [start, stop), fewer at the end of the file."""
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release the file."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One zstd frame: where it lies in the compressed file, and of which plain bytes it is made."""
+    """One zstd frame: its range in the compressed file and the range of plain bytes it holds."""
 
     stored_start: int
     stored_stop: int
@@ -82,11 +82,11 @@ class Frame:
 def compress_segment(
     disk: Disk, plain: Path, cold: Path, cuts: Sequence[int], level: int = LEVEL_DEFAULT
 ) -> int:
-    """Write a plain segment's compressed form beside it and return its size in bytes; the plain one stays.
+    """Write the compressed form of a plain segment next to it and return its size in bytes.
 
-    `cuts` are plain offsets at which frames are to begin: the end of the head, and where each block ends. The
-    file is whole when it has its name: it is written under another, synced, read back and compared, and only
-    then renamed. Raises ChecksumMismatch where what was read back differs, LogFull, DiskFailed.
+    The plain file is kept. `cuts` are the plain offsets where frames start: the end of the head and the end
+    of each block. The compressed file is written under a temporary name, synced, read back and compared, and
+    only then renamed. Raises ChecksumMismatch if the data read back differs, LogFull, DiskFailed.
     """
     tmp = cold.with_name(cold.name + TMP_SUFFIX)
     with disk.open_read(plain) as source:
@@ -95,7 +95,7 @@ def compress_segment(
         try:
             target.truncate(0)
             table, crc = bytearray(), 0
-            # One compressor for all frames keeps its tables; each call makes a frame of its own.
+            # Reusing one compressor keeps its tables allocated. Every call still produces a separate frame.
             compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
             for start, stop in _frame_ranges(size, cuts):
                 block = source.read(start, stop)
@@ -115,10 +115,10 @@ def compress_segment(
         finally:
             target.close()
     with SeekableFile(disk.open_read(tmp), str(cold)) as written:
-        found = 0
+        written_crc = 0
         for piece in written.pieces():
-            found = zlib.crc32(piece, found)
-        if found != crc or written.size != size:
+            written_crc = zlib.crc32(piece, written_crc)
+        if written_crc != crc or written.size != size:
             raise ChecksumMismatch(
                 f"{tmp} does not give back {plain}",
                 position=f"{plain.name}:0",
@@ -132,26 +132,26 @@ def compress_segment(
 def make_cold(
     disk: Disk, layout: Layout, catalog: SegmentCatalog, segment: SegmentRecord, level: int = LEVEL_DEFAULT
 ) -> SegmentRecord:
-    """Put the compressed form of a closed segment in its place; return its new L1 record.
+    """Compress a closed segment, replace the plain file by the result, and return its new L1 record.
 
-    A crash before the end leaves the plain segment, or both: then the plain one counts. Raises what
-    `compress_segment` raises.
+    A crash before the end leaves the plain segment or both files, and then the plain file counts. Raises the
+    errors of `compress_segment`.
     """
     plain = layout.segment(segment.hour, segment.version)
     cold = layout.segment(segment.hour, segment.version, cold=True)
     stored_bytes = compress_segment(disk, plain, cold, _block_cuts(disk, plain, segment), level)
-    found = replace(segment, state=COLD, stored_bytes=stored_bytes)
-    catalog.replace(found)
+    record = replace(segment, state=COLD, stored_bytes=stored_bytes)
+    catalog.replace(record)
     disk.remove(plain)
     disk.sync_folder(plain.parent)
     _log.info(
         "a segment was compressed", segment=plain.name, bytes=segment.stored_bytes, stored_bytes=stored_bytes
     )
-    return found
+    return record
 
 
 def _block_cuts(disk: Disk, plain: Path, segment: SegmentRecord) -> list[int]:
-    """Return where frames begin: behind the head, and behind each block; without an index, evenly."""
+    """Return where frames start: after the head and after each block, or at even steps without an index."""
     index = index_path(plain)
     shift = segment.head_bytes - segment.base
     content = disk.read(index, RECORD_BYTES) if disk.exists(index) else b""
@@ -161,17 +161,16 @@ def _block_cuts(disk: Disk, plain: Path, segment: SegmentRecord) -> list[int]:
 
 
 class SeekableFile:
-    """A compressed segment as the plain one: a StoredFile over a StoredFile, closed with it.
+    """Present a compressed segment as its plain bytes. Closing it closes the underlying file.
 
-    Many threads may read at once. `frames_read` counts the frames that were decompressed. A context manager
-    that closes. Raises EventMalformed for a file without a sound seek table; with `lazy` at the first
-    question.
+    Safe for concurrent reads. `frames_read` counts the frames that were decompressed. Use it as a context
+    manager. Raises EventMalformed if the seek table is invalid; with `lazy` only on the first access.
     """
 
     def __init__(self, stored: StoredFile, name: str, *, lazy: bool = False) -> None:
         self._stored = stored
         self._name = name
-        # Rising, one more than there are frames: where each begins, and where the last one ends.
+        # Frame starts in ascending order, plus the end of the last frame: compressed offsets, plain offsets.
         self._offsets: tuple[_Offsets, _Offsets] | None = None
         if not lazy:
             self._offsets = _read_seek_table(stored, name)
@@ -202,25 +201,26 @@ class SeekableFile:
 
     @property
     def size(self) -> int:
-        """The bytes of the plain segment."""
+        """The size of the plain segment in bytes."""
         return int(self._plain_at[-1])
 
     @property
     def frames(self) -> list[Frame]:
-        """Every frame, in order."""
+        """All frames, in order."""
         ends = zip(pairwise(map(int, self._stored_at)), pairwise(map(int, self._plain_at)), strict=True)
         return [Frame(*stored, *plain) for stored, plain in ends]
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the plain bytes of [start, stop), fewer where the segment ends. Only their frames are read.
+        """Return the plain bytes of [start, stop), fewer at the end of the segment.
 
-        Raises ChecksumMismatch for a frame that is damaged, FileTruncated for one that is not all there.
+        Only the frames of the range are decompressed. Raises ChecksumMismatch for a damaged frame and
+        FileTruncated for an incomplete one.
         """
         pieces = [bytes(piece) for piece in self.pieces(start, stop)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[memoryview]:
-        """Yield the plain bytes of [start, stop), a frame's at a time. Raises what `read` raises."""
+        """Yield the plain bytes of [start, stop), one frame at a time. Raises the errors of `read`."""
         stop = self.size if stop is None else min(stop, self.size)
         if start >= stop:
             return
@@ -231,7 +231,7 @@ class SeekableFile:
             yield memoryview(self._frame(index))[max(start - begins, 0) : stop - begins]
 
     def close(self) -> None:
-        """Close the file beneath."""
+        """Close the underlying file."""
         self._stored.close()
 
     def _frame(self, index: int) -> bytes:
@@ -251,32 +251,32 @@ class SeekableFile:
         start, stop = int(self._stored_at[index]), int(self._stored_at[index + 1])
         size = int(self._plain_at[index + 1] - self._plain_at[index])
         frame = self._stored.read(start, stop)
-        place = f"{self._name}:{start}"
+        frame_position = f"{self._name}:{start}"
         if len(frame) < stop - start:
             raise FileTruncated(
-                f"{self._name} ends inside a frame", position=place, hint="Copy the segment again"
+                f"{self._name} ends inside a frame", position=frame_position, hint="Copy the segment again"
             )
         try:
             plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size)
         except zstandard.ZstdError as problem:
             raise ChecksumMismatch(
                 f"{self._name}: a frame is damaged ({problem})",
-                position=place,
+                position=frame_position,
                 hint=f"Check it with zstd -t {self._name}, and copy the segment again",
             ) from problem
         if len(plain) != size:
             raise ChecksumMismatch(
                 f"{self._name}: a frame gives {len(plain)} bytes, the seek table says {size}",
-                position=place,
+                position=frame_position,
                 hint=f"Check it with zstd -t {self._name}, and copy the segment again",
             )
         return plain
 
 
 def _frame_ranges(size: int, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the plain byte range of each frame: between the cuts, none above FRAME_BYTES_MAX."""
-    places = sorted({0, size, *(cut for cut in cuts if 0 < cut < size)})
-    for start, stop in pairwise(places):
+    """Yield the plain byte range of each frame: split at the cuts and at FRAME_BYTES_MAX."""
+    offsets = sorted({0, size, *(cut for cut in cuts if 0 < cut < size)})
+    for start, stop in pairwise(offsets):
         for begin in range(start, stop, FRAME_BYTES_MAX):
             yield begin, min(begin + FRAME_BYTES_MAX, stop)
 
@@ -288,8 +288,10 @@ def _seek_table(entries: bytes) -> bytes:
 
 
 def _read_seek_table(stored: StoredFile, name: str) -> tuple[_Offsets, _Offsets]:
-    """Return where each frame begins, compressed and plain, with the ends behind them. Raises
-    EventMalformed."""
+    """Return the frame starts, compressed and plain, each followed by the end of the last frame.
+
+    Raises EventMalformed.
+    """
     size = stored.size
     footer = stored.read(max(size - _FOOTER.size, 0), size)
     if len(footer) < _FOOTER.size:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place of the log that opens, writes, syncs, renames, removes and lists.
+"""All file system access of the log: open, write, sync, rename, remove and list.
 
-Everything else of the log goes through a `Disk`, so that a test can stop at every step of it. What the
-operating system refuses comes out as one of our errors: LogFull, SourceMissing, DiskFailed.
+The rest of the log uses a `Disk`, so that tests can inject a fault at every step. Errors of the operating
+system are translated to LogFull, SourceMissing and DiskFailed.
 """
 
 import errno
@@ -21,89 +21,89 @@ from penstock.limits import LOG_SYNC_BYTES_MAX, READ_BYTES
 
 TMP_SUFFIX = ".tmp"
 
-# Anything with the buffer protocol: bytes, a memoryview, what the kernel gathered.
+# Anything with the buffer protocol: bytes, a memoryview, a buffer of the kernel.
 Buffer = Any
 
-# More buffers than this in one writev are refused by Linux.
+# Linux rejects a writev with more buffers than this (IOV_MAX).
 _BUFFERS_MAX = 1024
 
-# FS_IOC_GETVERSION of linux/fs.h: how often an inode was given away, as ext4, xfs and btrfs count it.
+# FS_IOC_GETVERSION of linux/fs.h: the inode generation, counted by ext4, xfs and btrfs on inode reuse.
 _GET_GENERATION = 0x80087601
 
 
 class AppendFile(Protocol):
-    """A file that only grows at its end, or is cut back there. Positions are counted in bytes."""
+    """An append-only file that can be truncated. Offsets are in bytes."""
 
     path: Path
 
     @property
     def size(self) -> int:
-        """How many bytes were written, and not cut off again."""
+        """The current size in bytes, after any truncation."""
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Add the buffers at the end, all or nothing: a write that fails leaves the size as it was.
+        """Append the buffers, all or nothing: a failed write leaves the size unchanged.
 
-        Raises LogFull where there is no room, DiskFailed.
+        Raises LogFull if there is no space left, DiskFailed.
         """
 
     def truncate(self, size: int) -> None:
-        """Cut the file back to so many bytes. Raises DiskFailed."""
+        """Truncate the file to a size in bytes. Raises DiskFailed."""
 
     def rewrite(self, start: int) -> None:
-        """Write the bytes from a place on once more, as they are, so that the next sync answers for them.
+        """Rewrite the bytes from an offset on unchanged, so that the next sync covers them.
 
-        After a sync that failed, the operating system may hold bytes that the disk does not have, and calls
-        them clean. Raises DiskFailed.
+        After a failed sync, the page cache may hold bytes that never reached the disk but are marked clean.
+        Raises DiskFailed.
         """
 
     def sync(self) -> None:
-        """Wait until the bytes written so far outlast a power failure. Raises DiskFailed."""
+        """Block until all bytes written so far survive a power failure. Raises DiskFailed."""
 
     def close(self) -> None:
-        """Let go of the file, without a sync."""
+        """Close the file without syncing it."""
 
 
 class ReadFile(Protocol):
-    """A file open for reading at any place, by many threads at once. A context manager that closes."""
+    """A file open for random-access reads by several threads. A context manager that closes the file."""
 
     path: Path
 
     @property
     def size(self) -> int:
-        """Its size in bytes now."""
+        """The current size in bytes."""
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer where the file ends. Raises DiskFailed."""
+        """Return the bytes of [start, stop), fewer at the end of the file. Raises DiskFailed."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the file itself."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the file."""
 
 
 class Held(Protocol):
-    """A lock that is held until it is closed, or the process ends."""
+    """A lock that is held until it is closed or the process ends."""
 
     def close(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
 
 
 class Disk(ABC):
     """Files and folders, by absolute path.
 
-    Every method raises SourceMissing where a file it needs is not there, LogFull where there is no room,
-    and DiskFailed for anything else that the operating system refuses.
+    Every method raises SourceMissing if a required file is missing, LogFull if there is no space left,
+    and DiskFailed for any other error of the operating system.
     """
 
     @abstractmethod
     def append_open(self, path: Path) -> AppendFile:
-        """Open a file to add to its end, and make it where there is none. Nothing is synced by this."""
+        """Open a file for appending and create it if it is missing. Nothing is synced."""
 
     @abstractmethod
     def open_read(self, path: Path) -> ReadFile:
@@ -111,31 +111,31 @@ class Disk(ABC):
 
     @abstractmethod
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name, in place of what has it. Lasts once the folder is synced."""
+        """Rename a file, replacing any file with the new name. Durable once the folder is synced."""
 
     @abstractmethod
     def remove(self, path: Path) -> None:
-        """Remove a file. Lasts once the folder is synced."""
+        """Remove a file. Durable once the folder is synced."""
 
     @abstractmethod
     def make_folder(self, path: Path) -> None:
-        """Make a folder, and those above it, where they are not there; each lasts when this returns."""
+        """Create a folder and its missing parents. All of them are durable on return."""
 
     @abstractmethod
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder that is empty; one that is not stays."""
+        """Remove a folder if it is empty."""
 
     @abstractmethod
     def sync_folder(self, path: Path) -> None:
-        """Wait until the names in a folder outlast a power failure."""
+        """Block until the directory entries of a folder survive a power failure."""
 
     @abstractmethod
     def list(self, folder: Path) -> list[str]:
-        """Return the names in a folder, sorted; none where there is no folder."""
+        """Return the names in a folder, sorted. A missing folder has none."""
 
     @abstractmethod
     def exists(self, path: Path) -> bool:
-        """Tell whether there is such a file or folder."""
+        """Return whether a file or folder exists."""
 
     @abstractmethod
     def size(self, path: Path) -> int:
@@ -143,23 +143,24 @@ class Disk(ABC):
 
     @abstractmethod
     def free_bytes(self, folder: Path) -> int:
-        """Return how many bytes may still be written below a folder."""
+        """Return how many bytes can still be written below a folder."""
 
     @abstractmethod
     def lock(self, path: Path) -> Held:
-        """Take the lock that a file stands for, or raise LogLocked where another process has it."""
+        """Acquire the lock file. Raises LogLocked if another process holds it."""
 
     def folder_identity(self, folder: Path) -> str:
-        """Return what tells a folder from every copy of it, and outlasts restarts; "" where nothing does."""
+        """Return an identity that no copy of the folder shares and that survives restarts; "" if
+        unsupported."""
         return ""
 
     def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
-        """Return the bytes of [start, stop) of a file, to its end by default."""
+        """Return the bytes of [start, stop) of a file, by default up to its end."""
         with self.open_read(path) as file:
             return file.read(start, file.size if stop is None else stop)
 
     def write_atomic(self, path: Path, content: bytes) -> None:
-        """Put a file in place whole: after a crash it holds the old content or the new, never a part."""
+        """Replace a file atomically: after a crash it holds either the old or the new content."""
         tmp = path.with_name(path.name + TMP_SUFFIX)
         file = self.append_open(tmp)
         try:
@@ -173,7 +174,7 @@ class Disk(ABC):
 
 
 def refuse(problem: OSError, doing: str, path: Path) -> NoReturn:
-    """Raise the error of ours that a refusal of the operating system means."""
+    """Translate an OSError into a Penstock error and raise it."""
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         raise LogFull(
             f"there is no room left for {path}",
@@ -203,7 +204,7 @@ class LocalDisk(Disk):
     """The file system of this host."""
 
     def append_open(self, path: Path) -> "LocalAppendFile":
-        """Open a file to add to its end."""
+        """Open a file for appending."""
         with _refusals("opening", path):
             return LocalAppendFile(path)
 
@@ -213,7 +214,7 @@ class LocalDisk(Disk):
             return LocalReadFile(path)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         with _refusals("renaming", old):
             old.replace(new)
 
@@ -223,7 +224,7 @@ class LocalDisk(Disk):
             path.unlink()
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and those above it, and sync each one's parent."""
+        """Create a folder and its missing parents, and sync the parent of each."""
         if path.is_dir():
             return
         self.make_folder(path.parent)
@@ -232,7 +233,7 @@ class LocalDisk(Disk):
         self.sync_folder(path.parent)
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder that is empty."""
+        """Remove a folder if it is empty."""
         try:
             path.rmdir()
         except OSError as problem:
@@ -240,7 +241,7 @@ class LocalDisk(Disk):
                 refuse(problem, "removing", path)
 
     def sync_folder(self, path: Path) -> None:
-        """Sync the names in a folder."""
+        """Sync the directory entries of a folder."""
         with _refusals("syncing", path):
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -258,7 +259,7 @@ class LocalDisk(Disk):
             refuse(problem, "listing", folder)
 
     def exists(self, path: Path) -> bool:
-        """Tell whether there is such a file or folder."""
+        """Return whether a file or folder exists."""
         return path.exists()
 
     def size(self, path: Path) -> int:
@@ -267,15 +268,15 @@ class LocalDisk(Disk):
             return path.stat().st_size
 
     def free_bytes(self, folder: Path) -> int:
-        """Return what an ordinary account may still write."""
+        """Return the bytes that an unprivileged account can still write."""
         with _refusals("looking at", folder):
-            room = os.statvfs(folder)
-            return room.f_bavail * room.f_frsize
+            stats = os.statvfs(folder)
+            return stats.f_bavail * stats.f_frsize
 
     def folder_identity(self, folder: Path) -> str:
-        """Return the folder's inode with its generation; with the file system's id where it has none.
+        """Return the folder's inode and its generation, or the file system's id if there is no generation.
 
-        A block-level clone of the file system has the same ones.
+        A block-level clone of the file system has the same identity.
         """
         with _refusals("looking at", folder):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -285,20 +286,20 @@ class LocalDisk(Disk):
                 try:
                     fcntl.ioctl(descriptor, _GET_GENERATION, generation)
                 except OSError:
-                    # Not every file system counts how often an inode was given away.
+                    # Not every file system keeps inode generations.
                     return f"{inode}-{os.fstatvfs(descriptor).f_fsid:x}"
                 return f"{inode}:{int.from_bytes(generation[:4], sys.byteorder)}"
             finally:
                 os.close(descriptor)
 
     def lock(self, path: Path) -> "LocalLock":
-        """Take the lock."""
+        """Acquire the lock file."""
         with _refusals("locking", path):
             return LocalLock(path)
 
 
 class LocalAppendFile:
-    """A local file that grows at its end."""
+    """A local append-only file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -308,33 +309,33 @@ class LocalAppendFile:
 
     @property
     def size(self) -> int:
-        """How many bytes were written, and not cut off again."""
+        """The current size in bytes, after any truncation."""
         return self._size
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Add the buffers at the end, all or nothing."""
-        left = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
-        place = self._size
+        """Append the buffers, all or nothing."""
+        pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
+        offset = self._size
         try:
-            while left:
-                written = os.pwritev(self._file, left[:_BUFFERS_MAX], place)
-                place += written
-                left = _after(left, written)
+            while pending:
+                written = os.pwritev(self._file, pending[:_BUFFERS_MAX], offset)
+                offset += written
+                pending = _after(pending, written)
         except OSError as problem:
-            # What came before the failure is no whole append: nobody may ever read it.
+            # Drop the partial append: no reader may ever see it.
             self.truncate(self._size)
             refuse(problem, "writing", self.path)
-        self._size = place
+        self._size = offset
 
     def truncate(self, size: int) -> None:
-        """Cut the file back."""
+        """Truncate the file."""
         with _refusals("cutting", self.path):
             os.ftruncate(self._file, size)
         self._size = size
         self._synced = min(self._synced, size)
 
     def rewrite(self, start: int) -> None:
-        """Write the bytes from a place on once more."""
+        """Rewrite the bytes from an offset on unchanged."""
         with _refusals("writing", self.path):
             while start < self._size and (
                 piece := os.pread(self._file, min(READ_BYTES, self._size - start), start)
@@ -342,12 +343,12 @@ class LocalAppendFile:
                 start += os.pwrite(self._file, piece, start)
 
     def sync(self) -> None:
-        """Sync content and size. Of a large piece the page cache keeps nothing: see LOG_SYNC_BYTES_MAX."""
+        """Sync content and size. After a large sync, drop the synced pages: see LOG_SYNC_BYTES_MAX."""
         start, end = self._synced, self._size
         try:
             os.fdatasync(self._file)
         except OSError as problem:
-            # Also for want of room: what was written is gone, and no later sync would say so.
+            # Report ENOSPC as DiskFailed too: the written data is lost, and no later sync would report that.
             _fail("syncing", self.path, problem)
         with _refusals("syncing", self.path):
             if end - start >= LOG_SYNC_BYTES_MAX // 2:
@@ -355,14 +356,14 @@ class LocalAppendFile:
         self._synced = end
 
     def close(self) -> None:
-        """Close, once."""
+        """Close the file. Closing it again does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def _after(views: list[memoryview], written: int) -> list[memoryview]:
-    """Return what is left of the buffers behind the bytes already written."""
+    """Return the remainder of the buffers after `written` bytes."""
     for index, view in enumerate(views):
         if written < view.nbytes:
             return [view[written:], *views[index + 1 :]]
@@ -371,7 +372,7 @@ def _after(views: list[memoryview], written: int) -> list[memoryview]:
 
 
 class LocalReadFile:
-    """A local file open for reading; `pread` needs no lock."""
+    """A local file open for reading. `pread` needs no lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -379,16 +380,16 @@ class LocalReadFile:
 
     @property
     def size(self) -> int:
-        """Its size now."""
+        """The current size in bytes."""
         return os.fstat(self._file).st_size
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer where the file ends."""
+        """Return the bytes of [start, stop), fewer at the end of the file."""
         with _refusals("reading", self.path):
             piece = os.pread(self._file, max(stop - start, 0), start)
             if len(piece) == stop - start or not piece:
                 return piece
-            # One pread gives at most 2 GiB, and a network file system may give less than was asked for.
+            # One pread returns at most 2 GiB, and a network file system may return less than requested.
             pieces = [piece]
             start += len(piece)
             while start < stop and (piece := os.pread(self._file, stop - start, start)):
@@ -397,7 +398,7 @@ class LocalReadFile:
             return b"".join(pieces)
 
     def close(self) -> None:
-        """Close, once."""
+        """Close the file. Closing it again does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -410,18 +411,18 @@ class LocalReadFile:
 
 
 class LocalLock:
-    """An flock: the operating system gives it up when the process ends, however it ends."""
+    """An flock. The operating system releases it when the process ends, even after a crash."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            self._take(path)
+            self._acquire(path)
         except BaseException:
-            # What nobody owns would hold the lock against ourselves.
+            # An unowned descriptor would keep this process itself locked out.
             self.close()
             raise
 
-    def _take(self, path: Path) -> None:
+    def _acquire(self, path: Path) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as problem:
@@ -430,13 +431,13 @@ class LocalLock:
                 f"process {holder or 'unknown'} writes the log in {path.parent}",
                 hint="One process writes a log. Stop the other one, or name another folder",
             ) from problem
-        # Without it the lock holds as well: it only tells others who has it, and a full disk has no room.
+        # Best effort: the process id only informs other processes, and a full disk has no space for it.
         with suppress(OSError):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def close(self) -> None:
-        """Give the lock up, once."""
+        """Release the lock. Releasing it again does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

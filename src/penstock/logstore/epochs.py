@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server each epoch of a log belongs to: `epochs.json`, small, checked, replaced whole.
+"""The server that each epoch of a log belongs to: `epochs.json`, checksummed and replaced atomically.
 
-Nothing else says this, so a damaged file is refused and not made again.
+No other file has this information, so a damaged file is rejected and cannot be rebuilt.
 """
 
 import dataclasses
@@ -21,11 +21,12 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch: a server, and where its bytes begin in the log.
+    """One epoch: a server, and the position where its bytes start in the log.
 
-    `server_key` is `ServerIdentity.key`, `flavor` "mysql" or "mariadb", `version` the server's own text,
-    `gtid_set` what came before, `time_us` when it began, microseconds UTC since 1970. `is_logged_set` tells
-    whether `gtid_set` was read from the server's log; that of version 0.1 may miss transactions.
+    `server_key` is `ServerIdentity.key`, `flavor` "mysql" or "mariadb", `version` the version string of the
+    server. `gtid_set` holds the transactions before the epoch. `time_us` is when the epoch began, in
+    microseconds UTC since 1970. `is_logged_set` is true if `gtid_set` was read from the server's log. Version
+    0.1 did not do that, so its sets may miss transactions.
     """
 
     epoch: int
@@ -41,26 +42,26 @@ class EpochRecord:
 
     @property
     def position(self) -> Position:
-        """Where its bytes begin."""
+        """Where the bytes of the epoch start."""
         return Position(self.epoch, self.file, self.offset)
 
 
 @dataclass(frozen=True)
 class EpochFile:
-    """Every epoch of a log, rising. Frozen: `add` gives a new one."""
+    """All epochs of a log, in ascending order. Immutable: `add` returns a new file."""
 
     epochs: tuple[EpochRecord, ...] = ()
 
     @classmethod
     def load(cls, disk: Disk, layout: Layout) -> Self:
-        """Read the file; no epochs where there is none. Raises LogDamaged."""
+        """Read the file. A missing file has no epochs. Raises LogDamaged."""
         try:
             content = disk.read(layout.epochs)
         except SourceMissing:
             return cls()
-        found = unseal_json(content)
+        values = unseal_json(content)
         try:
-            return cls(tuple(EpochRecord(**one) for one in found["epochs"]))
+            return cls(tuple(EpochRecord(**record) for record in values["epochs"]))
         except (TypeError, KeyError) as problem:
             raise LogDamaged(
                 f"{layout.epochs} is not what was written",
@@ -69,59 +70,59 @@ class EpochFile:
             ) from problem
 
     def write(self, disk: Disk, layout: Layout) -> None:
-        """Put the file in place whole, and durable. Raises LogFull, DiskFailed."""
+        """Replace the file atomically and durably. Raises LogFull, DiskFailed."""
         disk.write_atomic(
-            layout.epochs, seal_json({"epochs": [dataclasses.asdict(one) for one in self.epochs]})
+            layout.epochs, seal_json({"epochs": [dataclasses.asdict(record) for record in self.epochs]})
         )
 
     @property
     def latest(self) -> EpochRecord | None:
-        """The epoch that bytes are added to now, None in a new log."""
+        """The epoch that capture appends to, None in a new log."""
         return self.epochs[-1] if self.epochs else None
 
     def get(self, epoch: int) -> EpochRecord | None:
-        """Return an epoch's record, None where it is not known."""
-        return next((one for one in self.epochs if one.epoch == epoch), None)
+        """Return the record of an epoch, None if it is unknown."""
+        return next((record for record in self.epochs if record.epoch == epoch), None)
 
-    def place_of(self, version: int) -> tuple[int, int]:
+    def decode_version(self, version: int) -> tuple[int, int]:
         """Return the epoch and the file number of a commit version of this log.
 
-        Between the bases of two epochs lie the file numbers of the first. A log without a base counts its
-        epochs in 8 bits above 23 of the file number.
+        The file numbers between the bases of two epochs belong to the first of the two. An epoch without a
+        base stores its number in the 8 bits above the 23 bits of the file number.
         """
-        place = version >> 32
-        begun = [
-            one.epoch
-            for one in self.epochs
-            if one.epoch > EPOCH_COUNTED_MAX and epoch_base(one.epoch) <= place
+        file_part = version >> 32
+        epochs = [
+            record.epoch
+            for record in self.epochs
+            if record.epoch > EPOCH_COUNTED_MAX and epoch_base(record.epoch) <= file_part
         ]
-        if begun:
-            return max(begun), place - epoch_base(max(begun))
-        return place >> 23, place & FILE_NUMBER_MAX
+        if epochs:
+            return max(epochs), file_part - epoch_base(max(epochs))
+        return file_part >> 23, file_part & FILE_NUMBER_MAX
 
     def add(self, record: EpochRecord) -> Self:
-        """Return the epochs with one more."""
+        """Return the epochs with one more record."""
         return type(self)((*self.epochs, record))
 
     def complete(self, epoch: int, gtid_set: LoggedSet) -> Self:
-        """Return the epochs with more transactions in the set of what came before one of them."""
+        """Return the epochs with transactions added to the set that precedes one of them."""
         return type(self)(
             tuple(
-                dataclasses.replace(one, gtid_set=union(one.gtid_set, gtid_set), is_logged_set=True)
-                if one.epoch == epoch
-                else one
-                for one in self.epochs
+                dataclasses.replace(record, gtid_set=union(record.gtid_set, gtid_set), is_logged_set=True)
+                if record.epoch == epoch
+                else record
+                for record in self.epochs
             )
         )
 
 
 def stored_segments(disk: Disk, layout: Layout) -> list[StoredSegment]:
-    """Return every segment in a log's folder, by commit version. Raises LogDamaged."""
-    return layout.segments(disk, lambda: EpochFile.load(disk, layout).place_of)
+    """Return all segments in a log's folder by commit version. Raises LogDamaged."""
+    return layout.segments(disk, lambda: EpochFile.load(disk, layout).decode_version)
 
 
 def seal_json(values: dict[str, Any]) -> bytes:
-    """Return JSON text with a CRC32 of the values in it."""
+    """Return JSON text that includes a CRC32 of its values."""
     body = json.dumps(values, sort_keys=True)
     return json.dumps(
         {**values, "crc32": f"{zlib.crc32(body.encode()):08x}"}, indent=1, sort_keys=True
@@ -129,7 +130,7 @@ def seal_json(values: dict[str, Any]) -> bytes:
 
 
 def unseal_json(content: bytes) -> dict[str, Any]:
-    """Return the values of sealed text, an empty dictionary where it is not as it was written."""
+    """Return the values of sealed JSON text, an empty dictionary if the text is damaged."""
     try:
         values = json.loads(content)
         crc = values.pop("crc32")

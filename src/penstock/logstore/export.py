@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stretch of the log as plain binlog files, which mysqlbinlog and mariadb-binlog read: one for each
-source file.
+"""Export a range of the log as plain binlog files for mysqlbinlog and mariadb-binlog, one per source file.
 
-A file has a head as a segment has: magic, the source file's own format description, a made-up rotate event
-that
-says where in the source its events stood, and the GTIDs that came before. The events are the server's bytes.
+Each file has the same head as a segment: the magic, the source file's own format description, an artificial
+rotate event with the source position of the events, and the GTIDs before them. The events are the server's
+bytes, unchanged.
 """
 
 import time
@@ -18,14 +17,14 @@ from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.reader import LogExtent, LogReader
 from penstock.model import Position
 
-# The timestamp, type and server id stand first in every event's header.
+# Every event header starts with the timestamp, the type and the server id.
 _MAGIC_BYTES = 4
 _SERVER_ID_AT = slice(_MAGIC_BYTES + 5, _MAGIC_BYTES + 9)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One file that was written: events [start, end) of a source file."""
+    """One exported file: events [start, end) of a source file."""
 
     path: Path
     start: Position
@@ -42,15 +41,13 @@ def export(
     disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Exported]:
-    """Write what lies in [start, end) to files in a folder, named as the source's; by default all there is.
+    """Write the log's bytes in [start, end) to a folder, one file per source file; by default the whole log.
 
-    `start` must be a transaction boundary; from inside a transaction on, tools stop at its first event.
-    Files that
-    are there already are refused, and one has its name once it is whole. An unbroken run that does not
-    begin where
-    the source file does has its offset in its name. `progress` is told how many event bytes of how many were
-    written. Raises PositionPurged, PositionInvalid, SequenceGap, OptionInvalid for a file that is there,
-    LogFull.
+    `start` must be a transaction boundary. If it lies inside a transaction, binlog tools stop at its first
+    event. Existing files are rejected, and a file gets its final name once it is complete. The name includes
+    the offset if the unbroken run does not start where the source file starts. `progress` receives the event
+    bytes written and their total. Raises PositionPurged, PositionInvalid, SequenceGap, OptionInvalid for an
+    existing file, LogFull.
     """
     disk = disk or LocalDisk()
     pieces = list(_pieces(log, start, end))
@@ -60,25 +57,25 @@ def export(
             position=str(start or end or ""),
             hint="penstock log list shows what it has",
         )
-    named = [(piece, folder / name) for piece, name in zip(pieces, _names(log, pieces), strict=True)]
-    for _, path in named:
+    targets = [(piece, folder / name) for piece, name in zip(pieces, _names(log, pieces), strict=True)]
+    for _, path in targets:
         if disk.exists(path):
             raise OptionInvalid(f"{path} is there already", hint="Name an empty folder, or remove the file")
     disk.make_folder(folder.absolute())
     total = sum(piece.end - piece.start for piece in pieces)
     done = 0
     written = []
-    for piece, path in named:
+    for piece, path in targets:
         written.append(_write(log, piece, path, disk, progress, done, total))
         done += piece.end - piece.start
     return written
 
 
 def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Iterator[LogExtent]:
-    """Yield what of each unbroken run lies within the bounds."""
+    """Yield the part of each unbroken run that lies within the bounds."""
     extents = log.extents()
     if start is not None and extents and start < extents[0].first:
-        # The beginning of a file that the log has whole is no place that it lacks.
+        # If the log holds the first file from its start, the start of that file is a valid position.
         start = log.locate_position(start).position
     for extent in extents:
         first, last = extent.first, extent.last
@@ -91,7 +88,7 @@ def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Ite
 
 
 def _names(log: LogReader, pieces: list[LogExtent]) -> list[str]:
-    """Return each piece's file name; what does not begin a source file says where it does begin."""
+    """Return the file name of each piece, including the offset if it does not start a source file."""
     epochs = {piece.epoch for piece in pieces}
     names = []
     for piece in pieces:

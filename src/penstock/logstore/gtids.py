@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GTIDs come before an offset of a segment: its head says what came before it, its blocks the rest."""
+"""The GTIDs before an offset of a segment: those in its head plus those in its blocks."""
 
 from collections.abc import Iterator
 from uuid import UUID
@@ -16,42 +16,43 @@ _LENGTH_AT = slice(9, 13)
 
 
 def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> LoggedSet:
-    """Return every transaction before a transaction boundary, as text; "" where the source has no GTIDs.
+    """Return all transactions before a transaction boundary, as text; "" if the source has no GTIDs.
 
-    Of a block whose GTIDs are numbers that follow one another the record is enough; the others are read,
-    as is what lies between the last block and the offset. Raises StreamError where those bytes do not
-    hold.
+    For a block whose GTIDs are consecutive numbers, the index record is enough. Other blocks are read, and so
+    are the bytes between the last block and the offset. Raises StreamError if those bytes are invalid.
     """
-    head, place = reader.head, reader.head.base
-    found = GtidSet.parse(head.gtid_set)
-    if place == len(head.file_head) and place < offset:
-        # The file's own first event says what came before it, also to who did not know when the log began.
-        length = int.from_bytes(reader.read_bytes(place, place + _EVENT_HEADER_BYTES)[_LENGTH_AT], "little")
-        found = found.union(_read(reader, place, min(place + length, offset)))
+    head, covered_end = reader.head, reader.head.base
+    gtids = GtidSet.parse(head.gtid_set)
+    if covered_end == len(head.file_head) and covered_end < offset:
+        # The file's first event lists the GTIDs before it, which the head may lack if the log started there.
+        length = int.from_bytes(
+            reader.read_bytes(covered_end, covered_end + _EVENT_HEADER_BYTES)[_LENGTH_AT], "little"
+        )
+        gtids = gtids.union(_read(reader, covered_end, min(covered_end + length, offset)))
     records = blocks.records(0, _blocks_before(blocks, offset))
-    for start, stop in _stretches(records):
-        known = records[start:stop]
-        if known[0]["flags"] & GTIDS_IN_SEQUENCE:
-            # A transaction that is open at the end of these blocks is not among those that ended.
-            place = max(place, int(known["last_boundary"].max()))
-            for text in _numbered(known):
-                found = found.union(GtidSet.parse(text))
-        elif (end := int(known["last_boundary"].max())) > place:
-            found = found.union(_read(reader, place, end))
-            place = end
-    if place < offset:
-        found = found.union(_read(reader, place, offset))
-    return LoggedSet(str(found))
+    for start, stop in _runs(records):
+        run = records[start:stop]
+        if run[0]["flags"] & GTIDS_IN_SEQUENCE:
+            # A transaction still open at the end of these blocks has not ended yet.
+            covered_end = max(covered_end, int(run["last_boundary"].max()))
+            for text in _numbered_gtids(run):
+                gtids = gtids.union(GtidSet.parse(text))
+        elif (end := int(run["last_boundary"].max())) > covered_end:
+            gtids = gtids.union(_read(reader, covered_end, end))
+            covered_end = end
+    if covered_end < offset:
+        gtids = gtids.union(_read(reader, covered_end, offset))
+    return LoggedSet(str(gtids))
 
 
 def _blocks_before(blocks: BlockIndex, offset: int) -> int:
-    """Return how many blocks end at or before an offset."""
+    """Return the number of blocks that end at or before an offset."""
     at = blocks.find_offset(offset)
     return min(max(at, 0), len(blocks))
 
 
-def _stretches(records: Records) -> Iterator[tuple[int, int]]:
-    """Yield [start, stop) of the runs of blocks whose GTIDs are told alike."""
+def _runs(records: Records) -> Iterator[tuple[int, int]]:
+    """Yield [start, stop) of each run of blocks that store their GTIDs in the same way."""
     start = 0
     for at in range(1, len(records) + 1):
         if at == len(records) or _kind(records[at]) != _kind(records[start]):
@@ -64,8 +65,8 @@ def _kind(record: Records) -> tuple[bool, bytes]:
     return in_sequence, bytes(record["gtid_source"]) if in_sequence else b""
 
 
-def _numbered(records: Records) -> Iterator[str]:
-    """Yield the sets of blocks that are of one source, and in sequence each."""
+def _numbered_gtids(records: Records) -> Iterator[str]:
+    """Yield the GTIDs of consecutive blocks that share one source and number their GTIDs in sequence."""
     source = bytes(records[0]["gtid_source"])
     for first, count in zip(records["gtid_number"].tolist(), records["transactions"].tolist(), strict=True):
         if not count or not first:
@@ -78,7 +79,7 @@ def _numbered(records: Records) -> Iterator[str]:
 
 
 def _read(reader: SegmentReader, start: int, stop: int) -> GtidSet:
-    found = scan(reader, start, stop)
-    if found.problem is not None:
-        raise found.problem
-    return GtidSet.parse(found.gtid_set)
+    scanned = scan(reader, start, stop)
+    if scanned.problem is not None:
+        raise scanned.problem
+    return GtidSet.parse(scanned.gtid_set)

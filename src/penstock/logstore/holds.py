@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds of a log: named positions behind which nothing leaves, each a small file that outlasts the process.
+"""Holds of a log: named positions that keep later segments from leaving, each in a small durable file.
 
-    holds = Holds(log.disk, log.layout)
-    holds.put(Hold("cache", position, expires_us, "account"), prove=log.locate_position)
-    holds.give_up("cache", "account")
+    holds = Holds(log.disk, log.layout) holds.put(Hold("cache", position, expires_us, "account"),
+    prove=log.locate_position) holds.give_up("cache", "account")
 
-How much a hold may keep is bounded; see `retention`.
+`retention` bounds how much a hold may keep.
 """
 
 import hashlib
@@ -35,15 +34,15 @@ from penstock.logstore.layout import Layout
 from penstock.model import Position
 
 HOLDS_FOLDER = "holds"
-# Names that begin so are set by the daemon itself.
+# The daemon itself sets the holds with this prefix.
 OWN_PREFIX = "penstock."
-# Of these, the ones set for named consumers, which may be removed by hand.
+# Holds of named consumers. Operators may remove these.
 CONSUMER_PREFIX = f"{OWN_PREFIX}consumer."
 
 _SUFFIX = ".json"
 _READER_CHARACTERS_MAX = 40
 _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
-# One for each log folder: holds are set by the threads that serve readers, and judged by the one that trims.
+# One lock per log folder: serving threads set holds while the retention thread evaluates them.
 _LOCKS: dict[Path, threading.RLock] = {}
 
 _log = structlog.get_logger(__name__)
@@ -51,8 +50,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Hold:
-    """A checkpoint's wish that nothing behind its position leaves. `expires_us` None means until it is
-    removed. `account` set it, and no other account moves it; "" where that is not known."""
+    """A request that nothing after a position leaves the log.
+
+    `expires_us` None means that the hold lasts until it is removed. Only the `account` that set the hold may
+    move it; "" if the account is unknown.
+    """
 
     name: str
     position: Position
@@ -60,22 +62,22 @@ class Hold:
     account: str = ""
 
     def has_expired(self, now_us: int) -> bool:
-        """Tell whether its time is over."""
+        """Return whether the hold has expired."""
         return self.expires_us is not None and self.expires_us <= now_us
 
 
 @dataclass(frozen=True)
 class BrokenHold:
-    """A hold that is past a bound and holds nothing, and why."""
+    """A hold that exceeds a limit and therefore keeps nothing, and the reason."""
 
     hold: Hold
     why: str
 
 
 class Holds:
-    """The holds of one log: a small file for each, so that they outlast the process.
+    """The holds of one log, each in a small file that survives restarts.
 
-    Many threads may use it, and several of it for one log; the process is the one that writes the log.
+    Safe for concurrent use, also through several instances. Only the process that writes the log may use it.
     """
 
     def __init__(self, disk: Disk, layout: Layout) -> None:
@@ -85,24 +87,24 @@ class Holds:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Let no other thread of this process set or remove a hold of this log."""
+        """Block other threads of this process from setting or removing holds of this log."""
         with self._lock:
             yield
 
     def put(
         self, hold: Hold, *, prove: Callable[[Position], object] | None = None, admin: bool = False
     ) -> None:
-        """Set a hold, in place of the one of that name; it lasts when this returns.
+        """Set a hold durably, replacing any hold of the same name.
 
-        `prove` raises where the log no longer has a position. It is asked while nothing can leave, so what
-        it has found to be there is held. Raises OptionInvalid for a name; AccessDenied for a hold of another
-        account, unless an `admin` sets it; QuotaReached for one more than an account may have.
+        `prove` raises if the log no longer has a position. It runs while no segment can leave, so a position
+        that it accepts is kept. Raises OptionInvalid for a bad name; AccessDenied for a hold of another
+        account, unless an `admin` sets it; QuotaReached if the account has too many holds.
         """
         path = self._path(hold.name)
         with self.unchanged():
             owner = self._owner(hold.name)
             if owner is None:
-                prove_may_add((known.account for known in self._in_force()), hold.account)
+                prove_may_add((active.account for active in self._active_holds()), hold.account)
             else:
                 prove_owns(hold.name, owner, hold.account, admin=admin)
             if prove is not None:
@@ -116,7 +118,7 @@ class Holds:
             self._disk.write_atomic(path, seal_json(values))
 
     def remove(self, name: str) -> None:
-        """Give a hold up; one that is not there is no error."""
+        """Remove a hold. A missing hold is not an error."""
         path = self._path(name)
         with self.unchanged():
             if self._disk.exists(path):
@@ -124,10 +126,10 @@ class Holds:
                 self._disk.sync_folder(self._folder)
 
     def give_up(self, name: str, account: str, *, admin: bool = False) -> None:
-        """Remove a hold for an account.
+        """Remove a hold on behalf of an account.
 
-        Raises SourceMissing where there is none, AccessDenied for a hold of another account, unless an
-        `admin` asks, and for one of the daemon's own.
+        Raises SourceMissing for a missing hold. Raises AccessDenied for a hold of the daemon itself, and for
+        a hold of another account unless an `admin` asks.
         """
         if not name.startswith(CONSUMER_PREFIX):
             prove_not_own(name)
@@ -138,27 +140,27 @@ class Holds:
             self.remove(name)
 
     def all(self, now_us: int | None = None) -> list[Hold]:
-        """Return the holds that have not expired, by name. Raises LogDamaged for one that cannot be read."""
+        """Return the unexpired holds by name. Raises LogDamaged for an unreadable hold."""
         now = _now_us() if now_us is None else now_us
         return [hold for hold in map(self._load, self._names()) if not hold.has_expired(now)]
 
     def readable(self, now_us: int) -> list[Hold]:
-        """Return those of `all` that can be read; one that cannot holds nothing, and is named in an error.
+        """Return the readable, unexpired holds. An unreadable hold keeps nothing and is logged as an error.
 
-        Nobody can say what it was to hold. Were it everything, the disk would fill and the capture stop,
-        for a reader that may be gone.
+        Its position is unknown. Keeping the whole log for it would fill the disk and stop capture, possibly
+        for a reader that no longer exists.
         """
-        found = []
+        holds = []
         for name in self._names():
             match self._try_load(name):
                 case Hold() as hold if not hold.has_expired(now_us):
-                    found.append(hold)
+                    holds.append(hold)
                 case PenstockError() as problem:
                     _log.error("a hold cannot be read and holds nothing", hold=name, reason=str(problem))
-        return found
+        return holds
 
     def remove_expired(self, now_us: int) -> None:
-        """Remove the holds whose time is over. One that cannot be read stays, for somebody to look at."""
+        """Remove the expired holds. Unreadable holds stay for an operator to inspect."""
         with self.unchanged():
             for name in self._names():
                 hold = self._try_load(name)
@@ -167,13 +169,13 @@ class Holds:
                     self.remove(name)
 
     def _owner(self, name: str) -> str | None:
-        """Return whose a hold is, None where there is none in force."""
+        """Return the owner of a hold, None if there is no hold in force."""
         if not self._disk.exists(self._path(name)):
             return None
         hold = self._try_load(name)
         return hold.account if isinstance(hold, Hold) and not hold.has_expired(_now_us()) else None
 
-    def _in_force(self) -> Iterator[Hold]:
+    def _active_holds(self) -> Iterator[Hold]:
         now_us = _now_us()
         for name in self._names():
             hold = self._try_load(name)
@@ -185,7 +187,7 @@ class Holds:
         return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
     def _try_load(self, name: str) -> Hold | PenstockError:
-        """Return a hold, or what is wrong with it."""
+        """Return a hold, or the error from loading it."""
         try:
             return self._load(name)
         except (LogDamaged, OptionInvalid, PositionInvalid) as problem:
@@ -194,8 +196,8 @@ class Holds:
     def _load(self, name: str) -> Hold:
         path = self._path(name)
         match unseal_json(self._disk.read(path)):
-            case {"position": str(position), "expires_us": int() | None as expires_us, **others}:
-                return Hold(name, Position.parse(position), expires_us, str(others.get("account", "")))
+            case {"position": str(position), "expires_us": int() | None as expires_us, **extra}:
+                return Hold(name, Position.parse(position), expires_us, str(extra.get("account", "")))
         raise LogDamaged(
             f"the hold {path} is not what was written",
             position=f"{path.name}:0",
@@ -211,15 +213,15 @@ class Holds:
 
 
 def reader_name(text: str) -> str:
-    """Return the part of a hold's name that says whose it is, for a name of any characters and length."""
-    name = re.sub(r"[^0-9A-Za-z_-]", lambda found: f".{ord(found[0]):x}.", text)
+    """Return the part of a hold's name that identifies its reader, for a reader name of any characters."""
+    name = re.sub(r"[^0-9A-Za-z_-]", lambda match: f".{ord(match[0]):x}.", text)
     if len(name) <= _READER_CHARACTERS_MAX:
         return name
     return f"{name[:_READER_CHARACTERS_MAX]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def prove_owns(name: str, owner: str, account: str, *, admin: bool) -> None:
-    """Raise AccessDenied where a hold is another account's; "" is nobody in particular."""
+    """Raise AccessDenied if a hold belongs to another account. An empty owner allows every account."""
     if owner not in ("", account) and not admin:
         raise AccessDenied(
             f"the hold {name} belongs to another account than {account}", hint="Choose another reader=NAME"
@@ -233,12 +235,12 @@ def prove_not_own(name: str) -> None:
 
 
 def missing_hold(name: str) -> SourceMissing:
-    """Return what to raise where there is no hold of a name."""
+    """Return the error for a missing hold."""
     return SourceMissing(f"there is no hold {name}", hint="Run: penstock holds list")
 
 
 def prove_may_add(owners: Iterable[str], account: str) -> None:
-    """Raise QuotaReached where an account has as many of all holds as it may have."""
+    """Raise QuotaReached if an account already has the maximum number of holds."""
     if list(owners).count(account) >= HOLDS_PER_ACCOUNT_MAX:
         raise QuotaReached(
             f"account {account} has {HOLDS_PER_ACCOUNT_MAX} holds, which is all it may have",

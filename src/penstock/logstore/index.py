@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both indexes: L2 over the blocks of a segment, L1 over the segments of a log. Neither is ever the truth.
+"""The indexes of a log: L2 over the blocks of a segment, L1 over the segments. The data stays authoritative.
 
-A lookup reads the few records of a binary search. A record that does not hold, or an index that does not
-fit its data, is made again from the data, in memory, and on disk too where the log is ours to write.
+A lookup reads only the records of a binary search. If a record is damaged or an index does not match its
+data, the index is rebuilt from the data: in memory, and also on disk if this process writes the log.
 """
 
 import dataclasses
@@ -46,12 +46,12 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Scan:
-    """What the events of a stretch say, as far as they hold.
+    """The result of scanning a range of events, up to the first invalid event.
 
-    `records` are those of its blocks, the last one closed at `boundary`: the offset behind the last whole
-    transaction, or where the stretch begins. `end` is the offset behind the last event that holds,
-    `problem` why the next one does not, None where the stretch just ends. `gtid_set` has what was given,
-    and every transaction of the stretch.
+    `records` are the block records, the last block ending at `boundary`: the offset after the last whole
+    transaction, or the start of the range. `end` is the offset after the last valid event, and `problem` the
+    error in the next one, None if there is no error. `gtid_set` is the set passed in plus all transactions of
+    the range.
     """
 
     records: bytes
@@ -71,10 +71,10 @@ def scan(
     gtid_set: str = "",
     time_max_us: int = 0,
 ) -> Scan:
-    """Read the events of [start, stop) of a segment, each proved by its checksum.
+    """Scan the events of [start, stop) of a segment and check the checksum of each.
 
-    `start` must be a transaction boundary, `gtid_set` what came before it and `time_max_us` the latest
-    commit time before it. The stretch may end anywhere.
+    `start` must be a transaction boundary, `gtid_set` the set before it and `time_max_us` the latest commit
+    time before it. `stop` may be any offset.
     """
     cutter = BlockCutter(
         epoch=reader.head.epoch,
@@ -86,21 +86,21 @@ def scan(
         time_max_us=time_max_us,
         live=False,
         head=reader.head.file_head,
-        # Nobody asks a scan for them, and kept they would cost memory for the whole stretch.
+        # A scan does not use statements, and collecting them would take memory for the whole range.
         statements=False,
     )
     records, end, problem = bytearray(), start, None
     try:
-        for taken in _feed(cutter, reader, start, stop):
-            end = taken
+        for consumed in _feed(cutter, reader, start, stop):
+            end = consumed
             records += cutter.take_records()
-    except StreamError as found:
-        problem = found
+    except StreamError as error:
+        problem = error
     if problem is None and cutter.boundary == end:
         cutter.close_block()
         records += cutter.take_records()
         return Scan(bytes(records), end, end, cutter.gtid_set, cutter.time_max_us, None)
-    # Read up to the boundary alone, so that neither the last block nor the set passes it.
+    # Scan again up to the boundary only, so that neither the last block nor the GTID set exceeds it.
     whole = scan(
         reader, start, cutter.boundary, block_bytes=block_bytes, gtid_set=gtid_set, time_max_us=time_max_us
     )
@@ -108,55 +108,54 @@ def scan(
 
 
 def _feed(cutter: BlockCutter, reader: SegmentReader, start: int, stop: int) -> Iterator[int]:
-    """Give the bytes of [start, stop) to the cutter; yield the offset behind the last whole event, each
+    """Feed the bytes of [start, stop) to the cutter; yield the offset after the last whole event each
     time."""
-    wanted = READ_BYTES
+    piece_bytes = READ_BYTES
     while start < stop:
-        piece = reader.read_bytes(start, min(start + wanted, stop))
-        taken = cutter.feed(piece)
-        # What it gathered is in the file already.
+        piece = reader.read_bytes(start, min(start + piece_bytes, stop))
+        consumed = cutter.feed(piece)
+        # Discard the data that the cutter collected: the segment already contains it.
         cutter.take_data()
-        start += taken
+        start += consumed
         yield start
-        if taken == 0:
-            if len(piece) < wanted:
+        if consumed == 0:
+            if len(piece) < piece_bytes:
                 return
-            # An event larger than what was read: it is given whole.
-            wanted *= 2
+            # The event is larger than the piece. Read more until it fits.
+            piece_bytes *= 2
 
 
 def rebuild(reader: SegmentReader, end: int, block_bytes: int, time_max_us: int) -> bytes:
-    """Return the records of a whole segment, made from its data up to a transaction boundary.
+    """Rebuild the records of a whole segment from its data, up to a transaction boundary.
 
-    `time_max_us` is the latest commit time before the segment. Raises what is wrong with the data, by
+    `time_max_us` is the latest commit time before the segment. Raises the error in the data, with its
     position.
     """
-    found = scan(reader, reader.head.base, end, block_bytes=block_bytes, time_max_us=time_max_us)
-    if found.problem is not None:
-        raise found.problem
-    if found.boundary != end:
+    scanned = scan(reader, reader.head.base, end, block_bytes=block_bytes, time_max_us=time_max_us)
+    if scanned.problem is not None:
+        raise scanned.problem
+    if scanned.boundary != end:
         raise LogDamaged(
             f"{reader.segment.path} ends inside a transaction",
-            position=str(dataclasses.replace(reader.head.position, offset=found.end)),
+            position=str(dataclasses.replace(reader.head.position, offset=scanned.end)),
             hint=HINT_DAMAGED,
         )
-    return found.records
+    return scanned.records
 
 
 # --- L2 -------------------------------------------------------------------------------------
 
 
 class _Unsound(Exception):
-    """A record that was about to be used does not hold; never leaves this module."""
+    """A record needed for a lookup is damaged. Caught within this module."""
 
 
 class BlockIndex:
-    """The blocks of one segment, rising by offset. Many threads may ask at once.
+    """The block records of one segment in ascending offset order. Safe for concurrent lookups.
 
-    `end` is the offset up to which the segment's data stands (the boundary up to which it may be read,
-    where it is open). `bytes_read` counts what lookups have read of the index. Where the index is wrong it
-    is made from the data: then `rebuilt` is true, and where `keep` is given it is called with the new
-    records.
+    `end` is the offset up to which the segment has data, or may be read if it is open. `bytes_read` counts
+    the index bytes that lookups read. A damaged index is rebuilt from the data: `rebuilt` becomes true, and
+    `keep` is called with the new records.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class BlockIndex:
         self._time_max_us = time_max_us
         self._keep = keep
         self._lock = threading.Lock()
-        self._made: bytes | None = None
+        self._rebuilt_records: bytes | None = None
         self._pages: set[int] = set()
         self.bytes_read = 0
         self.rebuilt = False
@@ -191,50 +190,52 @@ class BlockIndex:
 
     @property
     def pages_read(self) -> int:
-        """How many different pages of 4 KiB lookups have touched."""
+        """The number of distinct 4 KiB pages that lookups touched."""
         return len(self._pages)
 
     @property
     def indexed_end(self) -> int:
-        """The offset behind the last block; what follows in an open segment has no record yet."""
+        """The offset after the last block. Later data of an open segment has no record yet."""
         return self.record(len(self) - 1).source_end if len(self) else self._reader.head.base
 
     def record(self, index: int) -> BlockRecord:
-        """Return one record. Raises IndexError; StreamError where the index is wrong and so is the data."""
-        return self._asked(lambda: self._fetch(index))
+        """Return one record. Raises IndexError, or StreamError if both the index and the data are damaged."""
+        return self._retry_rebuilt(lambda: self._fetch(index))
 
     def records(self, first: int = 0, stop: int | None = None) -> Records:
-        """Return the records of [first, stop) as an array of BLOCK_DTYPE. Raises what `record` raises."""
-        return self._asked(lambda: self._fetch_array(first, len(self) if stop is None else stop))
+        """Return the records of [first, stop) as an array of BLOCK_DTYPE. Raises the errors of `record`."""
+        return self._retry_rebuilt(lambda: self._fetch_array(first, len(self) if stop is None else stop))
 
     def find_offset(self, offset: int) -> int:
-        """Return the number of the block that holds an offset of the source file.
+        """Return the number of the block that contains an offset of the source file.
 
-        -1 for one before the first block, `len` for one behind the last.
+        -1 for an offset before the first block, `len` for an offset after the last.
         """
 
         def search() -> int:
-            found = bisect_right(range(len(self)), offset, key=lambda at: self._fetch(at).source_start) - 1
-            if found < 0 or offset < self._fetch(found).source_end:
-                return found
-            if found + 1 < len(self):
-                # Blocks follow one another without a gap.
+            block = (
+                bisect_right(range(len(self)), offset, key=lambda index: self._fetch(index).source_start) - 1
+            )
+            if block < 0 or offset < self._fetch(block).source_end:
+                return block
+            if block + 1 < len(self):
+                # Blocks are contiguous, so the index is damaged.
                 raise _Unsound
-            return found + 1
+            return block + 1
 
-        return self._asked(search)
+        return self._retry_rebuilt(search)
 
     def find_time(self, time_us: int) -> int:
-        """Return the number of the first block up to whose end something was committed at or after a time.
+        """Return the number of the first block with a latest commit time at or after a time.
 
-        `len` where there is none.
+        `len` if there is none.
         """
-        return self._asked(
+        return self._retry_rebuilt(
             lambda: bisect_right(range(len(self)), time_us - 1, key=lambda at: self._fetch(at).time_max_us)
         )
 
     def boundary_before(self, offset: int) -> int:
-        """Return the last transaction boundary at or before an offset that the index knows."""
+        """Return the last indexed transaction boundary at or before an offset."""
 
         def search() -> int:
             at = bisect_right(range(len(self)), offset, key=lambda index: self._fetch(index).source_end) - 1
@@ -242,14 +243,14 @@ class BlockIndex:
                 at -= 1
             return self._fetch(at).source_end if at >= 0 else self._reader.head.base
 
-        return self._asked(search)
+        return self._retry_rebuilt(search)
 
-    def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+    def _retry_rebuilt(self, lookup: Callable[[], _Answer]) -> _Answer:
         try:
-            return question()
+            return lookup()
         except _Unsound:
             self._rebuild()
-            return question()
+            return lookup()
 
     def _fetch(self, index: int) -> BlockRecord:
         if not 0 <= index < len(self):
@@ -269,9 +270,9 @@ class BlockIndex:
         return blocks
 
     def _content(self, first: int, stop: int) -> bytes:
-        """Return records as they are stored, and count what that took."""
-        if self._made is not None:
-            return self._made[first * RECORD_BYTES : stop * RECORD_BYTES]
+        """Return stored records, and count the bytes and pages read."""
+        if self._rebuilt_records is not None:
+            return self._rebuilt_records[first * RECORD_BYTES : stop * RECORD_BYTES]
         start, end = (first + 1) * RECORD_BYTES, (stop + 1) * RECORD_BYTES
         content = self._disk.read(self._path, start, end)
         if len(content) < end - start:
@@ -281,7 +282,7 @@ class BlockIndex:
         return content
 
     def _count_stored(self, closed: bool) -> int | None:
-        """Return how many records the file has for data up to `end`; None where the file is wrong."""
+        """Return the number of stored records for data up to `end`, None if the file is damaged."""
         try:
             content = self._disk.read(self._path, 0, RECORD_BYTES)
             count = self._disk.size(self._path) // RECORD_BYTES - 1
@@ -290,7 +291,7 @@ class BlockIndex:
         if len(content) < RECORD_BYTES or IndexHeader.decode(content) != index_header(self._reader.head):
             return None
         whole = self._reader.head.base
-        # A block of an open segment may end behind what may be read.
+        # The last block of an open segment may end after the readable boundary.
         while count > 0:
             last = BlockRecord.decode(
                 self._disk.read(self._path, count * RECORD_BYTES, (count + 1) * RECORD_BYTES)
@@ -306,29 +307,29 @@ class BlockIndex:
         return None if closed and whole != self.end else count
 
     def _rebuild(self) -> None:
-        """Make the index from the data, once. Raises what is wrong with the data."""
+        """Rebuild the index from the data, once. Raises the error in the data."""
         with self._lock:
-            if self._made is None:
+            if self._rebuilt_records is None:
                 _log.warning("an index is made again from its data", index=str(self._path))
-                self._made = rebuild(self._reader, self.end, self._block_bytes, self._time_max_us)
-                self._count = len(self._made) // RECORD_BYTES
+                self._rebuilt_records = rebuild(self._reader, self.end, self._block_bytes, self._time_max_us)
+                self._count = len(self._rebuilt_records) // RECORD_BYTES
                 self.rebuilt = True
                 if self._keep is not None:
-                    self._keep(self._made)
+                    self._keep(self._rebuilt_records)
 
 
 # --- L1 -------------------------------------------------------------------------------------
 
 
 class SegmentIndex:
-    """The segments of a log, rising by commit version. Small: it is held whole."""
+    """The segments of a log in ascending commit version order, all held in memory."""
 
     def __init__(self, records: list[SegmentRecord]) -> None:
         self._records = sorted(records, key=_version_of)
 
     @classmethod
     def load(cls, disk: Disk, path: Path) -> Self | None:
-        """Read the file; None where it is missing or any of its records does not hold."""
+        """Read the file. Returns None if it is missing or any record is damaged."""
         try:
             content = disk.read(path)
         except SourceMissing:
@@ -341,11 +342,11 @@ class SegmentIndex:
         return cls([SegmentRecord.of(record) for record in segment_records(body)])
 
     def write(self, disk: Disk, path: Path) -> None:
-        """Put the file in place whole. Raises LogFull, DiskFailed."""
+        """Replace the file atomically. Raises LogFull, DiskFailed."""
         disk.write_atomic(path, self.encode())
 
     def encode(self) -> bytes:
-        """Return the file's content."""
+        """Return the content of the file."""
         records = b"".join(record.encode() for record in self._records)
         return IndexHeader(SEGMENTS_MAGIC).encode() + records
 
@@ -364,31 +365,32 @@ class SegmentIndex:
     __hash__ = None  # type: ignore[assignment]
 
     def get(self, version: int) -> SegmentRecord | None:
-        """Return the segment of that name, None where there is none."""
+        """Return the segment with a version, None if there is none."""
         at = self.find(version)
         return self._records[at] if at >= 0 and self._records[at].version == version else None
 
     def find(self, version: int) -> int:
-        """Return the number of the last segment whose first commit version is not above one; -1 for none."""
+        """Return the number of the last segment that starts at or before a commit version, -1 for none."""
         return bisect_right(self._records, version, key=_version_of) - 1
 
     def find_time(self, time_us: int) -> int:
-        """Return the number of the first segment up to whose end something was committed at or after a
-        time.
+        """Return the number of the first segment with a latest commit time at or after a time.
 
-        `len` where there is none. An open segment's latest time is not known, so it is the answer at the
-        latest.
+        `len` if there is none. The latest time of an open segment is unknown, so an open segment always
+        matches.
         """
         closed = len(self) - 1 if len(self) and self._records[-1].source_end == 0 else len(self)
         return bisect_right(self._records, time_us - 1, hi=closed, key=lambda record: record.time_max_us)
 
     def put(self, record: SegmentRecord) -> Self:
-        """Return an index with one more record, or with another of its version."""
-        return type(self)([*(one for one in self._records if one.version != record.version), record])
+        """Return an index with a record added, or replaced if its version exists."""
+        return type(self)(
+            [*(segment for segment in self._records if segment.version != record.version), record]
+        )
 
     def drop(self, version: int) -> Self:
-        """Return an index without one version."""
-        return type(self)([one for one in self._records if one.version != version])
+        """Return an index without a version."""
+        return type(self)([segment for segment in self._records if segment.version != version])
 
 
 def _version_of(record: SegmentRecord) -> int:

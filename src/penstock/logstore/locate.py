@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a log a position, a GTID, a GTID set or a time lies: two binary searches, over L1 and then over
-L2.
+"""Find the place of a position, a GTID, a GTID set or a time in a log by binary searches over L1 and L2.
 
-Four ways of naming a place, the exact ones first: epoch, file and offset; a GTID set (all of it was
-consumed); a single GTID (that transaction was consumed); a time, where nothing else is valid any more. No
-data is read but the heads of the segments that a search by GTID asks.
+There are four kinds of lookup, the exact ones first: epoch, file and offset; a GTID set (all of it was
+consumed); a single GTID (that transaction was consumed); and a time, if nothing else is valid any more. GTID
+lookups read the heads of segments; no lookup reads other data.
 """
 
 from bisect import bisect_left
@@ -31,12 +30,12 @@ _Key = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Located:
-    """Where to begin to read, and what finding it took.
+    """Where to start reading, and the cost of the lookup.
 
-    Before `position` lies no transaction that was asked for; behind it may lie some that were not, so the
-    reader still filters. It is a transaction boundary, except where the caller named a position himself.
-    `record` is the block in which it lies, None behind the last block. `pages_read` counts different pages of
-    4 KiB of both indexes and of the heads, `bytes_read` what was read of them.
+    No requested transaction precedes `position`; others may follow it, so the reader must still filter. It is
+    a transaction boundary, unless the caller passed a position. `record` is the block that contains it, None
+    after the last block. `pages_read` counts distinct 4 KiB pages of both indexes and the heads, `bytes_read`
+    their bytes.
     """
 
     position: Position
@@ -47,43 +46,43 @@ class Located:
 
 
 class SegmentAccess(Protocol):
-    """How the locator opens segments; the log answers from what it holds open already."""
+    """How the locator opens segments. The log answers from the segments it already has open."""
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
-        """Return what the segment says of itself."""
+        """Return the segment's head."""
 
     def blocks(self, segment: SegmentRecord) -> AbstractContextManager[BlockIndex]:
-        """Return the segment's L2 index for as long as it is asked. An open segment's ends where it may be
-        read."""
+        """Return the segment's L2 index as a context manager. For an open segment it ends at the readable
+        end."""
 
 
 class Locator:
-    """Finds places in one log. Many threads may ask at once: nothing is changed by asking."""
+    """Lookups in one log. Safe for concurrent use."""
 
     def __init__(self, segments: SegmentIndex, access: SegmentAccess) -> None:
         self._segments = segments
         self._access = access
 
     def position(self, position: Position) -> Located:
-        """Return where a position lies; one between two stretches of the log moves on to the next.
+        """Return the place of a position. A position between two runs of the log moves to the next run.
 
-        Raises PositionPurged before the first segment, PositionInvalid behind a log whose last segment is
-        closed.
+        Raises PositionPurged before the first segment, PositionInvalid after the end of a log whose last
+        segment is closed.
         """
         search = self._search()
-        place = (position.epoch, position.file_number, position.offset)
-        at = search.last_segment(lambda segment: _begin_of(segment) <= place)
+        order_key = (position.epoch, position.file_number, position.offset)
+        at = search.last_segment(lambda segment: _begin_of(segment) <= order_key)
         if at < 0:
             return self._before_first(search, position)
         segment = self._segments[at]
-        same_file = _begin_of(segment)[:2] == place[:2]
+        same_file = _begin_of(segment)[:2] == order_key[:2]
         if segment.source_end and (not same_file or position.offset >= segment.source_end):
             if at + 1 < len(self._segments):
-                # Nothing lies between two segments: a file ended there, or its server left bytes out.
+                # There is nothing between two segments: the file ended there, or its server skipped bytes.
                 return self._at_begin(search, self._segments[at + 1])
             if not same_file or position.offset > segment.source_end:
                 raise self._behind(segment, position)
-            return search.found(position, segment, None)
+            return search.result(position, segment, None)
         if not same_file:
             raise self._behind(segment, position)
         with self._access.blocks(segment) as blocks:
@@ -92,17 +91,16 @@ class Locator:
             index = blocks.find_offset(position.offset)
             record = blocks.record(index) if 0 <= index < len(blocks) else None
             search.add(blocks)
-        return search.found(position, segment, record)
+        return search.result(position, segment, record)
 
     def time(self, time_us: int) -> Located:
-        """Return a boundary before which nothing was committed at or after a time, microseconds UTC since
-        1970.
+        """Return a boundary before which no commit is at or after a time, in microseconds UTC since 1970.
 
-        Behind all that is there, it is the log's end as the index knows it. Raises PositionInvalid for an
+        For a time after all commits, this is the end of the log as indexed. Raises PositionInvalid for an
         empty log.
         """
         search = self._search()
-        # How far an open segment's times go is not known, so it is the answer at the latest.
+        # The latest time of an open segment is unknown, so the last segment is always a match.
         last = len(self._segments) - 1
         at = (
             search.last_segment(lambda segment: bool(segment.source_end) and segment.time_max_us < time_us)
@@ -114,20 +112,20 @@ class Locator:
         return located
 
     def gtid_set(self, gtid_set: str) -> Located:
-        """Return a boundary before which there is nothing but the set. Raises PositionPurged,
+        """Return a boundary preceded only by transactions of the set. Raises PositionPurged,
         OptionInvalid."""
-        asked = GtidSet.parse(gtid_set)
+        requested = GtidSet.parse(gtid_set)
         return self._after(
-            lambda head: asked.contains(GtidSet.parse(head.gtid_set)),
-            asked.contains,
+            lambda head: requested.contains(GtidSet.parse(head.gtid_set)),
+            requested.contains,
             f"the GTID set {gtid_set!r} lacks transactions that came before it",
         )
 
     def gtid(self, gtid: str) -> Located:
-        """Return a boundary at or before a single transaction, so that reading on from there meets it.
+        """Return a boundary at or before one transaction, so that reading from there includes it.
 
-        MySQL's `uuid:5`, MariaDB's `0-1-5`. One that the log does not have yet lies at its end. Raises
-        PositionPurged for one that came before the log, OptionInvalid.
+        Accepts MySQL's `uuid:5` and MariaDB's `0-1-5`. For a transaction that the log does not have yet, this
+        is the end of the log. Raises PositionPurged if the transaction precedes the log, OptionInvalid.
         """
         wanted = GtidSet.parse(gtid)
         return self._after(
@@ -141,7 +139,7 @@ class Locator:
     def _after(
         self, head_fits: Callable[[SegmentHead], bool], fits: Callable[[GtidSet], bool], why_not: str
     ) -> Located:
-        """Return the last boundary of which all that comes before it fits."""
+        """Return the last boundary whose preceding transactions satisfy the condition."""
         search = self._search()
         segments = self._segments
 
@@ -150,9 +148,11 @@ class Locator:
 
         at, start = -1, 0
         while start < len(segments) and fits_before(start):
-            # Heads rise within an epoch. Those of the next one may be of another history altogether.
+            # GTID sets grow within an epoch. The next epoch may have an unrelated history.
             stop = search.end_of_epoch(segments[start].epoch)
-            at = search.last_segment(lambda one: head_fits(search.head(self._access, one)), start, stop)
+            at = search.last_segment(
+                lambda segment: head_fits(search.head(self._access, segment)), start, stop
+            )
             if at < stop - 1 or stop == len(segments) or not fits_before(stop):
                 break
             if not self._continues(search, at, stop):
@@ -172,7 +172,7 @@ class Locator:
         segment = segments[at]
         with self._access.blocks(segment) as blocks:
             run = self._run(search, segment, blocks)
-            # The record of block 0 is proved by its own flag; what is not proved is not narrowed.
+            # Block 0 is proved by its own flag. Blocks that are not proved cannot narrow the search.
             index = bisect_left(range(len(blocks)), True, key=lambda at: not run.proves(at, fits)) - 1
             if index == len(blocks) - 1 and run.whole(index, fits):
                 index += 1
@@ -182,14 +182,15 @@ class Locator:
         return _Run(blocks, segment.base, search.head(self._access, segment).flavor)
 
     def _continues(self, search: "_Search", before: int, after: int) -> bool:
-        """Tell whether the first segment of an epoch has what came before the last one of the epoch
+        """Return whether an epoch's first segment includes the GTIDs before the last segment of the epoch
         before."""
         old = search.head(self._access, self._segments[before]).gtid_set
         new = search.head(self._access, self._segments[after]).gtid_set
         return bool(old) and GtidSet.parse(new).contains(GtidSet.parse(old))
 
     def _boundary(self, search: "_Search", segment: SegmentRecord, blocks: BlockIndex, index: int) -> Located:
-        """Return the transaction boundary at or before the start of a block, or of what follows the last."""
+        """Return the transaction boundary at or before the start of a block, or at the end of the last
+        block."""
         record = blocks.record(index) if index < len(blocks) else None
         if record is not None:
             offset = _transaction_start(record, blocks)
@@ -200,18 +201,17 @@ class Locator:
             offset = segment.base
         name = search.head(self._access, segment).file
         search.add(blocks)
-        return search.found(Position(segment.epoch, name, offset), segment, record)
+        return search.result(Position(segment.epoch, name, offset), segment, record)
 
     def _at_begin(self, search: "_Search", segment: SegmentRecord) -> Located:
         begin = search.head(self._access, segment).position
         with self._access.blocks(segment) as blocks:
             record = blocks.record(0) if len(blocks) else None
             search.add(blocks)
-        return search.found(begin, segment, record)
+        return search.result(begin, segment, record)
 
     def _before_first(self, search: "_Search", position: Position) -> Located:
-        """Accept the place before a file's first transaction, where the log has the file from its
-        beginning."""
+        """Accept a position before a file's first transaction if the log holds the file from its start."""
         first = self._segments[0]
         head = search.head(self._access, first)
         same_file = (position.epoch, position.file_number) == (first.epoch, first.file_number)
@@ -238,22 +238,21 @@ class Locator:
 
 
 class _Search:
-    """One question: what was touched so far."""
+    """One lookup, with the pages and bytes it touched."""
 
     def __init__(self, segments: SegmentIndex) -> None:
         self._segments = segments
         self._pages: set[int] = set()
         self._heads: dict[int, SegmentHead] = {}
-        self._pages_beside = 0
+        self._other_pages = 0
         self._bytes = 0
 
     def last_segment(
         self, holds: Callable[[SegmentRecord], bool], start: int = 0, stop: int | None = None
     ) -> int:
-        """Return the last segment of [start, stop) that a condition holds for, `start` - 1 where it never
-        does.
+        """Return the last segment of [start, stop) that satisfies a condition, `start` - 1 if none does.
 
-        The condition must fall once.
+        The condition must be true up to one segment and false after it.
         """
 
         def fails(at: int) -> bool:
@@ -265,31 +264,31 @@ class _Search:
         return start + bisect_left(within, True, key=fails) - 1
 
     def end_of_epoch(self, epoch: int) -> int:
-        """Return the number of the first segment behind an epoch."""
+        """Return the number of the first segment after an epoch."""
         return self.last_segment(lambda segment: segment.epoch <= epoch) + 1
 
     def head(self, access: SegmentAccess, segment: SegmentRecord) -> SegmentHead:
-        """Return a segment's head, read once for each question."""
+        """Return a segment's head. It is read once per lookup."""
         if segment.version not in self._heads:
             head = self._heads[segment.version] = access.head(segment)
-            self._pages_beside += -(-len(head.raw) // PAGE_BYTES)
+            self._other_pages += -(-len(head.raw) // PAGE_BYTES)
             self._bytes += len(head.raw)
         return self._heads[segment.version]
 
     def add(self, blocks: BlockIndex) -> None:
-        """Count what a segment's index was read for."""
-        self._pages_beside += blocks.pages_read
+        """Add the pages and bytes read from a segment's index."""
+        self._other_pages += blocks.pages_read
         self._bytes += blocks.bytes_read
 
-    def found(self, position: Position, segment: SegmentRecord, record: BlockRecord | None) -> Located:
-        """Return the answer with the count."""
-        return Located(position, segment, record, len(self._pages) + self._pages_beside, self._bytes)
+    def result(self, position: Position, segment: SegmentRecord, record: BlockRecord | None) -> Located:
+        """Return the located position with its cost."""
+        return Located(position, segment, record, len(self._pages) + self._other_pages, self._bytes)
 
 
 class _Run:
-    """The blocks at the front of a segment whose GTIDs are proved to follow one another, number by number.
+    """The blocks at the start of a segment whose GTIDs are proved to be consecutive numbers.
 
-    Of such a block the record alone tells which transactions of the segment came before it.
+    For such a block, the record alone says which transactions of the segment precede it.
     """
 
     def __init__(self, blocks: BlockIndex, base: int, flavor: str) -> None:
@@ -299,14 +298,15 @@ class _Run:
         self._first = blocks.record(0) if len(blocks) else None
 
     def proves(self, index: int, fits: Callable[[GtidSet], bool]) -> bool:
-        """Tell whether all that comes before a block is known, and fits."""
+        """Return whether everything before a block is known and satisfies the condition."""
         if index == 0:
             return True
         record = self._blocks.record(index)
         return self._is_known(record) and self._fits(record, record.gtid_number - 1, fits)
 
     def whole(self, index: int, fits: Callable[[GtidSet], bool]) -> bool:
-        """Tell whether all up to the end of a block is known, whole, and fits."""
+        """Return whether everything up to the end of a block is known, complete, and satisfies the
+        condition."""
         if index < 0:
             return False
         record = self._blocks.record(index)
@@ -326,7 +326,7 @@ class _Run:
 
 
 def _gtids(flavor: str, source: bytes, first: int, last: int) -> GtidSet:
-    """Return the numbers of one source as a set: a UUID's of MySQL, or a domain's and server's of MariaDB."""
+    """Return a range of one source as a set: a MySQL UUID, or a MariaDB domain and server."""
     if flavor == "mysql":
         return GtidSet.parse(f"{UUID(bytes=source)}:{first}-{last}")
     domain, server = int.from_bytes(source[:4], "little"), int.from_bytes(source[4:8], "little")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The durable log of one instance: one writer, many readers, and a group commit.
+"""The durable log of one instance: one writer, many readers, group commit.
 
-Capture appends what the server sent. It is visible to readers once it is written, and durable once it is
-synced: after every append ("block"), by a thread of the log every so many seconds ("seconds"), or where
-somebody asks and where a segment ends ("never").
+Capture appends the server's events. They are visible to readers once written, and durable once synced:
+after every append ("block"), every N seconds by a background thread ("seconds"), or only on request and at
+the end of a segment ("never").
 """
 
 import threading
@@ -45,9 +45,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Log(LogReader):
-    """The log in a folder, for the one process that writes it; `open` makes it, the context manager closes.
+    """The log in a folder, opened for writing by one process. Create it with `open`.
 
-    `begin_file` and `append` belong to one thread; every other method may be called by any.
+    Only one thread may call `begin_file` and `append`. All other methods are thread-safe.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class Log(LogReader):
             )
         if settings.tier is not None:
             self.tier = Tier(settings.tier, disk, self.layout, writes=True)
-        # Set by the capture that follows the log's definitions.
+        # Set by the capture that tracks the log's table definitions.
         self.settler: Settler | None = None
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes, MemoryMode.MIXED)
         disk.make_folder(folder)
         self._lock = disk.lock(self.layout.lock)
-        # Whoever changes the writer holds `_writing`; whoever syncs or closes it holds `_syncing` as well.
+        # Changing the writer requires `_writing`. Syncing or closing it also requires `_syncing`.
         self._writing = threading.RLock()
         self._syncing = threading.RLock()
         self._indexing = threading.Lock()
         self._end = Tail(disk, self.layout, settings, clock)
         self._gtid_set = NO_GTIDS
         self._durable: Position | None = None
-        self._noted: tuple[Position | None, float] = (None, 0.0)
-        self._unnoted_bytes = 0
+        self._saved: tuple[Position | None, float] = (None, 0.0)
+        self._unsaved_bytes = 0
         self._retried: tuple[int, int] | None = None
         self._failure: PenstockError | None = None
         self._closed = threading.Event()
@@ -108,20 +108,20 @@ class Log(LogReader):
         clock: Callable[[], float] = time.time,
         accept_loss: bool = False,
     ) -> Self:
-        """Open a log for writing, make it where there is none, and put right what a crash left.
+        """Open a log for writing, create it if it is missing, and recover it after a crash.
 
-        `clock` tells seconds since 1970. With `accept_loss` durable bytes that are gone are read from the
-        server again. Raises LogLocked, LogTorn, LogDamaged, LogFull, DiskFailed.
+        `clock` returns seconds since 1970. With `accept_loss`, lost durable bytes are read from the server
+        again. Raises LogLocked, LogTorn, LogDamaged, LogFull, DiskFailed.
         """
         log = cls(folder, settings or LogSettings(), disk or LocalDisk(), instance, clock, accept_loss)
         if log.settings.fsync == "seconds":
             log._sync_thread = threading.Thread(
-                target=log._sync_often, name=f"sync-{log.instance}", daemon=True
+                target=log._sync_periodically, name=f"sync-{log.instance}", daemon=True
             )
             log._sync_thread.start()
         return log
 
-    # --- Where it stands --------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> EpochRecord | None:
@@ -130,50 +130,50 @@ class Log(LogReader):
 
     @property
     def durable(self) -> Position | None:
-        """The last whole transaction that outlasts a power failure ends here; None before the first."""
+        """The end of the last whole transaction that survives a power failure; None before the first."""
         return self._durable
 
     @property
     def time_max_us(self) -> int:
-        """The latest commit time of the log, microseconds UTC since 1970; 0 in an empty one."""
+        """The latest commit time in the log, in microseconds UTC since 1970; 0 if the log is empty."""
         return self._end.time_max_us
 
     def status(self) -> LogStatus:
-        """Return how the log stands. Never waits for the disk to sync."""
+        """Return the state of the log. Does not wait for a sync."""
         with self._changed:
             segments, visible, durable = self._index, self._visible, self._durable
             epoch, writer = self._epochs.latest, self._end.writer
-        records = [one for one in segments if one.state != OPEN]
+        records = [segment for segment in segments if segment.state != OPEN]
         if writer is not None:
             records.append(writer.record())
         return LogStatus(
             epoch=None if epoch is None else epoch.epoch,
             segments=len(records),
-            bytes=sum(one.stored_bytes for one in records),
+            bytes=sum(segment.stored_bytes for segment in records),
             earliest=self.earliest(),
             visible=visible,
             durable=durable,
-            transactions=sum(one.transactions for one in records),
-            changes=sum(one.changes for one in records),
+            transactions=sum(segment.transactions for segment in records),
+            changes=sum(segment.changes for segment in records),
         )
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return every GTID before a transaction boundary; see `LogReader.gtid_set`."""
+        """Return all GTIDs before a transaction boundary; see `LogReader.gtid_set`."""
         with self._changed:
             if position == self._visible:
                 return self._gtid_set
         return super().gtid_set(position)
 
     def wait_visible(self, after: Position | None, timeout: float | None = None) -> Position | None:
-        """Wait up to `timeout` seconds for whole transactions behind a position; return how far they go.
+        """Wait up to `timeout` seconds for whole transactions after a position; return the visible end.
 
-        None for `after` waits for the first. The answer may lie at or before it: then the time ran out, or
-        the log was closed.
+        None for `after` waits for the first transaction. The returned position may be at or before `after` if
+        the wait timed out or the log was closed.
         """
         return self._wait(lambda: self._visible, after, timeout)
 
     def wait_durable(self, after: Position | None, timeout: float | None = None) -> Position | None:
-        """The same for what is durable. Raises what a sync in the background has failed with."""
+        """Wait like `wait_visible` for durable transactions. Raises the error of a failed background sync."""
         reached = self._wait(lambda: self._durable, after, timeout)
         self._check()
         return reached
@@ -191,9 +191,9 @@ class Log(LogReader):
             return reached()
 
     def full_because(self) -> str | None:
-        """Return why nothing more should be received now, None while there is room.
+        """Return why capture should stop receiving, None while there is space.
 
-        Raises DiskFailed, also for what a sync in the background has failed with.
+        Raises DiskFailed, also for a failed background sync.
         """
         self._check()
         free = self.disk.free_bytes(self.folder)
@@ -215,7 +215,7 @@ class Log(LogReader):
         offset: int,
         gtid_set: LoggedSet,
     ) -> EpochRecord:
-        """Note, durably, that the bytes from here on are another server's. An epoch may be begun twice.
+        """Record durably that the following bytes come from another server. Repeating the call is harmless.
 
         Raises PositionInvalid for an epoch that does not follow the latest, LogFull, DiskFailed."""
         with self._writing:
@@ -229,7 +229,7 @@ class Log(LogReader):
                     position=str(Position(epoch, file, offset)),
                     hint="Begin a new log: move the folder of this one away",
                 )
-            # Durable before the epoch is: what is lost of the server before could never be asked for again.
+            # Make the old epoch durable first: its server could no longer be asked to resend lost bytes.
             self._finish_segment()
             record = EpochRecord(
                 epoch, server_key, server_id, flavor, version, file, offset, gtid_set, self._now_us(), True
@@ -238,8 +238,7 @@ class Log(LogReader):
             return record
 
     def complete_epoch(self, epoch: int, gtid_set: LoggedSet) -> None:
-        """Add, durably, transactions to the set of what came before an epoch: `gtid_set` is from its server's
-        log. Raises LogFull, DiskFailed."""
+        """Add transactions of an epoch's server log to the set before it. Raises LogFull, DiskFailed."""
         with self._writing:
             self._check()
             self._change_epochs(self._epochs.complete(epoch, gtid_set))
@@ -257,20 +256,20 @@ class Log(LogReader):
         server_id: int,
         flavor: str,
     ) -> None:
-        """Say that the next bytes are those of a source file from an offset, a transaction boundary, on.
+        """Announce that the next bytes belong to a source file, starting at a transaction boundary.
 
-        Where the log ends there, it goes on in the same segment. A transaction that was not finished is
-        dropped: the server sends it again. Anything else begins a new segment, with the first bytes.
-        `gtid_set` is what came before. Raises PositionInvalid for a place that the log has passed,
-        SequenceGap for bytes that are left out inside a transaction, and what `append` raises.
+        If the log ends at that position, the open segment continues. An unfinished transaction is dropped,
+        because the server sends it again. Any other position starts a new segment with the first bytes.
+        `gtid_set` is the set before the position. Raises PositionInvalid for a position that the log has
+        passed, SequenceGap for a position that skips bytes inside a transaction, and the errors of `append`.
         """
-        place = Position(epoch, file, offset)
+        position = Position(epoch, file, offset)
         with self._writing:
             self._check()
-            self._check_place(place)
+            self._check_position(position)
             tail = self._end
-            tail.check_place(place)
-            goes_on = tail.goes_on_at(place)
+            tail.check_position(position)
+            goes_on = tail.goes_on_at(position)
             if tail.file is not None and tail.file.unfinished:
                 self._drop_unfinished()
             if not goes_on:
@@ -291,28 +290,27 @@ class Log(LogReader):
         time_max_us: int = 0,
         gtid_set: LoggedSet = NO_GTIDS,
     ) -> None:
-        """Add whole events [start, end) of the file that was begun, and the records of blocks closed since.
+        """Append whole events [start, end) of the current file, and the records of blocks closed since.
 
-        `boundary` is the offset behind the last whole transaction, `gtid_set` what came before that, and
-        `time_max_us` the latest commit time. The buffer must not change afterwards: the memory tier keeps
-        it. After LogFull make room and append the same again: what was kept is passed over. Raises
-        LogFull, SequenceGap for bytes that do not follow, DiskFailed, after which the log must be opened
-        anew.
+        `boundary` is the offset after the last whole transaction, `gtid_set` the set before it, and
+        `time_max_us` the latest commit time. The memory tier keeps the buffer, so it must not change
+        afterwards. After LogFull, free space and repeat the same call: bytes already stored are skipped.
+        Raises LogFull, SequenceGap for bytes that do not follow, and DiskFailed; then reopen the log.
         """
         with self._writing:
             self._check()
             view = memoryview(data).cast("B")
-            now = self._end.following(start, end, view.nbytes, self._retried)
-            view = view[now.end - start :]
+            open_file = self._end.file_following(start, end, view.nbytes, self._retried)
+            view = view[open_file.end - start :]
             try:
                 cut = self._end.cut_at(boundary)
                 if cut is not None:
-                    piece, view = view[: cut - now.end], view[cut - now.end :]
+                    piece, view = view[: cut - open_file.end], view[cut - open_file.end :]
                     first = until(records, cut)
-                    self._store(now, piece, first, cut, gtid_set, 0)
+                    self._store(open_file, piece, first, cut, gtid_set, 0)
                     self._close_segment()
                     records = records[len(first) :]
-                self._store(now, view, records, boundary, gtid_set, time_max_us)
+                self._store(open_file, view, records, boundary, gtid_set, time_max_us)
             except LogFull:
                 self._retried = start, end
                 raise
@@ -328,7 +326,8 @@ class Log(LogReader):
             self._sync_due.set()
 
     def sync(self) -> Position | None:
-        """Make durable what is visible, and return how far. Raises DiskFailed; then open the log again."""
+        """Make the visible transactions durable and return their end. Raises DiskFailed; then reopen the
+        log."""
         with self._syncing:
             self._check()
             with self._changed:
@@ -339,17 +338,17 @@ class Log(LogReader):
                 if writer is not None:
                     writer.sync()
             except DiskFailed as problem:
-                # What a failed sync has lost is not known before the files are read again.
+                # Which bytes a failed sync lost is unknown until the files are read again.
                 self._fail(problem)
                 raise
             with self._changed:
                 self._durable = target
                 self._changed.notify_all()
-            self._note(target, gtid_set)
+            self._save_position(target, gtid_set)
             return target
 
     def close(self) -> None:
-        """Make everything durable, end the segment, and give up the lock. Raises DiskFailed, LogFull."""
+        """Make everything durable, close the segment and release the lock. Raises DiskFailed, LogFull."""
         with self._writing:
             if self._closed.is_set():
                 return
@@ -357,18 +356,18 @@ class Log(LogReader):
                 if self._failure is None:
                     self._finish_segment()
             finally:
-                self._let_go()
+                self._release()
         if self._sync_thread is not None:
             self._sync_thread.join()
 
     def abandon(self) -> None:
-        """Give up the lock and the files as they are; opening the log puts right what was not finished.
+        """Release the lock and the files as they are. The next open recovers unfinished writes.
 
-        It asks nothing of the disk, and does nothing to a log that is closed.
+        Does not access the disk, and does nothing to a closed log.
         """
         with self._writing:
             if not self._closed.is_set():
-                self._let_go()
+                self._release()
         if self._sync_thread is not None:
             self._sync_thread.join()
 
@@ -383,14 +382,14 @@ class Log(LogReader):
     # --- What retention, compression and tiering change -------------------------------------
 
     def replace(self, segment: SegmentRecord) -> None:
-        """Replace the L1 record of a version, durably. Raises LogFull, DiskFailed."""
+        """Replace the L1 record with the same version, durably. Raises LogFull, DiskFailed."""
         self._change_index(lambda index: index.put(segment))
 
     def drop(self, versions: set[int]) -> None:
-        """Leave segments out of L1, durably; no reader is sent to them from here on."""
+        """Remove segments from L1, durably. Readers are no longer sent to them."""
 
         def without(index: SegmentIndex) -> SegmentIndex:
-            return SegmentIndex([one for one in index if one.version not in versions])
+            return SegmentIndex([segment for segment in index if segment.version not in versions])
 
         self._change_index(without)
         for version in versions:
@@ -400,48 +399,48 @@ class Log(LogReader):
 
     def _store(
         self,
-        now: OpenFile,
+        file: OpenFile,
         piece: memoryview,
         records: bytes,
         boundary: int,
         gtid_set: LoggedSet,
         time_max_us: int,
     ) -> None:
-        """Write events, and make known to readers what they complete."""
+        """Write events and publish the transactions that they complete."""
         tail = self._end
         if tail.writer is None:
             if not piece.nbytes:
                 return
             self._begin_segment()
-        start = now.end
+        start = file.end
         tail.write(piece, records)
         if self.memory is not None and piece.nbytes:
             self.memory.put(
-                piece, epoch=now.epoch, file=now.file, start=start, end=now.end, boundary=boundary
+                piece, epoch=file.epoch, file=file.file, start=start, end=file.end, boundary=boundary
             )
         with self._changed:
-            self._unnoted_bytes += piece.nbytes
+            self._unsaved_bytes += piece.nbytes
             tail.time_max_us = max(tail.time_max_us, time_max_us)
-            if boundary > now.boundary:
-                now.boundary, now.gtid_set = boundary, gtid_set
-                self._visible, self._gtid_set = now.position(boundary), gtid_set
+            if boundary > file.boundary:
+                file.boundary, file.gtid_set = boundary, gtid_set
+                self._visible, self._gtid_set = file.position(boundary), gtid_set
                 self._changed.notify_all()
 
     def _begin_segment(self) -> None:
         writer = self._end.begin_segment()
         with self._changed:
             self._heads[writer.segment.version] = writer.head
-        self._note_index(lambda index: index.put(writer.record()))
+        self._try_change_index(lambda index: index.put(writer.record()))
 
     def _finish_segment(self) -> None:
-        """End the open segment behind its last whole transaction."""
-        now = self._end.file
-        if now is not None and now.unfinished:
+        """Close the open segment after its last whole transaction."""
+        open_file = self._end.file
+        if open_file is not None and open_file.unfinished:
             self._drop_unfinished()
         self._close_segment()
 
     def _close_segment(self) -> None:
-        """End the open segment: index whole, everything durable, L1 and the noted position up to date."""
+        """Close the open segment: complete index, all data durable, L1 and the saved position up to date."""
         with self._syncing:
             writer = self._end.writer
             if writer is None:
@@ -454,74 +453,74 @@ class Log(LogReader):
                 raise
             if record is None:
                 self._heads.pop(version, None)
-                self._note_index(lambda index: index.drop(version))
+                self._try_change_index(lambda index: index.drop(version))
                 return
             closed = record
             with self._changed:
                 self._durable = target = self._visible
                 gtid_set = self._gtid_set
                 self._changed.notify_all()
-            self._note_index(lambda index: index.put(closed))
-            self._note(target, gtid_set, at_once=True)
+            self._try_change_index(lambda index: index.put(closed))
+            self._save_position(target, gtid_set, at_once=True)
 
     def _drop_unfinished(self) -> None:
-        """Cut off the transaction that was not finished."""
+        """Cut off the unfinished transaction."""
         with self._syncing:
             self._end.drop_unfinished()
-            now = self._end.file
-            if self.memory is not None and now is not None:
-                self.memory.cut(now.position(now.boundary))
+            open_file = self._end.file
+            if self.memory is not None and open_file is not None:
+                self.memory.cut(open_file.position(open_file.boundary))
 
     def _change_epochs(self, epochs: EpochFile) -> None:
         epochs.write(self.disk, self.layout)
         with self._changed:
             self._epochs = epochs
 
-    # --- Inside: the rest -------------------------------------------------------------------
+    # --- Inside: recovery and syncing -------------------------------------------------------
 
     def _recover(self, accept_loss: bool) -> None:
         self._epochs = EpochFile.load(self.disk, self.layout)
-        found = recover(self.disk, self.layout, self.settings.block_bytes, accept_loss=accept_loss)
-        # First of all, so that whatever fails from here on lets the writer go.
-        self._end.resume(found.writer, found.gtid_set, found.time_max_us)
-        self._index = found.index
-        self._visible = self._durable = found.position
-        self._gtid_set = self._with_epoch(found.position, LoggedSet(found.gtid_set))
-        if found.writer is not None:
-            self._heads[found.writer.segment.version] = found.writer.head
-        if found.position is not None:
+        recovered = recover(self.disk, self.layout, self.settings.block_bytes, accept_loss=accept_loss)
+        # First, so that any later failure still releases the writer.
+        self._end.resume(recovered.writer, recovered.gtid_set, recovered.time_max_us)
+        self._index = recovered.index
+        self._visible = self._durable = recovered.position
+        self._gtid_set = self._with_epoch(recovered.position, LoggedSet(recovered.gtid_set))
+        if recovered.writer is not None:
+            self._heads[recovered.writer.segment.version] = recovered.writer.head
+        if recovered.position is not None:
             if self.memory is not None:
-                self.memory.show(found.position)
-            self._note(found.position, self._gtid_set, at_once=True)
+                self.memory.show(recovered.position)
+            self._save_position(recovered.position, self._gtid_set, at_once=True)
 
     def _keep_blocks(self, reader: SegmentReader, records: bytes) -> None:
-        """Put an index that was made again in place of the wrong one. An open segment's grows on as it is."""
+        """Replace a damaged index file by a rebuilt one. The index of the open segment is left alone."""
         writer = self._end.writer
         if writer is not None and writer.segment.version == reader.segment.version:
             return
         try:
             self.disk.write_atomic(reader.segment.index_path, index_header(reader.head).encode() + records)
         except (LogFull, SourceMissing) as problem:
-            # There is no room, or the segment has left: the index in memory serves this reader.
+            # There is no space, or the segment was removed. The index in memory serves this reader.
             _log.warning(
                 "an index could not be kept", path=str(reader.segment.index_path), reason=str(problem)
             )
 
-    def _check_place(self, place: Position) -> None:
-        """Raise PositionInvalid where the log has passed a place, or its epoch has not begun."""
-        if self._epochs.get(place.epoch) is None:
+    def _check_position(self, position: Position) -> None:
+        """Raise PositionInvalid if the log has passed a position, or its epoch has not begun."""
+        if self._epochs.get(position.epoch) is None:
             raise PositionInvalid(
-                f"epoch {place.epoch} has not begun", position=str(place), hint="Begin the epoch first"
+                f"epoch {position.epoch} has not begun", position=str(position), hint="Begin the epoch first"
             )
-        if self._visible is not None and place < self._visible:
+        if self._visible is not None and position < self._visible:
             raise PositionInvalid(
                 f"the log has passed this place and goes to {self._visible}",
-                position=str(place),
+                position=str(position),
                 hint="Go on where the log ends",
             )
 
-    def _note_index(self, change: Callable[[SegmentIndex], SegmentIndex]) -> None:
-        """Change L1 where it may fail for want of room: opening the log makes it again from the segments."""
+    def _try_change_index(self, change: Callable[[SegmentIndex], SegmentIndex]) -> None:
+        """Change L1, tolerating a full disk: opening the log rebuilds L1 from the segments."""
         try:
             self._change_index(change)
         except LogFull as problem:
@@ -533,32 +532,34 @@ class Log(LogReader):
                 self._index = change(self._index)
             self._index.write(self.disk, self.layout.segments_index)
 
-    def _note(self, position: Position | None, gtid_set: LoggedSet, *, at_once: bool = False) -> None:
-        """Note how far the log is durable, not more often than need be."""
-        noted, noted_at = self._noted
-        if position is None or position == noted:
+    def _save_position(
+        self, position: Position | None, gtid_set: LoggedSet, *, at_once: bool = False
+    ) -> None:
+        """Save the durable position, at most as often as necessary."""
+        saved, saved_at = self._saved
+        if position is None or position == saved:
             return
         clock = time.monotonic()
-        due = clock - noted_at >= POSITION_NOTED_SECONDS or self._unnoted_bytes >= POSITION_NOTED_BYTES
+        due = clock - saved_at >= POSITION_NOTED_SECONDS or self._unsaved_bytes >= POSITION_NOTED_BYTES
         if not (at_once or due):
             return
         try:
             CapturePosition(position, gtid_set, self._now_us()).write(self.disk, self.layout)
         except LogFull as problem:
-            # An older note is right as well: recovery reads more of the tail.
+            # An older saved position is correct too. Recovery then reads more of the tail.
             _log.warning("the durable position is not noted", position=str(position), reason=str(problem))
             return
         with self._changed:
-            self._unnoted_bytes = 0
-        self._noted = position, clock
+            self._unsaved_bytes = 0
+        self._saved = position, clock
 
-    def _sync_often(self) -> None:
-        """Sync what was appended, again and again, until the log is closed; in a thread of its own."""
+    def _sync_periodically(self) -> None:
+        """Sync appended data periodically until the log is closed. Runs in its own thread."""
         while not self._closed.is_set() and self._failure is None:
             self._sync_due.wait(self.settings.fsync_seconds)
             self._sync_due.clear()
             with self._syncing:
-                # It may have been closed while this waited for its turn.
+                # The log may have been closed while this thread waited for the lock.
                 if self._closed.is_set():
                     return
                 try:
@@ -572,7 +573,7 @@ class Log(LogReader):
             self._changed.notify_all()
 
     def _check(self) -> None:
-        """Raise what an earlier write or sync has failed with: what is on the disk is not known since."""
+        """Raise the error of an earlier failed write or sync: since then the state on disk is unknown."""
         assert not self._closed.is_set(), "the log was closed"
         if self._failure is not None:
             raise DiskFailed(
@@ -581,7 +582,7 @@ class Log(LogReader):
                 hint="Open the log anew, which reads its tail again",
             ) from self._failure
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with self._syncing:
             self._closed.set()
             self._sync_due.set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a log stands at one moment, in numbers and places."""
+"""The state of a log at one moment."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class LogStatus:
-    """How a log stands. `bytes` is what its segments take, `epoch` the number of the latest, None before
-    one."""
+    """The state of a log. `bytes` is the size of its segments, `epoch` the latest epoch, None before the
+    first."""
 
     epoch: int | None
     segments: int

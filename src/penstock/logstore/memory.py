@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory tier: the newest bytes of a log, bounded, with a cursor for each registered reader.
 
-Three modes. `memory`: no files stand behind it, so a chunk leaves only after every registered reader has
-acknowledged it, and the writer is held back meanwhile. `mixed`: the oldest chunks leave when the bound would
-be passed, files have them. `file`: nothing is kept, only what is visible is told on.
+There are three modes. `memory`: there are no files, so a chunk is evicted only after every registered reader
+acknowledged it, and until then the writer is subject to backpressure. `mixed`: the oldest chunks are evicted
+at the bound, because files hold them. `file`: no chunk is kept, and only the visible position is published.
 
-What is held is always an unbroken run of what was put, up to the newest.
+The tier always holds an unbroken run of chunks up to the newest.
 """
 
 import threading
@@ -19,20 +19,20 @@ from typing import Self
 from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, PositionPurged
 from penstock.model import Position
 
-# A chunk below this is copied: a view would keep the whole receive buffer that it is a small part of.
+# Smaller chunks are copied: a view would keep the whole receive buffer alive.
 _COPY_BYTES_MAX = 64 * 1024
-# What a chunk costs besides its bytes, so that a million tiny ones are bounded as well.
+# The overhead of a chunk, so that a million tiny chunks are bounded too.
 CHUNK_OVERHEAD_BYTES = 512
-# Chunks that have left are cut off the list when there are so many, which keeps leaving cheap.
+# Evicted chunks are removed from the list in batches of this size, which keeps eviction cheap.
 _LEFT_MAX = 1024
 
-# Epoch, file number, offset: what positions order by.
-_Place = tuple[int, int, int]
-_BEFORE_ALL: _Place = (-1, -1, -1)
+# Epoch, file number, offset: the sort key of positions.
+_OrderKey = tuple[int, int, int]
+_BEFORE_FIRST: _OrderKey = (-1, -1, -1)
 
 
 class MemoryMode(StrEnum):
-    """What stands behind the memory tier."""
+    """Where the memory tier's chunks are also stored."""
 
     MEMORY = "memory"
     FILE = "file"
@@ -41,9 +41,9 @@ class MemoryMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryChunk:
-    """Whole events of one source file, in the source's own offsets [start, end).
+    """Whole events of one source file, at the source's offsets [start, end).
 
-    `boundary` is the offset behind the last transaction that ends in it, 0 where none does.
+    `boundary` is the offset after the last transaction that ends in the chunk, 0 if none does.
     """
 
     epoch: int
@@ -55,23 +55,23 @@ class MemoryChunk:
     data: memoryview
 
     @property
-    def place(self) -> _Place:
-        """Where it begins, as positions order."""
+    def start_key(self) -> _OrderKey:
+        """The sort key of its start."""
         return self.epoch, self.number, self.start
 
     @property
-    def place_end(self) -> _Place:
-        """Where it ends, as positions order."""
+    def end_key(self) -> _OrderKey:
+        """The sort key of its end."""
         return self.epoch, self.number, self.end
 
     @property
     def position(self) -> Position:
-        """Where it begins."""
+        """The position of its start."""
         return Position(self.epoch, self.file, self.start)
 
     @property
     def cost(self) -> int:
-        """The bytes that it counts against the bound."""
+        """The bytes that the chunk counts against the bound."""
         return self.data.nbytes + CHUNK_OVERHEAD_BYTES
 
 
@@ -80,7 +80,8 @@ _LEFT = MemoryChunk(-1, "", -1, -1, -1, 0, memoryview(b""))
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """What a cursor got: contiguous bytes of one source file, from `start` to `end`, whole transactions."""
+    """What a cursor returned: contiguous bytes of one source file from `start` to `end`, whole
+    transactions."""
 
     start: Position
     end: Position
@@ -88,8 +89,7 @@ class MemoryRun:
 
 
 class MemoryTier:
-    """The newest chunks of one log, never more than `bytes_max` of them. Every method may be called by any
-    thread.
+    """The newest chunks of one log, at most `bytes_max` bytes. All methods are thread-safe.
 
     Raises OptionInvalid for a bound below 1 in a mode that keeps chunks.
     """
@@ -103,39 +103,39 @@ class MemoryTier:
                 hint="Raise log.memory_bytes, or set log.mode to file",
             )
         self._changed = threading.Condition()
-        # Chunk number `serial` of all that were put stands at `_chunks[serial - _serial]`; those before
-        # `_first` have left.
+        # The chunk with number `serial` is at `_chunks[serial - _serial]`. Chunks before `_first` were
+        # evicted.
         self._chunks: list[MemoryChunk] = []
         self._serial = 0
         self._first = 0
         self._bytes = 0
-        # All that was put at or behind this place is held.
-        self._held_from: _Place | None = None
+        # Everything from this key on is held.
+        self._held_from_key: _OrderKey | None = None
         self._visible: Position | None = None
-        self._visible_place = _BEFORE_ALL
+        self._visible_key = _BEFORE_FIRST
         self._cursors: dict[str, MemoryCursor] = {}
         self._closed = False
 
-    # --- What it holds ----------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------------
 
     @property
     def bytes_held(self) -> int:
-        """The bytes held now, with the cost of their bookkeeping; never above `bytes_max`."""
+        """The bytes held now, including overhead; at most `bytes_max`."""
         return self._bytes
 
     @property
     def visible(self) -> Position | None:
-        """The end of the last whole transaction that was put, None before the first."""
+        """The end of the last whole transaction, None before the first."""
         return self._visible
 
     @property
     def earliest(self) -> Position | None:
-        """Where the oldest chunk held begins, None while none is held."""
+        """The start of the oldest chunk, None if no chunk is held."""
         with self._changed:
             return self._chunks[self._first].position if self._first < len(self._chunks) else None
 
     def cursors(self) -> dict[str, Position]:
-        """Return how far each registered reader has acknowledged."""
+        """Return the acknowledged position of each registered reader."""
         with self._changed:
             return {name: cursor.acknowledged for name, cursor in self._cursors.items()}
 
@@ -152,14 +152,14 @@ class MemoryTier:
         boundary: int,
         timeout: float | None = None,
     ) -> bool:
-        """Take a chunk over and wake the readers; return whether it was kept.
+        """Store a chunk and wake the readers; return whether it was kept.
 
-        `boundary` is the offset behind the last whole transaction known, `end` where none is open. The buffer
-        must not change afterwards. In `memory` mode the call waits for acknowledgements until there is room,
-        at most `timeout` seconds, and False means that the chunk was not taken: put it again. In the other
-        modes the call never waits, and False means that only the files have it.
+        `boundary` is the offset after the last whole transaction, `end` if none is open. The buffer must not
+        change afterwards. In `memory` mode the call blocks for up to `timeout` seconds until acknowledgements
+        free space, and False means that the chunk was not stored: retry it. In the other modes the call never
+        blocks, and False means that only the files hold the chunk.
 
-        Raises LimitExceeded in `memory` mode for a chunk, or a transaction, that the bound cannot hold.
+        Raises LimitExceeded in `memory` mode for a chunk or a transaction that exceeds the bound.
         """
         view = memoryview(data).cast("B")
         if view.nbytes < _COPY_BYTES_MAX:
@@ -176,80 +176,80 @@ class MemoryTier:
             if kept:
                 while self._bytes + chunk.cost > self.bytes_max:
                     self._drop_oldest()
-                if self._held_from is None:
-                    self._held_from = chunk.place
+                if self._held_from_key is None:
+                    self._held_from_key = chunk.start_key
                 self._chunks.append(chunk)
                 self._bytes += chunk.cost
             else:
-                self._drop_all(chunk.place_end)
+                self._drop_all(chunk.end_key)
             if chunk.boundary:
                 self._show(Position(epoch, file, boundary), (epoch, number, boundary))
             return kept
 
     def show(self, position: Position) -> None:
-        """Make known how far whole transactions go before anything is put: what recovery found in the
-        files."""
+        """Publish the visible position before the first chunk, as recovery found it in the files."""
         with self._changed:
             if not self._chunks:
-                self._held_from = _place(position)
-            self._show(position, _place(position))
+                self._held_from_key = _order_key(position)
+            self._show(position, _order_key(position))
 
     def cut(self, position: Position) -> None:
-        """Forget what is held: what was put behind a position comes again, or never was."""
+        """Drop all chunks: the bytes after a position are sent again, or never existed."""
         with self._changed:
-            self._drop_all(_place(position))
+            self._drop_all(_order_key(position))
 
     def close(self) -> None:
-        """Let go of every chunk and wake everybody who waits. Nothing is kept afterwards."""
+        """Drop all chunks and wake all waiting threads. Nothing is kept afterwards."""
         with self._changed:
             self._closed = True
-            self._drop_all(self._visible_place)
+            self._drop_all(self._visible_key)
             self._changed.notify_all()
 
     # --- Readers ----------------------------------------------------------------------------
 
     def read(self, epoch: int, file: str, start: int, stop: int) -> list[memoryview] | None:
-        """Return the bytes of [start, stop) of a source file that are held without a break from `start` on.
+        """Return the held bytes of [start, stop) of a source file, without a break from `start` on.
 
-        Fewer than asked for where they end earlier, [] where `start` is where the held bytes of the file end,
-        and None where the tier does not have `start`. The views stay good after their chunks have left.
+        The result is shorter if the held bytes end earlier, [] if `start` is the end of the file's held
+        bytes, and None if the tier does not hold `start`. The views stay valid after their chunks are
+        evicted.
         """
-        place = _place(Position(epoch, file, start))
+        start_key = _order_key(Position(epoch, file, start))
         with self._changed:
-            at = self._index_at(place)
-            if at < self._first:
+            index = self._index_at(start_key)
+            if index < self._first:
                 return None
-            chunk = self._chunks[at]
-            if place[:2] != (chunk.epoch, chunk.number) or start > chunk.end:
+            chunk = self._chunks[index]
+            if start_key[:2] != (chunk.epoch, chunk.number) or start > chunk.end:
                 return None
-            found = []
-            while start < stop and place[:2] == (chunk.epoch, chunk.number) and chunk.start <= start:
+            views = []
+            while start < stop and start_key[:2] == (chunk.epoch, chunk.number) and chunk.start <= start:
                 if start < chunk.end:
-                    found.append(chunk.data[start - chunk.start : stop - chunk.start])
+                    views.append(chunk.data[start - chunk.start : stop - chunk.start])
                     start = chunk.end
-                at += 1
-                if at == len(self._chunks):
+                index += 1
+                if index == len(self._chunks):
                     break
-                chunk = self._chunks[at]
-            return found
+                chunk = self._chunks[index]
+            return views
 
     def wait_visible(self, after: Position | None, timeout: float | None = None) -> Position | None:
-        """Wait until a whole transaction ends behind `after`, at most so many seconds; return what is visible
-        then.
+        """Wait up to `timeout` seconds until a whole transaction ends after `after`; return the visible
+        position.
 
-        None for `after` waits for the first. The answer may lie at or before `after`: then the time ran out,
-        or the tier was closed.
+        None for `after` waits for the first transaction. The returned position may be at or before `after` if
+        the wait timed out or the tier was closed.
         """
-        place = _BEFORE_ALL if after is None else _place(after)
+        after_key = _BEFORE_FIRST if after is None else _order_key(after)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._visible_place > place, timeout)
+            self._changed.wait_for(lambda: self._closed or self._visible_key > after_key, timeout)
             return self._visible
 
     def register(self, name: str, position: Position) -> "MemoryCursor":
-        """Add a reader that has consumed all before a position; its name must be free.
+        """Add a reader that has consumed everything before a position. Its name must be free.
 
-        In `memory` mode nothing behind what it acknowledges leaves. Raises OptionInvalid for a name that is
-        taken, PositionPurged where the tier no longer has the position.
+        In `memory` mode, nothing after its acknowledged position is evicted. Raises OptionInvalid for a name
+        in use, PositionPurged if the tier no longer holds the position.
         """
         with self._changed:
             if name in self._cursors:
@@ -262,52 +262,53 @@ class MemoryTier:
 
     # --- Inside, with the lock held ---------------------------------------------------------
 
-    def _show(self, position: Position, place: _Place) -> None:
-        self._visible, self._visible_place = position, place
+    def _show(self, position: Position, key: _OrderKey) -> None:
+        self._visible, self._visible_key = position, key
         self._changed.notify_all()
 
-    def _index_at(self, place: _Place) -> int:
-        """Return the index of the last chunk that begins at or before a place, `_first` - 1 where none
-        does."""
-        return bisect_right(self._chunks, place, lo=self._first, key=_begin_of) - 1
+    def _index_at(self, key: _OrderKey) -> int:
+        """Return the index of the last chunk that starts at or before a key, `_first` - 1 if none does."""
+        return bisect_right(self._chunks, key, lo=self._first, key=_begin_of) - 1
 
     def _attach(self, position: Position) -> int:
-        """Return the serial of the chunk to read on in from a position. Raises PositionPurged."""
-        place = _place(position)
-        if self._held_from is not None and place < self._held_from:
+        """Return the serial number of the chunk to continue from at a position. Raises PositionPurged."""
+        key = _order_key(position)
+        if self._held_from_key is not None and key < self._held_from_key:
             oldest = self._chunks[self._first].position if self._first < len(self._chunks) else self._visible
             raise PositionPurged(
                 f"the memory tier begins with {oldest}",
                 position=str(position),
                 hint=f"Read the files of the log, or start at {oldest}",
             )
-        at = self._index_at(place)
-        if at < self._first or place >= self._chunks[at].place_end:
-            # It lies where a chunk ends or between two: chunks follow one another, so nothing is passed over.
-            at += 1
-        return self._serial + at
+        index = self._index_at(key)
+        if index < self._first or key >= self._chunks[index].end_key:
+            # The position is at the end of a chunk or between two chunks. Chunks are contiguous, so nothing
+            # is skipped.
+            index += 1
+        return self._serial + index
 
     def _wait_for_room(self, chunk: MemoryChunk, timeout: float | None) -> bool:
-        """Wait until a chunk fits beside what readers still need. Raises LimitExceeded where it never
-        would."""
+        """Wait until a chunk fits. Raises LimitExceeded if it never can."""
         if chunk.cost > self.bytes_max:
             raise self._too_large(f"a chunk of {chunk.data.nbytes} bytes does not fit", chunk)
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
-            consumed = min((cursor.place for cursor in self._cursors.values()), default=self._visible_place)
-            consumed = min(consumed, self._visible_place)
+            consumed = min(
+                (cursor.acknowledged_key for cursor in self._cursors.values()), default=self._visible_key
+            )
+            consumed = min(consumed, self._visible_key)
             while self._bytes + chunk.cost > self.bytes_max:
-                if self._chunks[self._first].place_end > consumed:
+                if self._chunks[self._first].end_key > consumed:
                     break
                 self._drop_oldest()
             else:
                 return True
-            if consumed == self._visible_place:
+            if consumed == self._visible_key:
                 raise self._too_large("a transaction that is not finished does not fit", chunk)
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 return False
-            self._changed.wait(left)
+            self._changed.wait(remaining)
         return False
 
     def _too_large(self, what: str, chunk: MemoryChunk) -> LimitExceeded:
@@ -319,7 +320,7 @@ class MemoryTier:
 
     def _drop_oldest(self) -> None:
         oldest = self._chunks[self._first]
-        self._held_from = oldest.place_end
+        self._held_from_key = oldest.end_key
         self._bytes -= oldest.cost
         self._chunks[self._first] = _LEFT
         self._first += 1
@@ -328,28 +329,27 @@ class MemoryTier:
             self._serial += self._first
             self._first = 0
 
-    def _drop_all(self, held_from: _Place) -> None:
-        # One serial is passed over, so that a cursor at the end of what was held sees that something is
-        # missing.
+    def _drop_all(self, held_from: _OrderKey) -> None:
+        # Skip one serial, so that a cursor at the end of the dropped chunks detects the gap.
         self._serial += len(self._chunks) + 1
         self._chunks.clear()
         self._first = self._bytes = 0
-        self._held_from = held_from
+        self._held_from_key = held_from
 
 
 class MemoryCursor:
-    """A registered reader's place in the tier: how far it has got, and how far it has acknowledged.
+    """The state of a registered reader: its next position and its acknowledged position.
 
-    Used by one thread at a time; a context manager that closes. Made by `MemoryTier.register`.
+    Not thread-safe; a context manager that closes the cursor. Created by `MemoryTier.register`.
     """
 
     def __init__(self, tier: MemoryTier, name: str, position: Position, serial: int) -> None:
         self._tier = tier
         self.name = name
         self.acknowledged = position
-        self.place = _place(position)
+        self.acknowledged_key = _order_key(position)
         self._next = position
-        self._next_place = self.place
+        self._next_key = self.acknowledged_key
         self._serial = serial
 
     def __enter__(self) -> Self:
@@ -361,55 +361,56 @@ class MemoryCursor:
         self.close()
 
     def get(self, timeout: float | None = None, bytes_max: int | None = None) -> MemoryRun | None:
-        """Return the whole transactions of one source file behind what was got before, None when none came in
-        time.
+        """Return the whole transactions of one source file after the previous result, None if the wait timed
+        out.
 
-        It stops at the first boundary known past `bytes_max`. Raises PositionPurged where the tier no longer
-        has them, which with files behind it is the sign to read those, and then to `seek`.
+        The result ends at the first boundary past `bytes_max`. Raises PositionPurged if the tier no longer
+        holds them; with files, read those and then call `seek`.
         """
         tier = self._tier
         with tier._changed:
-            tier._changed.wait_for(lambda: tier._closed or tier._visible_place > self._next_place, timeout)
-            if tier._closed or tier._visible_place <= self._next_place:
+            tier._changed.wait_for(lambda: tier._closed or tier._visible_key > self._next_key, timeout)
+            if tier._closed or tier._visible_key <= self._next_key:
                 return None
             if self._serial < tier._serial + tier._first:
-                # It fell behind; whether its place is held all the same is told by the place.
+                # The chunk was evicted. The position decides whether it is still held.
                 self._serial = tier._attach(self._next)
             return self._gather(tier._chunks, self._serial - tier._serial, bytes_max)
 
     def acknowledge(self, position: Position) -> None:
-        """Say that all before a position is consumed, and let the writer go on. Raises PositionInvalid.
+        """Confirm that everything before a position is consumed, and release the writer. Raises
+        PositionInvalid.
 
-        What was acknowledged before may be acknowledged again; it changes nothing.
+        Acknowledging an earlier position again has no effect.
         """
-        place = _place(position)
+        key = _order_key(position)
         with self._tier._changed:
-            if place > self._tier._visible_place and place > self.place:
+            if key > self._tier._visible_key and key > self.acknowledged_key:
                 raise PositionInvalid(
                     f"{self.name} acknowledges more than there is: the log goes to {self._tier.visible}",
                     position=str(position),
                     hint="Acknowledge the end of what was got",
                 )
-            if place > self.place:
-                self.place, self.acknowledged = place, position
-                if place > self._next_place:
-                    # It was consumed by another way of reading.
+            if key > self.acknowledged_key:
+                self.acknowledged_key, self.acknowledged = key, position
+                if key > self._next_key:
+                    # The reader consumed these bytes from elsewhere, for example from the files.
                     self._serial = self._tier._attach(position)
-                    self._next, self._next_place = position, place
+                    self._next, self._next_key = position, key
                 self._tier._changed.notify_all()
 
     def rewind(self) -> None:
-        """Go back to what was acknowledged last: what was got since is given again. Raises PositionPurged."""
+        """Go back to the acknowledged position; later chunks are returned again. Raises PositionPurged."""
         self.seek(self.acknowledged)
 
     def seek(self, position: Position) -> None:
-        """Go on from a position, which another way of reading has reached. Raises PositionPurged."""
+        """Continue from a position reached by other means, such as the files. Raises PositionPurged."""
         with self._tier._changed:
             self._serial = self._tier._attach(position)
-            self._next, self._next_place = position, _place(position)
+            self._next, self._next_key = position, _order_key(position)
 
     def close(self) -> None:
-        """Leave the tier: nothing is held for this reader any more."""
+        """Unregister: nothing is kept for this reader any more."""
         with self._tier._changed:
             if self._tier._cursors.get(self.name) is self:
                 del self._tier._cursors[self.name]
@@ -424,10 +425,11 @@ class MemoryCursor:
             if first is None or (chunk.epoch, chunk.number) != (first.epoch, first.number):
                 if end:
                     break
-                # A file may end inside a transaction that its server never finished: nobody gets that.
+                # A file may end inside a transaction that its server never finished. No reader gets that
+                # part.
                 first, at, size = chunk, index, 0
-                same = self._next_place[:2] == (chunk.epoch, chunk.number)
-                start = max(chunk.start, self._next_place[2]) if same else chunk.start
+                same = self._next_key[:2] == (chunk.epoch, chunk.number)
+                start = max(chunk.start, self._next_key[2]) if same else chunk.start
             size += chunk.end - chunk.start
             if chunk.boundary > start:
                 last, end = index, chunk.boundary
@@ -441,14 +443,14 @@ class MemoryCursor:
         run = MemoryRun(
             Position(first.epoch, first.file, start), Position(first.epoch, first.file, end), views
         )
-        self._next, self._next_place = run.end, (first.epoch, first.number, end)
+        self._next, self._next_key = run.end, (first.epoch, first.number, end)
         self._serial = self._tier._serial + last + (end == chunks[last].end)
         return run
 
 
-def _place(position: Position) -> _Place:
+def _order_key(position: Position) -> _OrderKey:
     return position.epoch, position.file_number, position.offset
 
 
-def _begin_of(chunk: MemoryChunk) -> _Place:
-    return chunk.place
+def _begin_of(chunk: MemoryChunk) -> _OrderKey:
+    return chunk.start_key

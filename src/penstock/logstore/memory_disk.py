@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is memory: bounded, gone with the process, and no slower for syncs, which mean nothing here."""
+"""A bounded disk in memory. Its content ends with the process, and syncs do nothing."""
 
 import threading
 from bisect import bisect_right
@@ -11,14 +11,14 @@ from typing import Self
 from penstock.errors import LogFull, LogLocked, SourceMissing
 from penstock.logstore.disk import Buffer, Disk
 
-# A buffer below this is copied: a view would keep the whole chunk that it is a small part of.
+# Smaller buffers are copied: a view would keep the whole received chunk alive.
 _COPY_BYTES_MAX = 64 * 1024
-# What a buffer costs besides its bytes.
+# The overhead of a buffer.
 _OVERHEAD_BYTES = 512
 
 
 class _Content:
-    """One file: the buffers it was written with, and the offset at which each begins."""
+    """One file: its buffers, and the offset where each of them starts."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
@@ -31,8 +31,7 @@ class _Content:
 
 
 class MemoryDisk(Disk):
-    """Files in memory, at most `room` bytes of them with their bookkeeping. Many threads may use it at
-    once."""
+    """Files in memory, at most `room` bytes including overhead. Safe for concurrent use."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -43,7 +42,7 @@ class MemoryDisk(Disk):
         self._used = 0
 
     def append_open(self, path: Path) -> "MemoryAppendFile":
-        """Open a file to add to its end."""
+        """Open a file for appending."""
         with self._lock:
             if path.parent not in self._folders:
                 raise SourceMissing(f"there is no {path.parent}")
@@ -53,14 +52,14 @@ class MemoryDisk(Disk):
             return MemoryAppendFile(self, path, self._files[path])
 
     def open_read(self, path: Path) -> "MemoryReadFile":
-        """Open a file for reading; it stays readable after it was removed."""
+        """Open a file for reading. It stays readable after it is removed."""
         with self._lock:
-            return MemoryReadFile(self, path, self._found(path))
+            return MemoryReadFile(self, path, self._existing(path))
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         with self._lock:
-            content = self._found(old)
+            content = self._existing(old)
             replaced = self._files.get(new)
             del self._files[old]
             self._files[new] = content
@@ -69,22 +68,22 @@ class MemoryDisk(Disk):
     def remove(self, path: Path) -> None:
         """Remove a file."""
         with self._lock:
-            self._used -= self._found(path).cost
+            self._used -= self._existing(path).cost
             del self._files[path]
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and those above it."""
+        """Create a folder and its parents."""
         with self._lock:
             self._folders.update((path, *path.parents))
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder that is empty."""
+        """Remove a folder if it is empty."""
         with self._lock:
             if not any(file.parent == path for file in self._files):
                 self._folders.discard(path)
 
     def sync_folder(self, path: Path) -> None:
-        """Do nothing: there is no power failure to outlast."""
+        """Do nothing: memory does not survive a power failure."""
 
     def list(self, folder: Path) -> list[str]:
         """Return the names in a folder, sorted."""
@@ -93,21 +92,21 @@ class MemoryDisk(Disk):
         return sorted(names)
 
     def exists(self, path: Path) -> bool:
-        """Tell whether there is such a file or folder."""
+        """Return whether a file or folder exists."""
         with self._lock:
             return path in self._files or path in self._folders
 
     def size(self, path: Path) -> int:
         """Return a file's size."""
         with self._lock:
-            return self._found(path).size
+            return self._existing(path).size
 
     def free_bytes(self, folder: Path) -> int:
-        """Return what may still be written."""
+        """Return the bytes that can still be written."""
         return self.room - self._used
 
     def lock(self, path: Path) -> "MemoryLock":
-        """Take a lock; only this process can have it."""
+        """Acquire a lock. Only this process can hold it."""
         with self._lock:
             if path in self._locked:
                 raise LogLocked(
@@ -119,7 +118,7 @@ class MemoryDisk(Disk):
 
     # --- Inside -----------------------------------------------------------------------------
 
-    def _found(self, path: Path) -> _Content:
+    def _existing(self, path: Path) -> _Content:
         content = self._files.get(path)
         if content is None:
             raise SourceMissing(f"there is no {path}")
@@ -159,13 +158,13 @@ class MemoryDisk(Disk):
     def _read(self, content: _Content, start: int, stop: int) -> bytes:
         with self._lock:
             pieces = []
-            at = max(bisect_right(content.starts, start) - 1, 0)
+            index = max(bisect_right(content.starts, start) - 1, 0)
             while start < min(stop, content.size):
-                begins = content.starts[at]
-                piece = content.buffers[at][start - begins : stop - begins]
+                begins = content.starts[index]
+                piece = content.buffers[index][start - begins : stop - begins]
                 pieces.append(piece)
                 start += piece.nbytes
-                at += 1
+                index += 1
         return b"".join(pieces)
 
     def _unlock(self, path: Path) -> None:
@@ -174,7 +173,7 @@ class MemoryDisk(Disk):
 
 
 class MemoryAppendFile:
-    """A file in memory that grows at its end."""
+    """An append-only file in memory."""
 
     def __init__(self, disk: MemoryDisk, path: Path, content: _Content) -> None:
         self.path = path
@@ -183,15 +182,16 @@ class MemoryAppendFile:
 
     @property
     def size(self) -> int:
-        """How many bytes were written, and not cut off again."""
+        """The current size in bytes, after any truncation."""
         return self._content.size
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Add the buffers at the end, all or nothing; a large one is kept as it is, so it must not change."""
+        """Append the buffers, all or nothing. Large buffers are kept without a copy, so they must not
+        change."""
         self._disk._append(self.path, self._content, buffers)
 
     def truncate(self, size: int) -> None:
-        """Cut the file back."""
+        """Truncate the file."""
         self._disk._truncate(self.path, self._content, size)
 
     def rewrite(self, start: int) -> None:
@@ -214,11 +214,11 @@ class MemoryReadFile:
 
     @property
     def size(self) -> int:
-        """Its size now."""
+        """The current size in bytes."""
         return self._content.size
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer where the file ends."""
+        """Return the bytes of [start, stop), fewer at the end of the file."""
         return self._disk._read(self._content, start, stop)
 
     def close(self) -> None:
@@ -241,5 +241,5 @@ class MemoryLock:
         self._path = path
 
     def close(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         self._disk._unlock(self._path)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log without files: the same log, over a bounded disk that is memory (log.mode memory).
+"""A log without files: a `Log` on a bounded disk in memory (log.mode memory).
 
-Nothing is lost to a reader that is registered: what it has yet to acknowledge stays, and where that fills the
-memory the writer is held back, as by a full disk, until the reader acknowledges or its time is over. What
-nobody waits for leaves, the oldest first. It ends with the process, so nothing in it outlasts a crash,
-whatever `durable` says: no acknowledgement of another machine may stand on it.
+The log keeps what a registered reader has not acknowledged. If that fills the memory, the writer is subject
+to backpressure until the reader acknowledges or its registration expires. Data that no reader waits for is
+removed, oldest first. The log ends with the process, so nothing survives a crash, whatever `durable` reports.
+No acknowledgement sent to another machine may rely on it.
 """
 
 import threading
@@ -27,7 +27,7 @@ from penstock.logstore.records import OPEN, SegmentRecord
 from penstock.model import Position
 from penstock.settings import LogSettings
 
-# What is acknowledged leaves a segment at a time, so there are several of them.
+# Acknowledged data is removed by whole segments, so there must be several.
 _SEGMENTS_MIN = 8
 MEMORY_BYTES_MIN = MIB
 
@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MemoryLog(Log):
-    """The log of one instance in memory. Made by `open_memory`; used as any log is."""
+    """The in-memory log of one instance. Created by `open_memory`, used like any log."""
 
     def __init__(self, settings: LogSettings, instance: str, clock: Callable[[], float]) -> None:
         room = settings.memory_bytes
@@ -47,7 +47,7 @@ class MemoryLog(Log):
                 hint=f"Raise log.memory_bytes to {MEMORY_BYTES_MIN} or more",
             )
         changed: dict[str, Any] = {
-            # The disk is memory already; a tier of it beside would hold everything twice.
+            # The disk is already memory. A memory tier would store everything twice.
             "mode": "file",
             "fsync": "never",
             "segment_bytes": min(settings.segment_bytes, room // _SEGMENTS_MIN),
@@ -64,38 +64,38 @@ class MemoryLog(Log):
     def open_memory(
         cls, settings: LogSettings, *, instance: str, clock: Callable[[], float] = time.time
     ) -> Self:
-        """Make an empty log of at most `memory_bytes`. Raises OptionInvalid for less than a mebibyte."""
+        """Create an empty log of at most `memory_bytes`. Raises OptionInvalid for less than a mebibyte."""
         return cls(settings, instance, clock)
 
     # --- Readers ----------------------------------------------------------------------------
 
     def hold(self, hold: Hold, *, admin: bool = False) -> None:
-        """Register a reader for an account until its time is over, or acknowledge what it has consumed.
+        """Register a reader for an account until it expires, or acknowledge what it has consumed.
 
-        Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached for one
-        more than an account may have; what `register` and `acknowledge` raise.
+        Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached if the
+        account has too many readers; the errors of `register` and `acknowledge`.
         """
-        first = self._located(hold)
+        first = self._check_new_reader(hold)
         with self._writing, self._readers_lock:
             self._forget_expired()
             known = self._readers.get(hold.name)
             if known is None:
-                prove_may_add((one.account for one in self._readers.values()), hold.account)
+                prove_may_add((reader.account for reader in self._readers.values()), hold.account)
                 self._register(hold, first)
                 return
             prove_owns(hold.name, known.account, hold.account, admin=admin)
         self._acknowledge(hold.name, hold.position, hold.expires_us)
 
     def holds(self) -> list[Hold]:
-        """Return the readers that are registered, by name."""
+        """Return the registered readers by name."""
         with self._readers_lock:
             self._forget_expired()
-            return sorted(self._readers.values(), key=lambda one: one.name)
+            return sorted(self._readers.values(), key=lambda hold: hold.name)
 
     def give_up(self, name: str, account: str, *, admin: bool = False) -> None:
-        """Keep nothing for an account's reader any more.
+        """Release an account's reader.
 
-        Raises SourceMissing where there is none, AccessDenied for a reader of another account, unless an
+        Raises SourceMissing if it is not registered, AccessDenied for a reader of another account, unless an
         `admin` asks.
         """
         prove_not_own(name)
@@ -107,12 +107,12 @@ class MemoryLog(Log):
             del self._readers[name]
 
     def register(self, name: str, position: Position) -> None:
-        """Keep what follows a position for a reader, until it acknowledges it. Its name must be free.
+        """Keep everything after a position for a reader until it acknowledges. Its name must be free.
 
-        Raises OptionInvalid for a name that is taken, PositionPurged, PositionInvalid.
+        Raises OptionInvalid for a name in use, PositionPurged, PositionInvalid.
         """
         hold = Hold(name, position)
-        first = self._located(hold)
+        first = self._check_new_reader(hold)
         with self._writing, self._readers_lock:
             if name in self._readers:
                 raise OptionInvalid(
@@ -120,10 +120,10 @@ class MemoryLog(Log):
                 )
             self._register(hold, first)
 
-    def _located(self, hold: Hold) -> Position | None:
-        """Look for the place of a new reader while the writer goes on; return where the log begins.
+    def _check_new_reader(self, hold: Hold) -> Position | None:
+        """Check a new reader's position without blocking the writer; return where the log begins.
 
-        None for a reader that is known.
+        None if the reader is already registered.
         """
         first = self.earliest()
         with self._readers_lock:
@@ -134,7 +134,7 @@ class MemoryLog(Log):
         return first
 
     def _register(self, hold: Hold, first: Position | None) -> None:
-        # What was found is found again only where something left the log since.
+        # The position is checked again only if segments left the log since the first check.
         if self.earliest() != first and hold.position != self._visible:
             self.locate_position(hold.position)
         self._readers[hold.name] = hold
@@ -147,9 +147,10 @@ class MemoryLog(Log):
                 del self._readers[hold.name]
 
     def acknowledge(self, name: str, position: Position) -> None:
-        """Say that a reader has consumed all before a position, and let the writer go on.
+        """Record that a reader consumed everything before a position, and release the writer.
 
-        Raises OptionInvalid for a name that is not registered, PositionInvalid for more than there is.
+        Raises OptionInvalid for an unregistered name, PositionInvalid for a position after the end of the
+        log.
         """
         self._acknowledge(name, position, None)
 
@@ -170,25 +171,25 @@ class MemoryLog(Log):
             )
 
     def release(self, name: str) -> None:
-        """Keep nothing for a reader any more; one that is not registered is no error."""
+        """Release a reader. An unregistered name is not an error."""
         with self._readers_lock:
             self._readers.pop(name, None)
 
     def acknowledged(self) -> dict[str, Position]:
-        """Return how far each registered reader has acknowledged."""
+        """Return the acknowledged position of each registered reader."""
         return {hold.name: hold.position for hold in self.holds()}
 
     # --- Room -------------------------------------------------------------------------------
 
     def full_because(self) -> str | None:
-        """Return why nothing more should be received now: registered readers are too far behind."""
+        """Return why capture should pause: registered readers are too far behind."""
         self._make_room()
         why, visible = super().full_because(), self._visible
-        behind = min(self.acknowledged().items(), key=lambda one: one[1], default=None)
-        if why is None or visible is None or behind is None or behind[1] >= visible:
-            # What is left is one open segment: it grows, or a transaction in it is too large.
+        slowest = min(self.acknowledged().items(), key=lambda reader: reader[1], default=None)
+        if why is None or visible is None or slowest is None or slowest[1] >= visible:
+            # Only the open segment is left. It grows, or it contains a transaction that is too large.
             return None
-        return f"memory is full, and {behind[0]} has acknowledged up to {behind[1]}"
+        return f"memory is full, and {slowest[0]} has acknowledged up to {slowest[1]}"
 
     def append(
         self,
@@ -201,10 +202,9 @@ class MemoryLog(Log):
         time_max_us: int = 0,
         gtid_set: LoggedSet = NO_GTIDS,
     ) -> None:
-        """Add whole events; see `Log.append`. What was acknowledged makes room where it is needed.
+        """Append whole events; see `Log.append`. Acknowledged segments are removed if space is needed.
 
-        Raises LogFull while registered readers are too far behind: append the same again. Raises
-        LimitExceeded
+        Raises LogFull while registered readers are too far behind: retry the same call. Raises LimitExceeded
         for a transaction that does not fit into the memory.
         """
         with self._writing:
@@ -214,13 +214,13 @@ class MemoryLog(Log):
                 )
                 return
             except LogFull:
-                consumed = self._make_room(all_that_can=True)
+                consumed = self._make_room(all_segments=True)
             try:
                 super().append(
                     data, start, end, boundary, records, time_max_us=time_max_us, gtid_set=gtid_set
                 )
             except LogFull as problem:
-                # What was acknowledged only since makes room for the next try.
+                # Readers have acknowledged more since then, which frees space for a retry.
                 if consumed != self._visible:
                     raise
                 raise LimitExceeded(
@@ -235,37 +235,37 @@ class MemoryLog(Log):
         return self.disk.room
 
     def _consumed(self) -> Position | None:
-        """Return how far everybody has acknowledged; without a reader nobody waits for anything."""
-        places = self.acknowledged().values()
-        return min([*places, self._visible]) if self._visible is not None else None
+        """Return the position that all readers have acknowledged; without readers, the visible position."""
+        acknowledged = self.acknowledged().values()
+        return min([*acknowledged, self._visible]) if self._visible is not None else None
 
-    def _make_room(self, all_that_can: bool = False) -> Position | None:
-        """Let the oldest segments go that everybody has acknowledged, as far as room is needed.
+    def _make_room(self, all_segments: bool = False) -> Position | None:
+        """Remove the oldest segments that all readers have acknowledged, as far as space is needed.
 
-        Returns up to where everybody had.
+        Returns the position that all readers have acknowledged.
         """
         with self._writing:
             consumed = self._consumed()
             if consumed is None:
                 return None
-            place = (consumed.epoch, consumed.file_number, consumed.offset)
+            consumed_key = (consumed.epoch, consumed.file_number, consumed.offset)
             for segment in list(self.segments):
                 short = self.disk.free_bytes(self.folder) < 2 * self.settings.free_bytes_min
-                ends = (segment.epoch, segment.file_number, segment.source_end)
-                if segment.state == OPEN or ends > place or not (short or all_that_can):
+                segment_end = (segment.epoch, segment.file_number, segment.source_end)
+                if segment.state == OPEN or segment_end > consumed_key or not (short or all_segments):
                     break
                 self._remove(segment)
             return consumed
 
     def _remove(self, segment: SegmentRecord) -> None:
         path = self.layout.segment(segment.hour, segment.version)
-        # L1 in memory first, so that no reader is sent to what goes; the bytes next, for they make room
-        # for its file.
+        # Update L1 in memory first, so that no reader is sent to the removed segment. Remove the bytes next:
+        # they free the space for the L1 file.
         with self._indexing, self._changed:
             self._index = self._index.drop(segment.version)
             self._heads.pop(segment.version, None)
         self.disk.remove(path)
-        for left in self.disk.list(path.parent):
-            if left.startswith(f"{segment.version:019d}."):
-                self.disk.remove(path.parent / left)
+        for name in self.disk.list(path.parent):
+            if name.startswith(f"{segment.version:019d}."):
+                self.disk.remove(path.parent / name)
         self._change_index(lambda index: index)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores by their URL: the only file that knows fsspec."""
+"""Opening object stores by URL. Only this module uses fsspec."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from penstock.errors import DependencyMissing, OptionInvalid
 
 
 def open_store(url: str, hint: str) -> tuple[Any, str]:
-    """Return the store of a URL, and the folder in it that the URL names, without a slash at its end.
+    """Return the file system of a URL and the root folder in it, without a trailing slash.
 
-    `hint` says what to write where the URL's kind is not known: then OptionInvalid is raised. Raises
-    DependencyMissing where fsspec, or the package for this kind of URL, is not installed.
+    Raises OptionInvalid with `hint` for an unknown URL scheme, and DependencyMissing if fsspec or its package
+    for the scheme is not installed.
     """
     try:
         import fsspec
@@ -22,7 +22,7 @@ def open_store(url: str, hint: str) -> tuple[Any, str]:
     try:
         files, root = fsspec.core.url_to_fs(url)
     except ImportError as problem:
-        # The URL's own package is missing; its name is in what fsspec says.
+        # The package for this scheme is missing. The fsspec error names it.
         raise DependencyMissing(
             f"a URL of the kind {kind!r} needs another package: {problem}", hint="pip install it"
         ) from problem

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the log was durable when that was last noted: `position.json`, replaced whole.
+"""The durable position of a log when it was last saved: `position.json`, replaced atomically.
 
-It is written after a sync, never before one, so the log reaches at least as far. Recovery reads the tail from
-there, and says so by name when the tail ends before it. Without the file the tail is read from the segment's
-start.
+The file is written after a sync, so the log is durable at least up to its position. Recovery scans the tail
+from there and reports an error if the log ends before it. Without the file, recovery scans from the start of
+the segment.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 class CapturePosition:
     """A transaction boundary up to which the log is durable.
 
-    `gtid_set` has every transaction before it; `time_us` is when it was noted, microseconds UTC since 1970.
+    `gtid_set` has all transactions before it. `time_us` is when it was saved, in microseconds UTC since 1970.
     """
 
     position: Position
@@ -33,12 +33,12 @@ class CapturePosition:
 
     @classmethod
     def load(cls, disk: Disk, layout: Layout) -> Self | None:
-        """Read the file; None where there is none, or where it is not as it was written."""
+        """Read the file. Returns None if it is missing or damaged."""
         try:
-            found = unseal_json(disk.read(layout.position))
+            values = unseal_json(disk.read(layout.position))
         except SourceMissing:
             return None
-        match found:
+        match values:
             case {
                 "epoch": int(epoch),
                 "file": str(file),
@@ -51,7 +51,7 @@ class CapturePosition:
         return None
 
     def write(self, disk: Disk, layout: Layout) -> None:
-        """Put the file in place whole, and durable. Raises LogFull, DiskFailed."""
+        """Replace the file atomically and durably. Raises LogFull, DiskFailed."""
         disk.write_atomic(
             layout.position,
             seal_json(

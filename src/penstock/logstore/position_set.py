@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setting by hand where capture goes on.
+"""Setting the position where capture continues, by hand.
 
-A log never goes back: a position that was set begins a new epoch of the same server there. What follows has
-higher commit versions than all before it, also where its bytes are in the log already, under an older epoch.
-Capture finds that the newest epoch has no bytes yet, and begins it.
+A log never goes backward: a new position begins a new epoch of the same server. The bytes after it get higher
+commit versions than all earlier bytes, even if an older epoch of the log already has the same bytes. Capture
+sees that the newest epoch has no bytes yet and starts it.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from penstock.logstore.records import BEGINS_AT_BOUNDARY, Records, block_records
 from penstock.logstore.segment import SegmentReader
 from penstock.model import Position
 
-# Where the first event of a binlog file stands, behind the magic.
+# The first event of a binlog file follows the magic.
 _FIRST_EVENT_OFFSET = 4
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some of a server's log. What is not known is None; times are microseconds UTC since 1970."""
+    """Totals of a range of a server's log. None means unknown; times are in microseconds UTC since 1970."""
 
     bytes: int | None = 0
     transactions: int | None = 0
@@ -35,13 +35,13 @@ class Stretch:
     time_last_us: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is anything in it, as far as is known."""
+        """Whether the range has any bytes, as far as that is known."""
         return self.bytes != 0
 
     def plus(self, other: "Stretch") -> "Stretch":
-        """Return both together."""
-        firsts = [one for one in (self.time_first_us, other.time_first_us) if one]
-        lasts = [one for one in (self.time_last_us, other.time_last_us) if one]
+        """Return the sum of both ranges."""
+        firsts = [time_us for time_us in (self.time_first_us, other.time_first_us) if time_us]
+        lasts = [time_us for time_us in (self.time_last_us, other.time_last_us) if time_us]
         return Stretch(
             _sum(self.bytes, other.bytes),
             _sum(self.transactions, other.transactions),
@@ -53,7 +53,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes [start, end) of a server's file that the log would never have; `end` None where not known."""
+    """Bytes [start, end) of a server's file that the log would never receive; `end` None if unknown."""
 
     file: str
     start: int
@@ -61,10 +61,10 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where capture goes on when it starts: the end of the log, or what was set since.
+class ResumePoint:
+    """Where capture continues when it starts: the end of the log, or a position set by hand since.
 
-    `epoch` is the newest one. `was_set` tells whether the log has no byte of it yet.
+    `epoch` is the newest epoch. `was_set` is true if the log has no bytes of it yet.
     """
 
     position: Position
@@ -75,7 +75,8 @@ class Standing:
 
 @dataclass(frozen=True)
 class PositionChange:
-    """What setting a position means: `again` is in the log and would come again, `gaps` never would come."""
+    """The effect of setting a position: bytes `again` would be received twice, `gaps` would never be
+    received."""
 
     old: Position
     new: Position
@@ -85,15 +86,15 @@ class PositionChange:
 
     @property
     def bytes_lost(self) -> int | None:
-        """The bytes of the gaps, None where they are not known."""
+        """The bytes of the gaps, None if unknown."""
         total: int | None = 0
         for gap in self.gaps:
             total = _sum(total, None if gap.end is None else gap.end - gap.start)
         return total
 
 
-def standing(reader: LogReader) -> Standing:
-    """Return where capture goes on. Raises SourceMissing for a log that has never had a server."""
+def resume_point(reader: LogReader) -> ResumePoint:
+    """Return where capture continues. Raises SourceMissing for a log that never had a server."""
     latest = reader.epochs.latest
     if latest is None:
         raise SourceMissing(
@@ -102,50 +103,50 @@ def standing(reader: LogReader) -> Standing:
         )
     visible = reader.visible
     if visible is None or visible.epoch != latest.epoch:
-        return Standing(latest.position, latest.gtid_set, latest, was_set=True)
-    return Standing(visible, reader.gtid_set(visible), latest, was_set=False)
+        return ResumePoint(latest.position, latest.gtid_set, latest, was_set=True)
+    return ResumePoint(visible, reader.gtid_set(visible), latest, was_set=False)
 
 
 def held_position(reader: LogReader, position: Position) -> Position | None:
-    """Return the newest place in the log where it has the server's bytes at a position, or ends there.
+    """Return the newest log position with the server's bytes at a position, or an end of the log there.
 
-    The epoch of `position` is not looked at: it is of the server that capture follows now. None where the log
-    does not have it. Raises PositionInvalid where it is no transaction boundary.
+    The epoch of `position` is ignored: the position refers to the server that capture follows now. None if
+    the log does not have it. Raises PositionInvalid if it is not a transaction boundary.
     """
-    for held in reversed(_held(reader)):
-        if held.number == position.file_number and held.start <= position.offset <= held.end:
-            found = Position(held.extent.epoch, held.extent.file, max(position.offset, held.extent.start))
-            _prove_boundary(reader, found)
-            return found
+    for run in reversed(_held_runs(reader)):
+        if run.number == position.file_number and run.start <= position.offset <= run.end:
+            log_position = Position(run.extent.epoch, run.extent.file, max(position.offset, run.extent.start))
+            _prove_boundary(reader, log_position)
+            return log_position
     return None
 
 
 def plan_position(
     reader: LogReader, target: Position, gtid_set: LoggedSet, files: Sequence[tuple[str, int]] | None = None
 ) -> PositionChange:
-    """Return what going on at a position of the server would mean; nothing is changed.
+    """Return the effect of continuing at a position of the server; nothing is changed.
 
-    `target` is a transaction boundary and `gtid_set` what came before it. `files` are the names and sizes of
-    the server's files, None where it was not asked. Raises LimitExceeded where no epoch is left,
+    `target` is a transaction boundary and `gtid_set` the set before it. `files` are the names and sizes of
+    the server's files, None if the server was not queried. Raises LimitExceeded if no epoch number is left,
     SourceMissing.
     """
-    now = standing(reader)
-    number = reader.next_epoch
-    held = _apart(_held(reader))
+    current = resume_point(reader)
+    next_epoch = reader.next_epoch
+    runs = _merge_runs(_held_runs(reader))
     again = Stretch()
-    for one in held:
-        first = target.offset if one.number == target.file_number else 0
-        if one.number >= target.file_number and first < one.end:
-            again = again.plus(_stretch_of(reader, one.extent, max(first, one.extent.start), one.end))
-    gaps = _gaps(held, now.position, target, files or ())
-    return PositionChange(now.position, replace(target, epoch=number), gtid_set, again, tuple(gaps))
+    for run in runs:
+        first = target.offset if run.number == target.file_number else 0
+        if run.number >= target.file_number and first < run.end:
+            again = again.plus(_count_extent(reader, run.extent, max(first, run.extent.start), run.end))
+    gaps = _gaps(runs, current.position, target, files or ())
+    return PositionChange(current.position, replace(target, epoch=next_epoch), gtid_set, again, tuple(gaps))
 
 
 def set_position(log: Log, change: PositionChange, audit: AuditLine) -> EpochRecord:
-    """Make capture go on at a position when it starts next, durably. Raises LogFull, DiskFailed.
+    """Make capture continue at a position when it starts next, durably. Raises LogFull, DiskFailed.
 
-    The log is open for writing here, so no capture runs. What it holds is durable before the epoch is, since
-    nothing would ask for it again.
+    The log is open for writing, so no capture is running. Its data is made durable before the new epoch
+    begins, because the server would not be asked for it again.
     """
     latest = log.epoch
     assert latest is not None, "a log without an epoch has no plan"
@@ -166,11 +167,11 @@ def set_position(log: Log, change: PositionChange, audit: AuditLine) -> EpochRec
 
 
 @dataclass(frozen=True)
-class _Held:
-    """Bytes [start, end) of the server's file of a number, which an extent of the log has.
+class _HeldRun:
+    """Bytes [start, end) of a server's numbered file that one extent of the log holds.
 
-    `start` is that of the file's first event where the extent has all of the file: the log keeps the file's
-    own head apart.
+    `start` is the first event of the file if the extent has the whole file: the log stores the file's own
+    head separately.
     """
 
     number: int
@@ -179,40 +180,40 @@ class _Held:
     extent: LogExtent
 
 
-def _held(reader: LogReader) -> list[_Held]:
-    """Return what the log has of the server that capture follows now, in all its epochs."""
+def _held_runs(reader: LogReader) -> list[_HeldRun]:
+    """Return the runs of all epochs that belong to the server that capture follows now."""
     latest = reader.epochs.latest
-    keys = {one.epoch: one.server_key for one in reader.epochs.epochs}
-    held = []
-    for one in reader.extents():
-        if latest is None or keys.get(one.epoch) != latest.server_key:
+    keys = {epoch.epoch: epoch.server_key for epoch in reader.epochs.epochs}
+    runs = []
+    for extent in reader.extents():
+        if latest is None or keys.get(extent.epoch) != latest.server_key:
             continue
-        whole = one.start == len(reader.head_bytes(one.epoch, one.file))
-        start = _FIRST_EVENT_OFFSET if whole else one.start
-        held.append(_Held(one.first.file_number, start, one.end, one))
-    return held
+        whole = extent.start == len(reader.head_bytes(extent.epoch, extent.file))
+        start = _FIRST_EVENT_OFFSET if whole else extent.start
+        runs.append(_HeldRun(extent.first.file_number, start, extent.end, extent))
+    return runs
 
 
-def _apart(held: Sequence[_Held]) -> list[_Held]:
-    """Return what is held, by file and offset, and what several epochs have only once."""
-    apart: list[_Held] = []
-    for one in sorted(held, key=lambda one: (one.number, one.start)):
-        reached = apart[-1].end if apart and apart[-1].number == one.number else one.start
-        start = max(one.start, reached)
-        if start < one.end:
-            extent = replace(one.extent, start=max(start, one.extent.start))
-            apart.append(_Held(one.number, start, one.end, extent))
-    return apart
+def _merge_runs(runs: Sequence[_HeldRun]) -> list[_HeldRun]:
+    """Return the runs by file and offset, without the parts that an earlier run already covers."""
+    merged: list[_HeldRun] = []
+    for run in sorted(runs, key=lambda run: (run.number, run.start)):
+        reached = merged[-1].end if merged and merged[-1].number == run.number else run.start
+        start = max(run.start, reached)
+        if start < run.end:
+            extent = replace(run.extent, start=max(start, run.extent.start))
+            merged.append(_HeldRun(run.number, start, run.end, extent))
+    return merged
 
 
 def _prove_boundary(reader: LogReader, position: Position) -> None:
-    """Raise PositionInvalid where a place that the log has lies inside a transaction."""
+    """Raise PositionInvalid if a position in the log is inside a transaction."""
     located = reader.locate_position(position)
     record, start = located.record, located.segment.base
     if record is not None:
         start = record.source_start if record.begins_at_boundary else record.transaction_start or start
     if located.segment.file_number != position.file_number:
-        # The end of a file's last segment, behind which the next one begins.
+        # This is the end of a file's last segment. The next segment begins another file.
         return
     with reader.open_segment(located.segment) as data:
         boundary = scan(data, start, min(position.offset, data.end)).boundary
@@ -224,67 +225,70 @@ def _prove_boundary(reader: LogReader, position: Position) -> None:
         )
 
 
-def _stretch_of(reader: LogReader, extent: LogExtent, start: int, end: int) -> Stretch:
-    """Return what [start, end) of an extent holds; both are transaction boundaries."""
-    found = Stretch(bytes=end - start)
+def _count_extent(reader: LogReader, extent: LogExtent, start: int, end: int) -> Stretch:
+    """Return the totals of [start, end) of an extent; both ends are transaction boundaries."""
+    totals = Stretch(bytes=end - start)
     for segment in reader.segments:
         if (segment.epoch, segment.file_number) != (extent.epoch, extent.first.file_number):
             continue
         with reader.open_blocks(segment) as (data, blocks):
             first, last = max(start, segment.base), min(end, blocks.end)
             if first < last:
-                found = found.plus(_counted(data, blocks.records(), first, last))
-    return found
+                totals = totals.plus(_count_range(data, blocks.records(), first, last))
+    return totals
 
 
-def _counted(data: SegmentReader, records: Records, first: int, last: int) -> Stretch:
-    """Return the totals of [first, last): of whole blocks by their records, of what is left by its events."""
+def _count_range(data: SegmentReader, records: Records, first: int, last: int) -> Stretch:
+    """Return the totals of [first, last): whole blocks by their records, partial blocks by scanning
+    events."""
     starts = records["source_start"]
     inside = (records["flags"] & BEGINS_AT_BOUNDARY != 0) & (starts >= first) & (starts <= last)
-    at = inside.nonzero()[0]
-    inner = records[at[0] : at[-1]] if len(at) else records[:0]
-    inner_start, inner_end = (int(starts[at[0]]), int(starts[at[-1]])) if len(at) else (last, last)
-    ends = [scan(data, first, inner_start), scan(data, inner_end, last)]
-    counted = block_records(ends[0].records + inner.tobytes() + ends[1].records)
-    times = counted["time_us"][counted["time_us"] > 0]
+    indexes = inside.nonzero()[0]
+    inner = records[indexes[0] : indexes[-1]] if len(indexes) else records[:0]
+    inner_start, inner_end = (
+        (int(starts[indexes[0]]), int(starts[indexes[-1]])) if len(indexes) else (last, last)
+    )
+    edges = [scan(data, first, inner_start), scan(data, inner_end, last)]
+    blocks = block_records(edges[0].records + inner.tobytes() + edges[1].records)
+    times = blocks["time_us"][blocks["time_us"] > 0]
     return Stretch(
         0,
-        int(counted["transactions"].sum(dtype="u8")),
-        int(counted["changes"].sum(dtype="u8")),
+        int(blocks["transactions"].sum(dtype="u8")),
+        int(blocks["changes"].sum(dtype="u8")),
         int(times.min()) if len(times) else None,
-        max(int(times.max()), *(one.time_max_us for one in ends)) if len(times) else None,
+        max(int(times.max()), *(edge.time_max_us for edge in edges)) if len(times) else None,
     )
 
 
 def _gaps(
-    held: Sequence[_Held], old: Position, target: Position, files: Sequence[tuple[str, int]]
+    runs: Sequence[_HeldRun], old: Position, target: Position, files: Sequence[tuple[str, int]]
 ) -> list[Gap]:
-    """Return what lies between two positions of the server and is not held."""
+    """Return the ranges between two positions of the server that the log does not hold."""
     names = {Position(0, name, 0).file_number: (name, size) for name, size in files}
     gaps = []
     for number in range(old.file_number, target.file_number + 1):
         name, end = names.get(number, (target.file if number == target.file_number else old.file, None))
-        place = old.offset if number == old.file_number else _FIRST_EVENT_OFFSET
-        end = target.offset if number == target.file_number else end or _whole_file(held, number)
-        for one in held:
-            if one.number != number or one.end <= place:
+        offset = old.offset if number == old.file_number else _FIRST_EVENT_OFFSET
+        end = target.offset if number == target.file_number else end or _end_of_completed_file(runs, number)
+        for run in runs:
+            if run.number != number or run.end <= offset:
                 continue
-            if place < one.start and (end is None or place < end):
-                gaps.append(Gap(name, place, one.start if end is None else min(one.start, end)))
-            place = one.end
-        if end is None or place < end:
-            gaps.append(Gap(name, place, end))
+            if offset < run.start and (end is None or offset < end):
+                gaps.append(Gap(name, offset, run.start if end is None else min(run.start, end)))
+            offset = run.end
+        if end is None or offset < end:
+            gaps.append(Gap(name, offset, end))
     return gaps
 
 
-def _whole_file(held: Sequence[_Held], number: int) -> int | None:
-    """Return where a file ends that the log has gone past; None where it has not."""
-    went_on = {
-        one.extent.epoch for one in held if (one.number, one.start) == (number + 1, _FIRST_EVENT_OFFSET)
+def _end_of_completed_file(runs: Sequence[_HeldRun], number: int) -> int | None:
+    """Return the end of a file if the log continues with the next file, else None."""
+    completed = {
+        run.extent.epoch for run in runs if (run.number, run.start) == (number + 1, _FIRST_EVENT_OFFSET)
     }
-    ends = [one.end for one in held if one.number == number and one.extent.epoch in went_on]
+    ends = [run.end for run in runs if run.number == number and run.extent.epoch in completed]
     return max(ends, default=None)
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left + right

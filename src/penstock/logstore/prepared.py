@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XA transactions of a kept log that are prepared and have no outcome yet: `prepared.json`.
+"""Prepared XA transactions of a log that have no outcome yet: `prepared.json`.
 
-Their rows are needed when they commit, so a hold of the log's own keeps them from leaving. The file says how
-far the log was surveyed, and is replaced whole; without it the log is surveyed again. The survey never passes
-the oldest hold of a reader: what is prepared there is kept for it, though it may have committed further on.
+Their rows are needed when they commit, so a hold of the daemon keeps their segments. The file records how far
+the log was surveyed and is replaced atomically; without it, the log is surveyed again. The survey never
+passes the oldest hold of a reader: transactions prepared there are kept for that reader, even if they commit
+later.
 """
 
 import time
@@ -40,7 +41,8 @@ _log = structlog.get_logger(__name__)
 class PreparedTransaction:
     """An XA transaction without an outcome: its events are [start, end) of a source file.
 
-    `xid` is its id as statements have it, `noted_us` when the survey came to it, microseconds UTC since 1970.
+    `xid` is its id as in SQL statements. `noted_us` is when the survey found it, in microseconds UTC since
+    1970.
     """
 
     xid: str
@@ -52,53 +54,53 @@ class PreparedTransaction:
 
     @property
     def position(self) -> Position:
-        """Where it begins."""
+        """The position of its first event."""
         return Position(self.epoch, self.file, self.start)
 
 
 @dataclass(frozen=True)
 class PreparedFile:
-    """What is prepared in the log up to a transaction boundary."""
+    """The prepared transactions of the log up to a transaction boundary."""
 
     upto: Position
     transactions: tuple[PreparedTransaction, ...] = ()
 
     @classmethod
     def load(cls, disk: Disk, layout: Layout) -> Self | None:
-        """Read the file; None where there is none, or where it is not as it was written."""
+        """Read the file. Returns None if it is missing or damaged."""
         try:
             values = unseal_json(disk.read(layout.prepared))
         except SourceMissing:
             return None
         match values:
             case {"epoch": int(epoch), "file": str(file), "offset": int(offset), "prepared": list(prepared)}:
-                transactions = tuple(PreparedTransaction(**one) for one in prepared)
+                transactions = tuple(PreparedTransaction(**values) for values in prepared)
                 return cls(Position(epoch, file, offset), transactions)
         _log.warning("what is prepared was noted, but not as it is read: the log is surveyed again")
         return None
 
     def write(self, disk: Disk, layout: Layout) -> None:
-        """Put the file in place whole, and durable. Raises LogFull, DiskFailed."""
+        """Replace the file atomically and durably. Raises LogFull, DiskFailed."""
         values: dict[str, Any] = {
             "epoch": self.upto.epoch,
             "file": self.upto.file,
             "offset": self.upto.offset,
-            "prepared": [asdict(one) for one in self.transactions],
+            "prepared": [asdict(transaction) for transaction in self.transactions],
         }
         disk.write_atomic(layout.prepared, seal_json(values))
 
     def find(self, xid: str) -> PreparedTransaction | None:
-        """Return the transaction of an id, None where it is not prepared."""
-        return next((one for one in self.transactions if one.xid == xid), None)
+        """Return the prepared transaction with an id, None if there is none."""
+        return next((transaction for transaction in self.transactions if transaction.xid == xid), None)
 
     def old(self, now_us: int) -> list[PreparedTransaction]:
-        """Return those that have waited long for an outcome, oldest first."""
+        """Return the transactions that have waited too long for an outcome, oldest first."""
         before = now_us - PREPARED_OLD_SECONDS * _SECOND_US
-        return [one for one in self.transactions if one.noted_us <= before]
+        return [transaction for transaction in self.transactions if transaction.noted_us <= before]
 
 
 class PreparedSurvey:
-    """Follows a log for what is prepared in it, and holds that. For the process that writes the log."""
+    """Surveys a log for prepared transactions and holds them. Used by the process that writes the log."""
 
     def __init__(self, disk: Disk, layout: Layout, clock: Callable[[], int] | None = None) -> None:
         self._disk = disk
@@ -107,16 +109,16 @@ class PreparedSurvey:
         self._clock = clock or (lambda: time.time_ns() // 1000)
 
     def run(self, log: LogReader) -> None:
-        """Go on where the last survey ended, for a bounded amount of log, and renew the hold.
+        """Continue the survey for a bounded part of the log, and renew the hold.
 
-        A segment that cannot be read is passed over with a warning: what is prepared in it cannot be read by
-        anybody. Raises LogFull, DiskFailed.
+        An unreadable segment is skipped with a warning: nobody can read its prepared transactions. Raises
+        LogFull, DiskFailed.
         """
         before = PreparedFile.load(self._disk, self._layout)
         after = before
         bytes_left = PREPARED_SURVEY_BYTES
-        for segment, start, stop in self._due(log, before):
-            after = self._pass(log, segment, start, stop, after)
+        for segment, start, stop in self._unsurveyed_ranges(log, before):
+            after = self._survey_segment(log, segment, start, stop, after)
             bytes_left -= stop - start
             if bytes_left <= 0:
                 break
@@ -126,49 +128,53 @@ class PreparedSurvey:
             after.write(self._disk, self._layout)
         self._hold(after)
 
-    def _due(self, log: LogReader, before: PreparedFile | None) -> list[tuple[SegmentRecord, int, int]]:
-        """Return what was not surveyed of each segment: from and to which offset of its source file."""
-        # A broken hold keeps nothing for its reader, so what the others need is surveyed past it.
-        passed = {HOLD_NAME, *(one.hold.name for one in log.broken_holds)}
-        readers = [one.position for one in self._holds.readable(self._clock()) if one.name not in passed]
-        ends = [_place(one) for one in (*readers, log.visible) if one is not None]
+    def _unsurveyed_ranges(
+        self, log: LogReader, before: PreparedFile | None
+    ) -> list[tuple[SegmentRecord, int, int]]:
+        """Return the range of each segment that was not surveyed yet, in offsets of its source file."""
+        # A broken hold keeps nothing for its reader. Survey past it, for the benefit of the other readers.
+        ignored = {HOLD_NAME, *(hold.hold.name for hold in log.broken_holds)}
+        readers = [hold.position for hold in self._holds.readable(self._clock()) if hold.name not in ignored]
+        ends = [_order_key(position) for position in (*readers, log.visible) if position is not None]
         if not ends:
             return []
         end = min(ends)
         if before is not None:
-            begin = _place(before.upto)
+            begin = _order_key(before.upto)
         else:
-            # What was moved away before the first survey is not fetched for it.
-            here = (one for one in log.segments if one.state != TIERED)
-            begin = min(((one.epoch, one.file_number, one.base) for one in here), default=end)
-        due = []
+            # The first survey does not fetch segments that were moved to the tier.
+            local = (record for record in log.segments if record.state != TIERED)
+            begin = min(((record.epoch, record.file_number, record.base) for record in local), default=end)
+        ranges = []
         for segment in log.segments:
             file = segment.epoch, segment.file_number
             start = max(segment.base, begin[2]) if file == begin[:2] else segment.base
             stop = segment.source_end or end[2]
             stop = min(stop, end[2]) if file == end[:2] else stop
             if begin[:2] <= file <= end[:2] and start < stop:
-                due.append((segment, start, stop))
-        return due
+                ranges.append((segment, start, stop))
+        return ranges
 
-    def _pass(
+    def _survey_segment(
         self, log: LogReader, segment: SegmentRecord, start: int, stop: int, before: PreparedFile | None
     ) -> PreparedFile:
-        """Return what is prepared at the last transaction boundary of a part of a segment."""
+        """Return the prepared transactions at the last transaction boundary of a part of a segment."""
         known = before.transactions if before else ()
         file = log.file_of(segment)
         try:
-            found, upto = self._prepared_in(log, segment.epoch, file, start, stop, known)
+            prepared, end = self._scan_prepared(log, segment.epoch, file, start, stop, known)
         except (StreamError, OperatorError) as problem:
             _log.warning(
                 "what is prepared in a segment cannot be told and is not held",
                 segment=segment.version,
                 reason=str(problem),
             )
-            found, upto = list(known), Position(segment.epoch, file, stop)
-        return PreparedFile(upto, tuple(sorted(found, key=lambda one: _place(one.position))))
+            prepared, end = list(known), Position(segment.epoch, file, stop)
+        return PreparedFile(
+            end, tuple(sorted(prepared, key=lambda transaction: _order_key(transaction.position)))
+        )
 
-    def _prepared_in(
+    def _scan_prepared(
         self,
         log: LogReader,
         epoch: int,
@@ -177,7 +183,7 @@ class PreparedSurvey:
         stop: int,
         known: Sequence[PreparedTransaction],
     ) -> tuple[list[PreparedTransaction], Position]:
-        """Return what is prepared after a part of a source file, and that part's last boundary."""
+        """Return the prepared transactions after a part of a source file, and the part's last boundary."""
         decoder = Decoder(
             instance="",
             epoch=epoch,
@@ -188,25 +194,30 @@ class PreparedSurvey:
             statements=False,
             verify_checksum=False,
         )
-        by_place = {(one.xid, one.file, one.start): one for one in known}
-        for one in known:
-            decoder.note_prepared(one.xid, one.file, one.start, one.end)
-        carried = bytearray()
+        by_location = {
+            (transaction.xid, transaction.file, transaction.start): transaction for transaction in known
+        }
+        for transaction in known:
+            decoder.note_prepared(transaction.xid, transaction.file, transaction.start, transaction.end)
+        pending = bytearray()
         for view in log.read(epoch, file, start, stop):
-            carried += view
-            del carried[: decoder.feed(carried)]
+            pending += view
+            del pending[: decoder.feed(pending)]
         now = self._clock()
-        found = [
-            by_place.get((xid, place, first)) or PreparedTransaction(xid, epoch, place, first, end, now)
-            for xid, place, first, end in decoder.prepared_places()
+        prepared = [
+            by_location.get((xid, file_name, first))
+            or PreparedTransaction(xid, epoch, file_name, first, end, now)
+            for xid, file_name, first, end in decoder.prepared_places()
         ]
-        return found, Position(epoch, *decoder.position)
+        return prepared, Position(epoch, *decoder.position)
 
     def _hold(self, prepared: PreparedFile) -> None:
-        """Keep what the oldest one needs; one that is left without an outcome for too long is given up."""
+        """Hold the oldest prepared transaction. One without an outcome for too long is given up."""
         lasting_us = PREPARED_HOLD_SECONDS_MAX * _SECOND_US
         now = self._clock()
-        held = [one for one in prepared.transactions if one.noted_us + lasting_us > now]
+        held = [
+            transaction for transaction in prepared.transactions if transaction.noted_us + lasting_us > now
+        ]
         if not held:
             self._holds.remove(HOLD_NAME)
             return
@@ -215,12 +226,12 @@ class PreparedSurvey:
             self._holds.put(hold)
 
 
-def _place(position: Position) -> tuple[int, int, int]:
+def _order_key(position: Position) -> tuple[int, int, int]:
     return position.epoch, position.file_number, position.offset
 
 
 def old_prepared(log: LogReader) -> list[str]:
-    """Return the id and the position of each XA transaction that has waited long for an outcome."""
+    """Return the id and position of each XA transaction that has waited too long for an outcome."""
     prepared = PreparedFile.load(log.disk, log.layout)
     old = prepared.old(time.time_ns() // 1000) if prepared is not None else []
-    return [f"{one.xid} at {one.position}" for one in old[:PREPARED_SHOWN_MAX]]
+    return [f"{transaction.xid} at {transaction.position}" for transaction in old[:PREPARED_SHOWN_MAX]]

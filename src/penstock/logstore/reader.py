@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log as its readers see it: source files made of segments, in the source's own coordinates.
+"""Reading a log: source files assembled from segments, in the source's own coordinates.
 
-What is behind `visible`, the end of the last whole transaction, is not there for a reader.
+Readers only see bytes up to `visible`, the end of the last whole transaction.
 """
 
 import threading
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogExtent:
-    """Unbroken bytes [start, end) of one source file that the log holds, `end` behind a whole transaction."""
+    """Unbroken bytes [start, end) of one source file in the log; `end` follows a whole transaction."""
 
     epoch: int
     file: str
@@ -50,16 +50,16 @@ class LogExtent:
 
     @property
     def first(self) -> Position:
-        """Where its first event begins."""
+        """The position of its first event."""
         return Position(self.epoch, self.file, self.start)
 
     @property
     def last(self) -> Position:
-        """Where its bytes end."""
+        """The position of its end."""
         return Position(self.epoch, self.file, self.end)
 
     def bytes_after(self, position: Position) -> int:
-        """Return how many of its bytes lie after a position."""
+        """Return how many of its bytes follow a position."""
         if self.last <= position:
             return 0
         in_file = (self.epoch, self.file) == (position.epoch, position.file)
@@ -67,10 +67,10 @@ class LogExtent:
 
 
 class LogReader:
-    """Reads the log in a folder. Many threads may ask at once.
+    """Reads the log in a folder. Safe for concurrent use.
 
-    One that was made by `open` writes nothing, needs no lock, and sees what another process writes after
-    `refresh`. The process that writes has a `Log`, which is one too.
+    A reader created by `open` writes nothing, needs no lock, and sees what another process writes after
+    `refresh`. The process that writes the log uses the subclass `Log`.
     """
 
     def __init__(self, disk: Disk, folder: Path, block_bytes: int = BLOCK_BYTES_DEFAULT) -> None:
@@ -80,20 +80,19 @@ class LogReader:
         self.memory: MemoryTier | None = None
         self.tier: Tier | None = None
         self._block_bytes = block_bytes
-        # Held for what follows, and for the writer's changes of it.
+        # Guards the attributes below, including changes by the writer.
         self._changed = threading.Condition(threading.RLock())
         self._index = SegmentIndex([])
         self._epochs = EpochFile()
         self._visible: Position | None = None
         self._heads: dict[int, SegmentHead] = {}
         self._scanned: tuple[int, int] | None = None
-        # As the last pass of upkeep found them, in the process that writes the log.
+        # The result of the latest retention pass, in the process that writes the log.
         self.broken_holds: Sequence[BrokenHold] = ()
 
     @classmethod
     def open(cls, folder: Path, disk: Disk | None = None) -> Self:
-        """Read a log that this process does not write. Raises SourceMissing where there is none,
-        LogDamaged."""
+        """Open a log that another process writes. Raises SourceMissing if it does not exist, LogDamaged."""
         disk = disk or LocalDisk()
         reader = cls(disk, folder)
         if not disk.exists(reader.layout.epochs):
@@ -102,7 +101,7 @@ class LogReader:
         return reader
 
     def refresh(self) -> Position | None:
-        """See what was written since, and return how far whole transactions go. Raises LogDamaged."""
+        """Load newly written data and return the end of the whole transactions. Raises LogDamaged."""
         loaded = with_noted(self.disk, self.layout, SegmentIndex.load(self.disk, self.layout.segments_index))
         stored = stored_segments(self.disk, self.layout)
         epochs = EpochFile.load(self.disk, self.layout)
@@ -114,7 +113,7 @@ class LogReader:
             except (LogDamaged, SourceMissing):
                 if len(stored) == 1:
                     raise
-                # The newest segment is in the making, or has just gone.
+                # The newest segment is being created, or was just removed.
                 stored.pop()
         else:
             index, tail = heal_segments(self.disk, [], loaded, self._block_bytes), None
@@ -124,30 +123,30 @@ class LogReader:
             self._visible = tail[1] if tail is not None else None
             return self._visible
 
-    # --- What there is ----------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------------
 
     @property
     def visible(self) -> Position | None:
-        """The end of the last whole transaction, up to which may be read; None in an empty log."""
+        """The end of the last whole transaction, which is the readable end; None in an empty log."""
         return self._visible
 
     @property
     def epochs(self) -> EpochFile:
-        """Which server each epoch belongs to."""
+        """The server of each epoch."""
         return self._epochs
 
     @property
     def next_epoch(self) -> int:
-        """The number of an epoch that follows the newest. Raises LimitExceeded, SourceMissing."""
+        """The number of the epoch after the newest. Raises LimitExceeded, SourceMissing."""
         latest = self._epochs.latest
         if latest is None:
             raise SourceMissing(f"the log in {self.folder} has not begun", hint="Start the capture")
         visible = self._visible
-        begun = visible is not None and visible.epoch == latest.epoch
-        return next_epoch(latest.epoch, (visible if visible and begun else latest.position).file_number)
+        has_bytes = visible is not None and visible.epoch == latest.epoch
+        return next_epoch(latest.epoch, (visible if visible and has_bytes else latest.position).file_number)
 
     def earliest(self) -> Position | None:
-        """Return where the oldest segment begins, None in an empty log. Raises LogDamaged."""
+        """Return the start of the oldest segment, None in an empty log. Raises LogDamaged."""
         with self._changed:
             first = self._index[0] if len(self._index) else None
         return None if first is None else Position(first.epoch, self.file_of(first), first.base)
@@ -163,11 +162,11 @@ class LogReader:
 
     @property
     def segments(self) -> SegmentIndex:
-        """Every segment's L1 record as of now; the index never changes, another takes its place."""
+        """The current L1 records of all segments. The index is immutable: a change replaces it."""
         return self._index
 
     def extents(self) -> list[LogExtent]:
-        """Return the unbroken runs of each source file, in order."""
+        """Return the unbroken runs of all source files, in order."""
         with self._changed:
             records, visible = list(self._index), self._visible
         extents: list[LogExtent] = []
@@ -184,98 +183,99 @@ class LogReader:
         return extents
 
     def bytes_behind(self, position: Position) -> int:
-        """Return how much of the log lies after a position."""
+        """Return how many bytes of the log follow a position."""
         (behind,) = self.bytes_behind_all([position])
         return behind
 
     def bytes_behind_all(self, positions: Sequence[Position]) -> list[int]:
-        """Return how much of the log lies after each position; the log's extents are read once at most."""
+        """Return how many bytes of the log follow each position. Reads the extents at most once."""
         visible = self.visible
         extents: list[LogExtent] | None = None
-        found = []
+        bytes_behind = []
         for position in positions:
             if visible is None or visible <= position:
-                found.append(0)
+                bytes_behind.append(0)
             elif (visible.epoch, visible.file) == (position.epoch, position.file):
-                found.append(visible.offset - position.offset)
+                bytes_behind.append(visible.offset - position.offset)
             else:
                 extents = self.extents() if extents is None else extents
-                found.append(sum(extent.bytes_after(position) for extent in extents))
-        return found
+                bytes_behind.append(sum(extent.bytes_after(position) for extent in extents))
+        return bytes_behind
 
     # --- Bytes ------------------------------------------------------------------------------
 
     def read(self, epoch: int, file: str, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes of [start, stop) of a source file: from memory where they are there, else from
-        segments.
+        """Yield the bytes of [start, stop) of a source file, from memory if held there, else from segments.
 
         Raises PositionPurged before the first segment, SequenceGap for bytes that the log does not have,
-        PositionInvalid behind `visible`, LogDamaged and ChecksumMismatch for a segment that cannot be
-        read. Bytes are proved by whoever decodes them, event by event.
+        PositionInvalid after `visible`, LogDamaged and ChecksumMismatch for an unreadable segment. Only
+        decoding proves the bytes of the events.
         """
-        place = Position(epoch, file, start)
-        self._check_visible(replace(place, offset=stop))
-        while place.offset < stop:
-            held = self.memory.read(epoch, file, place.offset, stop) if self.memory is not None else None
-            if held:
-                yield from held
-                place = replace(place, offset=place.offset + sum(view.nbytes for view in held))
+        position = Position(epoch, file, start)
+        self._check_visible(replace(position, offset=stop))
+        while position.offset < stop:
+            views = self.memory.read(epoch, file, position.offset, stop) if self.memory is not None else None
+            if views:
+                yield from views
+                position = replace(position, offset=position.offset + sum(view.nbytes for view in views))
                 continue
-            record = self._holding(place)
+            record = self._segment_at(position)
             end = min(self._end_of(record, self._visible), stop)
             with self.open_segment(record) as reader:
                 if reader.head.file != file:
                     raise PositionInvalid(
-                        f"the log's file of that number is {reader.head.file}", position=str(place)
+                        f"the log's file of that number is {reader.head.file}", position=str(position)
                     )
-                yield from reader.read(place.offset, end)
-            place = replace(place, offset=end)
+                yield from reader.read(position.offset, end)
+            position = replace(position, offset=end)
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description. Raises SourceMissing."""
         number = Position(epoch, file, 0).file_number
         with self._changed:
-            found = [one for one in self._index if (one.epoch, one.file_number) == (epoch, number)]
-        if not found:
+            records = [
+                record for record in self._index if (record.epoch, record.file_number) == (epoch, number)
+            ]
+        if not records:
             raise SourceMissing(
                 f"the log has nothing of {file} in epoch {epoch}", hint="Run: penstock log list"
             )
-        return self.segment_head(found[0]).file_head
+        return self.segment_head(records[0]).file_head
 
     @contextmanager
     def open_segment(self, record: SegmentRecord) -> Iterator[SegmentReader]:
-        """Open a segment, wherever it lies now. Raises PositionPurged where it was removed meanwhile."""
+        """Open a segment wherever it is stored. Raises PositionPurged if it was removed concurrently."""
         with self._open(record) as reader:
             self._heads[record.version] = reader.head
             yield reader
 
     @contextmanager
     def open_blocks(self, record: SegmentRecord) -> Iterator[tuple[SegmentReader, BlockIndex]]:
-        """Open a segment with its L2 index. Of an open one the index ends where the segment may be read."""
+        """Open a segment with its L2 index. For an open segment, the index ends at the readable end."""
         with self.open_segment(record) as reader:
             end = self._end_of(record, self._visible)
             yield reader, self._blocks(record, reader, end)
 
     def segment_head(self, record: SegmentRecord) -> SegmentHead:
-        """Return what a segment says of itself. Raises LogDamaged."""
+        """Return a segment's head. Raises LogDamaged."""
         head = self._heads.get(record.version)
         if head is None:
             with self.open_segment(record) as reader:
                 head = reader.head
         return head
 
-    # --- Places -----------------------------------------------------------------------------
+    # --- Lookups ----------------------------------------------------------------------------
 
     def locate_position(self, position: Position) -> Located:
-        """Return where a position lies; see `Locator.position`."""
+        """Return the place of a position; see `Locator.position`."""
         return self._locator().position(position)
 
     def locate_time(self, time_us: int) -> Located:
-        """Return a boundary before which nothing was committed at or after a time; see `Locator.time`."""
+        """Return a boundary before which no commit is at or after a time; see `Locator.time`."""
         return self._locator().time(time_us)
 
     def locate_gtid_set(self, gtid_set: str) -> Located:
-        """Return a boundary before which there is nothing but the set; see `Locator.gtid_set`."""
+        """Return a boundary preceded only by transactions of the set; see `Locator.gtid_set`."""
         return self._locator().gtid_set(gtid_set)
 
     def locate_gtid(self, gtid: str) -> Located:
@@ -283,32 +283,32 @@ class LogReader:
         return self._locator().gtid(gtid)
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return every GTID before a transaction boundary, "" where the source has none.
+        """Return all GTIDs before a transaction boundary, "" if the source has none.
 
-        Raises PositionPurged, PositionInvalid, and StreamError where the bytes before it do not hold.
+        Raises PositionPurged, PositionInvalid, and StreamError if the bytes before it are invalid.
         """
-        begun = self._epochs.get(position.epoch)
-        if begun is not None and position == begun.position:
-            return begun.gtid_set
+        epoch = self._epochs.get(position.epoch)
+        if epoch is not None and position == epoch.position:
+            return epoch.gtid_set
         self._check_visible(position)
-        record = self._begun_before(position)
+        record = self._segment_before(position)
         if record is None or record.epoch != position.epoch:
             raise self._purged(position)
         with self.open_blocks(record) as (reader, blocks):
             if record.file_number != position.file_number or position.offset > blocks.end:
-                # Nothing lies between the end of what was kept and here.
-                found = gtid_set_before(reader, blocks, blocks.end)
+                # There is nothing between the end of the stored bytes and this position.
+                gtids = gtid_set_before(reader, blocks, blocks.end)
             else:
-                found = gtid_set_before(reader, blocks, max(position.offset, record.base))
-        return self._with_epoch(position, found)
+                gtids = gtid_set_before(reader, blocks, max(position.offset, record.base))
+        return self._with_epoch(position, gtids)
 
     def boundary_before(self, position: Position) -> int:
-        """Return the last transaction boundary of the same file at or before a position that the index has.
+        """Return the last indexed transaction boundary of the same file at or before a position.
 
         Raises PositionPurged and PositionInvalid for a position that the log does not have.
         """
         self._check_visible(position)
-        record = self._begun_before(position)
+        record = self._segment_before(position)
         file = position.epoch, position.file_number
         if record is None or (record.epoch, record.file_number) != file:
             raise self._purged(position)
@@ -318,17 +318,17 @@ class LogReader:
     # --- Inside -----------------------------------------------------------------------------
 
     def _with_epoch(self, position: Position | None, gtid_set: LoggedSet) -> LoggedSet:
-        """Return a set at a position with what came before its epoch, as far as that was completed since."""
+        """Add to a set what preceded the position's epoch, if the epoch was completed after it began."""
         record = None if position is None else self._epochs.get(position.epoch)
         return gtid_set if record is None or not record.is_logged_set else union(gtid_set, record.gtid_set)
 
     def _tail(self, segment: StoredSegment, before: SegmentIndex) -> tuple[SegmentRecord, Position]:
-        """Return the newest segment's record, and where its last whole transaction ends now."""
+        """Return the newest segment's record and the end of its last whole transaction."""
         with SegmentReader.open(self.disk, segment) as reader:
             end = reader.end
-            known = self._scanned
-            if known is not None and known[0] == segment.version and known[1] <= end:
-                start = known[1]
+            scanned = self._scanned
+            if scanned is not None and scanned[0] == segment.version and scanned[1] <= end:
+                start = scanned[1]
             else:
                 blocks = sound_blocks(self.disk, reader, end)
                 start = int(block_records(blocks)["source_end"][-1]) if blocks else reader.head.base
@@ -356,8 +356,8 @@ class LogReader:
 
     def _blocks(self, record: SegmentRecord, reader: SegmentReader, end: int) -> BlockIndex:
         with self._changed:
-            at = self._index.find(record.version)
-            before = self._index[at - 1].time_max_us if at > 0 else 0
+            index = self._index.find(record.version)
+            before = self._index[index - 1].time_max_us if index > 0 else 0
         return BlockIndex(
             self.disk,
             reader,
@@ -369,7 +369,7 @@ class LogReader:
         )
 
     def _keep_blocks(self, reader: SegmentReader, records: bytes) -> None:
-        """Take note of an index that was made again; who only reads leaves the file as it is."""
+        """Keep the records of a rebuilt index. A plain reader does not change the file."""
 
     def _open(self, record: SegmentRecord) -> SegmentReader:
         for cold in (False, True):
@@ -378,11 +378,11 @@ class LogReader:
             try:
                 return SegmentReader.open(self.disk, segment, self._heads.get(record.version))
             except SourceMissing:
-                # It may have been compressed, moved or removed since its record was read.
+                # The segment may have been compressed, moved or removed after its record was read.
                 continue
         with self._changed:
-            now = self._index.get(record.version)
-        if now is None or now.state != TIERED:
+            current = self._index.get(record.version)
+        if current is None or current.state != TIERED:
             raise self._purged(Position(record.epoch, self._name_of_file(record), record.base))
         if self.tier is None:
             raise OptionInvalid(
@@ -403,43 +403,43 @@ class LogReader:
         return max(visible.offset, record.base)
 
     def file_of(self, record: SegmentRecord) -> str:
-        """Return a segment's source file. Where its head is damaged, by the name that its epoch's files
-        have."""
+        """Return a segment's source file. If its head is damaged, derive the name from its epoch."""
         try:
             return self.segment_head(record).file
         except (LogDamaged, PositionPurged):
             return self._name_of_file(record)
 
     def _name_of_file(self, record: SegmentRecord) -> str:
-        begun = self._epochs.get(record.epoch)
-        stem, _, digits = (begun.file if begun is not None else "unknown.000000").rpartition(".")
+        epoch = self._epochs.get(record.epoch)
+        stem, _, digits = (epoch.file if epoch is not None else "unknown.000000").rpartition(".")
         return f"{stem}.{record.file_number:0{len(digits)}d}"
 
-    def _begun_before(self, place: Position) -> SegmentRecord | None:
-        """Return the last segment that begins at or before a place."""
-        wanted = (place.epoch, place.file_number, place.offset)
+    def _segment_before(self, position: Position) -> SegmentRecord | None:
+        """Return the last segment that starts at or before a position."""
+        order_key = (position.epoch, position.file_number, position.offset)
         with self._changed:
-            at = self._index.find(place.commit_version)
-            # A commit version counts in units of 16 bytes, so it may be that of a segment a little further
-            # on.
+            index = self._index.find(position.commit_version)
+            # A commit version counts units of 16 bytes, so the match may be a segment that starts slightly
+            # later.
             while (
-                at >= 0
-                and (self._index[at].epoch, self._index[at].file_number, self._index[at].base) > wanted
+                index >= 0
+                and (self._index[index].epoch, self._index[index].file_number, self._index[index].base)
+                > order_key
             ):
-                at -= 1
-            return self._index[at] if at >= 0 else None
+                index -= 1
+            return self._index[index] if index >= 0 else None
 
-    def _holding(self, place: Position) -> SegmentRecord:
-        """Return the segment that holds the byte at a place. Raises PositionPurged, SequenceGap."""
-        record = self._begun_before(place)
+    def _segment_at(self, position: Position) -> SegmentRecord:
+        """Return the segment that contains the byte at a position. Raises PositionPurged, SequenceGap."""
+        record = self._segment_before(position)
         if record is None:
-            raise self._purged(place)
-        same_file = (record.epoch, record.file_number) == (place.epoch, place.file_number)
-        if same_file and place.offset < self._end_of(record, self._visible):
+            raise self._purged(position)
+        same_file = (record.epoch, record.file_number) == (position.epoch, position.file_number)
+        if same_file and position.offset < self._end_of(record, self._visible):
             return record
         raise SequenceGap(
             "the log does not have the bytes here",
-            position=str(place),
+            position=str(position),
             hint="penstock log list shows what it has",
         )
 
@@ -460,13 +460,13 @@ class LogReader:
 
 
 class _Access:
-    """How the locator opens the segments of a log."""
+    """Opens the segments of a log for the locator."""
 
     def __init__(self, log: LogReader) -> None:
         self._log = log
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
-        """Return what the segment says of itself."""
+        """Return the segment's head."""
         return self._log.segment_head(segment)
 
     @contextmanager

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 128-byte records of both indexes, little endian, each with the CRC32 of its first 124 bytes.
+"""The 128-byte records of both indexes: little endian, each with the CRC32 of its first 124 bytes.
 
-L2 (`BLOCK_DTYPE`) has one for each closed block of a segment, L1 (`SEGMENT_DTYPE`) one for each segment of
-the log. Either file begins with a header record. A record whose CRC32 does not hold is no record: an index is
-made again from the data, never believed.
+L2 (`BLOCK_DTYPE`) has a record for each closed block of a segment, L1 (`SEGMENT_DTYPE`) one for each segment
+of the log. Both files start with a header record. A record with a wrong CRC32 is never used: the index is
+rebuilt from the data.
 """
 
 import dataclasses
@@ -85,20 +85,20 @@ Records = npt.NDArray[Any]
 
 
 def seal(record: bytes) -> bytes:
-    """Return a record's bytes with the CRC32 of the first 124 at its end."""
+    """Return a record's first 124 bytes followed by their CRC32."""
     plain = record[:_CRC_AT].ljust(_CRC_AT, b"\x00")
     return plain + _CRC.pack(zlib.crc32(plain))
 
 
 def is_sound(record: bytes | memoryview) -> bool:
-    """Tell whether 128 bytes are a record whose CRC32 holds."""
+    """Return whether 128 bytes are a record with a correct CRC32."""
     return len(record) == RECORD_BYTES and _CRC.unpack_from(record, _CRC_AT)[0] == zlib.crc32(
         record[:_CRC_AT]
     )
 
 
 def sound_records(content: bytes | memoryview) -> int:
-    """Return how many records from the front on are whole and sound; `content` has no header."""
+    """Return how many leading records are complete and sound; `content` has no header."""
     view = memoryview(content)
     count = len(view) // RECORD_BYTES
     for index in range(count):
@@ -108,18 +108,18 @@ def sound_records(content: bytes | memoryview) -> int:
 
 
 def block_records(content: bytes | memoryview) -> Records:
-    """Return L2 records, without the header, as an array of BLOCK_DTYPE over the same bytes."""
+    """Return L2 records, without the header, as an array of BLOCK_DTYPE that shares the bytes."""
     return np.frombuffer(content, BLOCK_DTYPE, len(content) // RECORD_BYTES)
 
 
 def segment_records(content: bytes | memoryview) -> Records:
-    """Return L1 records, without the header, as an array of SEGMENT_DTYPE over the same bytes."""
+    """Return L1 records, without the header, as an array of SEGMENT_DTYPE that shares the bytes."""
     return np.frombuffer(content, SEGMENT_DTYPE, len(content) // RECORD_BYTES)
 
 
 @dataclass(frozen=True)
 class IndexHeader:
-    """The first record of an index; all zeros but the magic in L1."""
+    """The first record of an index. In L1 all fields except the magic are zero."""
 
     magic: bytes
     epoch: int = 0
@@ -132,7 +132,7 @@ class IndexHeader:
 
     @classmethod
     def decode(cls, record: bytes | memoryview) -> Self | None:
-        """Read a header; None where it is none, or is damaged."""
+        """Read a header. Returns None if it is damaged or not a header."""
         if not is_sound(record):
             return None
         magic, record_bytes, epoch, base, number = _HEADER.unpack_from(record)
@@ -141,13 +141,13 @@ class IndexHeader:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One block of a segment. Offsets are the source file's, times microseconds UTC since 1970.
+    """One block of a segment. Offsets are the source file's; times are in microseconds UTC since 1970.
 
-    `time_us` is the commit time of the transaction of its first event, `time_max_us` the latest of the log up
-    to its end. `last_boundary` is the offset behind the last transaction that ends in it, 0 where none does.
-    `transaction_start` is where the transaction of its first event begins, its own start where none is open
-    there. From `sequence_start` to its end all GTIDs are numbers of one source that follow one another; 0 is
-    not known.
+    `time_us` is the commit time of the transaction of the first event, `time_max_us` the latest commit time
+    of the log up to the block's end. `last_boundary` is the offset after the last transaction that ends in
+    the block, 0 if none does. `transaction_start` is where the transaction of the first event starts, or the
+    block's start if no transaction is open there. From `sequence_start` to the block's end, all GTIDs are
+    consecutive numbers of one source; 0 if unknown.
     """
 
     source_start: int
@@ -171,7 +171,7 @@ class BlockRecord:
 
     @classmethod
     def of(cls, record: Any) -> Self:
-        """Return one element of an array of BLOCK_DTYPE with plain values."""
+        """Convert one element of a BLOCK_DTYPE array to plain values."""
         values: dict[str, Any] = {field.name: record[field.name] for field in dataclasses.fields(cls)}
         for name, value in values.items():
             values[name] = bytes(value) if name == "gtid_source" else int(value)
@@ -179,12 +179,12 @@ class BlockRecord:
 
     @classmethod
     def decode(cls, record: bytes | memoryview) -> Self | None:
-        """Read 128 bytes; None where the CRC32 does not hold."""
+        """Read 128 bytes. Returns None if the CRC32 is wrong."""
         return cls.of(block_records(record)[0]) if is_sound(record) else None
 
     @property
     def begins_at_boundary(self) -> bool:
-        """Whether its first event begins a transaction, or stands between two."""
+        """Whether no transaction is open at its start."""
         return bool(self.flags & BEGINS_AT_BOUNDARY)
 
     @property
@@ -197,9 +197,9 @@ class BlockRecord:
 class SegmentRecord:
     """One segment of a log: bytes [base, source_end) of a source file. Ordered by `version`.
 
-    `source_end` is 0 while the segment is open. `stored_bytes` is what it takes where it lies. Times are
-    microseconds UTC since 1970, 0 where it holds no transaction; `time_max_us` is the latest of the log up
-    to its end.
+    `source_end` is 0 while the segment is open. `stored_bytes` is its size in the folder or in the tier.
+    Times are in microseconds UTC since 1970, 0 if it has no transaction; `time_max_us` is the latest commit
+    time of the log up to the segment's end.
     """
 
     version: int
@@ -219,12 +219,12 @@ class SegmentRecord:
 
     @classmethod
     def of(cls, record: Any) -> Self:
-        """Return one element of an array of SEGMENT_DTYPE with plain values."""
+        """Convert one element of a SEGMENT_DTYPE array to plain values."""
         return cls(**{field.name: int(record[field.name]) for field in dataclasses.fields(cls)})
 
     @classmethod
     def decode(cls, record: bytes | memoryview) -> Self | None:
-        """Read 128 bytes; None where the CRC32 does not hold."""
+        """Read 128 bytes. Returns None if the CRC32 is wrong."""
         return cls.of(segment_records(record)[0]) if is_sound(record) else None
 
     def encode(self) -> bytes:

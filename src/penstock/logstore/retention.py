@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a log, and when: by age, by bytes, by what the disk has left; never past a hold.
+"""Retention: which segments leave a log, and when. Limits are age, bytes and free disk space; holds win.
 
-The oldest segments leave, without a gap: what stays is one run up to the newest, which always stays. They go
-in two phases. First they leave the indexes and move to `<folder>/expired`, where no reader looks; a reader
-that has one open reads on. The next pass removes them for good. A crash anywhere in between leaves a segment
-in the log or out of it, and never half of one in it.
+The oldest segments leave first, so the remaining ones are always one run up to the newest, which never
+leaves. Removal has two phases. First the segments leave the indexes and move to `<folder>/expired`, where no
+reader looks; a reader that has one open continues to read it. The next pass deletes them. A crash in between
+leaves each segment either fully in the log or fully out of it.
 """
 
 import math
@@ -35,14 +35,13 @@ AGE_SECONDS_DEFAULT = 24 * 3600
 
 _HOUR_SECONDS = 3600
 _SECOND_US = 1_000_000
-# The first place in a source file. A log has nothing between it and the file's first segment.
+# The first offset of a source file's events. The log has nothing between it and the file's first segment.
 _FILE_START = 4
-# What a segment is made of: its data, or the note that says where that is. Its index moves last: alone it
-# means
-# nothing, while data without it would have to be read again.
+# The files of a segment: its data, or the note about its object in the tier. The index moves last: an index
+# without data is ignored, while data without its index would need a rebuild.
 _DATA_SUFFIXES = (SEGMENT_SUFFIX, COLD_SUFFIX, TIERED_SUFFIX)
 _SUFFIXES = (*_DATA_SUFFIXES, INDEX_SUFFIX)
-# How long a pass goes on with a store in which something could not be removed.
+# How long a pass continues with a store after a removal failed.
 _FAILING_STORE_SECONDS_MAX = 10
 
 _log = structlog.get_logger(__name__)
@@ -53,12 +52,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """How much is kept, whichever bound is met first; None sets no bound.
+    """How much a log keeps. The first limit that is exceeded applies; None sets no limit.
 
-    `age_seconds` counts from the end of the hour in which a segment was begun. `bytes_max` is for the
-    segments on this host, `free_bytes` is what the disk should have left. A hold after which this host has
-    more than `hold_bytes` holds nothing any longer; while the disk has less than `hold_free_bytes` left,
-    those furthest back hold nothing, as far as that frees what is missing.
+    `age_seconds` counts from the end of the hour in which a segment was started. `bytes_max` limits the
+    segments on this host, and `free_bytes` is the space that the disk should keep free. A hold is broken once
+    this host has more than `hold_bytes` after it. While the disk has less than `hold_free_bytes` free, the
+    oldest holds are broken, as far as that frees the missing space.
     """
 
     age_seconds: float | None = AGE_SECONDS_DEFAULT
@@ -69,7 +68,7 @@ class RetentionPolicy:
 
 
 class Reason(StrEnum):
-    """Why a segment leaves."""
+    """The reason why a segment leaves."""
 
     AGE = "age"
     BYTES = "bytes"
@@ -79,7 +78,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Departure:
-    """One segment that leaves, and why."""
+    """One segment that leaves, and the reason."""
 
     segment: SegmentRecord
     reason: Reason
@@ -87,7 +86,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class RetentionPlan:
-    """What would leave, oldest first; what would too, but for a hold; and the holds that are broken."""
+    """The segments that would leave, oldest first; the segments kept by a hold; and the broken holds."""
 
     departures: list[Departure]
     held: list[Departure] = field(default_factory=list)
@@ -96,12 +95,12 @@ class RetentionPlan:
 
     @property
     def bytes_freed(self) -> int:
-        """The bytes of this host's disk that come free."""
-        return sum(_local_bytes(one.segment) for one in self.departures)
+        """The bytes freed on this host's disk."""
+        return sum(_local_bytes(departure.segment) for departure in self.departures)
 
 
 class Retention:
-    """Lets a log's oldest segments go. One pass at a time; the process that writes the log runs it.
+    """Removes a log's oldest segments. Run by the process that writes the log, one pass at a time.
 
     `clock` returns the time in microseconds UTC since 1970.
     """
@@ -117,9 +116,9 @@ class Retention:
     ) -> None:
         self.policy = policy
         self.holds = Holds(disk, layout)
-        # As the last pass found them.
+        # The broken holds of the latest pass.
         self.broken: tuple[BrokenHold, ...] = ()
-        # Where the last segment ended that left.
+        # The end of the last segment that left.
         self._gone_to: tuple[int, ...] = ()
         self._disk = disk
         self._layout = layout
@@ -127,18 +126,18 @@ class Retention:
         self._clock = clock or _now_us
 
     def run(self, catalog: SegmentCatalog) -> RetentionPlan:
-        """Do one pass: remove what left in the last one, then let go what is due now. Returns what left.
+        """Run one pass: delete what left in the previous pass, then remove what is due now. Returns the plan.
 
-        A hold that cannot be read is named in an error and holds nothing. Raises DiskFailed, and last of
-        all what `sweep` raises for a note: the disk of this host is made free whatever the store does.
+        An unreadable hold is logged as an error and keeps nothing. Raises DiskFailed, and at the very end the
+        errors of `sweep` for a note: space on this host is freed even if the store fails.
         """
         notes = self._expired_notes()
-        self._sweep_here()
+        self._sweep_local()
         with self.holds.unchanged():
             self.holds.remove_expired(self._clock())
             plan = self.plan(catalog.segments)
-            before = {one.hold.name for one in self.broken}
-            fresh = frozenset(one.hold.name for one in plan.broken if one.hold.name not in before)
+            before = {broken.hold.name for broken in self.broken}
+            fresh = frozenset(broken.hold.name for broken in plan.broken if broken.hold.name not in before)
             self._report(plan.broken)
             if fresh:
                 # What is prepared after them is looked for before anything there leaves.
@@ -148,56 +147,58 @@ class Retention:
         return plan
 
     def plan(self, segments: SegmentIndex, counting: frozenset[str] = frozenset()) -> RetentionPlan:
-        """Return what would leave now, and why; nothing is changed. Broken holds of `counting` count."""
+        """Return what would leave now, and why; nothing is changed. Broken holds in `counting` still
+        count."""
         now = self._clock()
         holds = self.holds.readable(now)
-        # The newest always stays: it may be open, and it is where the log goes on.
+        # The newest segment always stays: it may be open, and the log continues there.
         candidates = list(segments)[:-1]
         due = self._due(candidates, sum(map(_local_bytes, segments)), now)
         broken = self._broken(holds, segments, due)
-        names = {one.hold.name for one in broken} - counting
-        hold = min((one for one in holds if one.name not in names), key=_place_of, default=None)
+        names = {broken_hold.hold.name for broken_hold in broken} - counting
+        hold = min((hold for hold in holds if hold.name not in names), key=_hold_key, default=None)
         free = len(due)
         if hold is not None:
-            place = _place_of(hold)
-            free = next((at for at, one in enumerate(due) if _end_of(one.segment) > place), len(due))
+            hold_key = _hold_key(hold)
+            free = next(
+                (index for index, departure in enumerate(due) if _end_of(departure.segment) > hold_key),
+                len(due),
+            )
         return RetentionPlan(due[:free], due[free:], hold if free < len(due) else None, tuple(broken))
 
     def expire(self, catalog: SegmentCatalog, plan: RetentionPlan) -> None:
-        """Take the plan's segments out of L1 and out of sight; the next sweep removes them."""
+        """Remove the plan's segments from L1 and move them away. The next sweep deletes them."""
         if plan.held_by is not None:
             _log.warning(
                 "segments are due but held",
                 hold=plan.held_by.name,
                 position=str(plan.held_by.position),
                 segments=len(plan.held),
-                bytes=sum(_local_bytes(one.segment) for one in plan.held),
+                bytes=sum(_local_bytes(departure.segment) for departure in plan.held),
             )
         if not plan.departures:
             return
-        versions = {one.segment.version for one in plan.departures}
+        versions = {departure.segment.version for departure in plan.departures}
         self._gone_to = _end_of(plan.departures[-1].segment)
         try:
-            # L1 first: from here on no reader is sent to a file that is about to move.
+            # Update L1 first, so that no reader is sent to a file that is about to move.
             catalog.drop(versions)
             self._move_all(plan.departures)
         except LogFull:
-            # A full disk has no room for L1 either. What leaves makes room, and after a crash in between
-            # L1 is
-            # made again from what is left.
+            # A full disk has no space for L1 either. Deleting the segments frees space, and after a crash in
+            # between L1 is rebuilt from the remaining segments.
             _log.warning("the disk is full: what leaves is removed at once", folder=str(self._layout.folder))
             self._move_all(plan.departures)
-            self._sweep_here()
+            self._sweep_local()
             catalog.drop(versions)
 
     def sweep(self) -> int:
-        """Remove for good what left in an earlier pass; return how many bytes that freed on this host.
+        """Delete what left in an earlier pass; return how many bytes that freed on this host.
 
-        A segment that cannot be removed from its store now, or whose note cannot be read, is kept for the
-        next pass, and the others go on. Raises the first such problem when all else is done: LogDamaged,
-        ConnectionLost.
+        A segment that cannot be removed from its store, or whose note cannot be read, is kept for the next
+        pass, and the others continue. Raises the first such error at the end: LogDamaged, ConnectionLost.
         """
-        freed = self._sweep_here()
+        freed = self._sweep_local()
         return freed + self._sweep_store(self._expired_notes())
 
     # --- Inside -----------------------------------------------------------------------------
@@ -206,29 +207,29 @@ class Retention:
         expired = self._layout.folder / EXPIRED_FOLDER
         return [expired / name for name in self._disk.list(expired) if name.endswith(TIERED_SUFFIX)]
 
-    def _sweep_here(self) -> int:
-        """Remove what left and lies on this host."""
+    def _sweep_local(self) -> int:
+        """Delete the expired files on this host."""
         expired = self._layout.folder / EXPIRED_FOLDER
         self._remove_lone_indexes()
         here = tuple(suffix for suffix in (*_SUFFIXES, TMP_SUFFIX) if suffix != TIERED_SUFFIX)
-        gone = [expired / name for name in self._disk.list(expired) if name.endswith(here)]
-        return self._remove_expired(gone)
+        removable = [expired / name for name in self._disk.list(expired) if name.endswith(here)]
+        return self._remove_expired(removable)
 
     def _sweep_store(self, notes: list[Path]) -> int:
-        """Remove the segments of notes from their store, and the notes."""
+        """Remove the segments of notes from their store, and then the notes."""
         first: PenstockError | None = None
-        begun = time.monotonic()
-        gone = []
+        started = time.monotonic()
+        removed = []
         for path in notes:
-            if first is not None and time.monotonic() - begun > _FAILING_STORE_SECONDS_MAX:
+            if first is not None and time.monotonic() - started > _FAILING_STORE_SECONDS_MAX:
                 break
             try:
                 if self._remove_from_tier(path):
-                    gone.append(path)
+                    removed.append(path)
             except PenstockError as problem:
                 _log.warning("an expired segment stays in its store", note=path.name, reason=str(problem))
                 first = first or problem
-        freed = self._remove_expired(gone)
+        freed = self._remove_expired(removed)
         if first is not None:
             raise first
         return freed
@@ -244,98 +245,98 @@ class Retention:
         return freed
 
     def _broken(self, holds: list[Hold], segments: SegmentIndex, due: list[Departure]) -> list[BrokenHold]:
-        """Return the holds that are past a bound, and hold nothing."""
-        floor = self._floor_of_bytes(segments)
-        # After a restart only the log itself tells what has left it.
+        """Return the holds that exceed a limit and therefore keep nothing."""
+        floor = self._hold_bytes_floor(segments)
+        # After a restart, only the log itself shows which segments left.
         gone_to = self._gone_to or (_begin_of(segments[0]) if len(segments) else ())
         broken = []
         within = []
         for hold in holds:
-            if _place_of(hold) < gone_to and _place_of(hold) != (*gone_to[:2], _FILE_START):
+            if _hold_key(hold) < gone_to and _hold_key(hold) != (*gone_to[:2], _FILE_START):
                 broken.append(BrokenHold(hold, "what it was to keep has left the log"))
-            elif _place_of(hold) < floor:
+            elif _hold_key(hold) < floor:
                 broken.append(BrokenHold(hold, f"more than hold_bytes follow it: {self.policy.hold_bytes}"))
             else:
                 within.append(hold)
-        floor = self._floor_of_free_bytes(within, due)
+        floor = self._free_bytes_floor(within, due)
         bound = self.policy.hold_free_bytes
         why = f"the disk has less than hold_free_bytes free: {bound}"
-        return broken + [BrokenHold(hold, why) for hold in within if _place_of(hold) < floor]
+        return broken + [BrokenHold(hold, why) for hold in within if _hold_key(hold) < floor]
 
-    def _floor_of_bytes(self, segments: SegmentIndex) -> tuple[float, ...]:
-        """Return the place before which a hold would keep more bytes of this host than one may."""
-        bound, behind, newest = self.policy.hold_bytes, 0, len(segments) - 1
-        for at in range(newest, -1, -1):
-            behind += _local_bytes(segments[at])
-            if bound is not None and behind > bound:
-                return _end_of(segments[at]) if at < newest else (math.inf,)
+    def _hold_bytes_floor(self, segments: SegmentIndex) -> tuple[float, ...]:
+        """Return the key before which a hold would keep more bytes on this host than allowed."""
+        bound, bytes_after, newest = self.policy.hold_bytes, 0, len(segments) - 1
+        for index in range(newest, -1, -1):
+            bytes_after += _local_bytes(segments[index])
+            if bound is not None and bytes_after > bound:
+                return _end_of(segments[index]) if index < newest else (math.inf,)
         return ()
 
-    def _floor_of_free_bytes(self, holds: list[Hold], due: list[Departure]) -> tuple[float, ...]:
-        """Return the place before which holds give way to the free bytes that the disk is short of."""
+    def _free_bytes_floor(self, holds: list[Hold], due: list[Departure]) -> tuple[float, ...]:
+        """Return the key before which holds are broken to free the space that the disk is missing."""
         bound = self.policy.hold_free_bytes
-        kept = min(map(_place_of, holds), default=None)
-        if bound is None or kept is None:
+        oldest = min(map(_hold_key, holds), default=None)
+        if bound is None or oldest is None:
             return ()
-        short = bound - self._disk.free_bytes(self._layout.folder)
+        missing = bound - self._disk.free_bytes(self._layout.folder)
         floor: tuple[float, ...] = ()
-        for one in due:
-            if short <= 0:
+        for departure in due:
+            if missing <= 0:
                 break
-            # What lies in a store frees nothing here, so a hold is not broken for it alone.
-            if local := _local_bytes(one.segment):
-                short -= local
-                floor = _end_of(one.segment)
+            # A segment in the tier frees nothing here, so no hold is broken for it alone.
+            if local := _local_bytes(departure.segment):
+                missing -= local
+                floor = _end_of(departure.segment)
         return floor
 
     def _report(self, broken: tuple[BrokenHold, ...]) -> None:
-        """Say once of each hold that a bound broke it, and that it holds again."""
-        before = {one.hold.name for one in self.broken}
-        for one in broken:
-            if one.hold.name not in before:
+        """Log each hold once when a limit breaks it, and once when it holds again."""
+        before = {broken_hold.hold.name for broken_hold in self.broken}
+        for broken_hold in broken:
+            if broken_hold.hold.name not in before:
                 _log.error(
                     "a hold is broken and holds nothing",
-                    hold=one.hold.name,
-                    position=str(one.hold.position),
-                    why=one.why,
+                    hold=broken_hold.hold.name,
+                    position=str(broken_hold.hold.position),
+                    why=broken_hold.why,
                 )
-        for name in sorted(before - {one.hold.name for one in broken}):
+        for name in sorted(before - {broken_hold.hold.name for broken_hold in broken}):
             _log.info("a hold is no longer broken", hold=name)
         self.broken = broken
 
     def _due(self, candidates: list[SegmentRecord], bytes_held: int, now_us: int) -> list[Departure]:
-        """Return what the policy alone would let go, oldest first."""
+        """Return the segments that the policy alone would remove, oldest first."""
         policy = self.policy
-        short = 0
+        missing = 0
         if policy.free_bytes is not None:
-            short = policy.free_bytes - self._disk.free_bytes(self._layout.folder)
+            missing = policy.free_bytes - self._disk.free_bytes(self._layout.folder)
         due = []
         for segment in candidates:
             if policy.age_seconds is not None and _age_seconds(segment, now_us) >= policy.age_seconds:
                 reason = Reason.AGE
             elif policy.bytes_max is not None and bytes_held > policy.bytes_max:
                 reason = Reason.BYTES
-            elif short > 0:
+            elif missing > 0:
                 reason = Reason.FREE_BYTES
             else:
                 break
             due.append(Departure(segment, reason))
             bytes_held -= _local_bytes(segment)
-            short -= _local_bytes(segment)
+            missing -= _local_bytes(segment)
         return due
 
     def _move_all(self, departures: list[Departure]) -> None:
         expired = self._layout.folder / EXPIRED_FOLDER
         self._disk.make_folder(expired)
-        for one in departures:
-            self._move(one.segment, expired)
+        for departure in departures:
+            self._move(departure.segment, expired)
             _log.info(
                 "a segment left the log",
-                segment=one.segment.version,
-                hour=one.segment.hour,
-                reason=one.reason.value,
-                bytes=one.segment.stored_bytes,
-                transactions=one.segment.transactions,
+                segment=departure.segment.version,
+                hour=departure.segment.hour,
+                reason=departure.reason.value,
+                bytes=departure.segment.stored_bytes,
+                transactions=departure.segment.transactions,
             )
 
     def _move(self, segment: SegmentRecord, expired: Path) -> None:
@@ -351,7 +352,7 @@ class Retention:
             self._disk.sync_folder(self._layout.folder)
 
     def _remove_lone_indexes(self) -> None:
-        """Remove the indexes whose segment moved just before a crash."""
+        """Remove indexes whose segments moved just before a crash."""
         for hour in self._layout.hours(self._disk):
             folder = self._layout.hour_folder(hour)
             names = self._disk.list(folder)
@@ -384,7 +385,7 @@ def _end_of(segment: SegmentRecord) -> tuple[int, int, int]:
     return segment.epoch, segment.file_number, segment.source_end
 
 
-def _place_of(hold: Hold) -> tuple[int, int, int]:
+def _hold_key(hold: Hold) -> tuple[int, int, int]:
     return hold.position.epoch, hold.position.file_number, hold.position.offset
 
 
@@ -393,8 +394,7 @@ def _local_bytes(segment: SegmentRecord) -> int:
 
 
 def _age_seconds(segment: SegmentRecord, now_us: int) -> float:
-    """Return the time since the hour ended in which the segment was begun: nothing in it is younger by
-    more."""
+    """Return the seconds since the end of the hour in which the segment was started."""
     begun = timegm(time.strptime(str(segment.hour), "%Y%m%d%H"))
     return now_us / _SECOND_US - (begun + _HOUR_SECONDS)
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which definition each table had at each position of the log, kept beside its segments.
+"""The table definitions in force at each position of the log, stored next to its segments.
 
-    <folder>/schemas/<commit version>.schemas     one generation: a snapshot, then what moved it on
+    <folder>/schemas/<commit version>.schemas     one generation: a snapshot and the changes after it
 
-A generation is lines of text, each with its CRC32: the definitions in force at a position, then the
-statements after it and the definitions that were read elsewhere where a statement said too little, each with
-its own position. So any position is answered by one snapshot and the lines up to it; a line torn off by a
-crash is not there, and the statement comes again with the events. A new generation begins at a seed and where
-the lines outgrow their snapshot; the old ones go when the log no longer reaches back to them.
+A generation is lines of text, each with its CRC32: the definitions in force at a position, then the later
+statements, and definitions that were read elsewhere because a statement was not sufficient, each with its own
+position. So a snapshot and the lines after it answer any position. A line torn by a crash is ignored; its
+statement is received again with the events. A new generation starts at a seed, and once the lines outgrow
+their snapshot. Old generations are removed when the log no longer reaches back to them.
 
-Definitions that are read elsewhere arrive late: `settle` puts them at the position they hold from, and makes
-the snapshots after it again. A crash in between leaves tables in doubt, and never a wrong definition.
+Definitions that are read elsewhere arrive late: `settle` inserts them at the position from which they hold,
+and rebuilds the later snapshots. A crash in between leaves tables in doubt, but never a wrong definition.
 
-What a statement means is told by the history that the caller reads snapshots into (`Definitions`).
+The history that the caller builds from a snapshot (`Definitions`) interprets the statements.
 """
 
 import json
@@ -33,61 +33,61 @@ FOLDER = "schemas"
 SUFFIX = ".schemas"
 FORMAT = 1
 
-# A generation ends when its lines pass this, or the size of its snapshot where that is larger.
+# A generation ends when its lines exceed this size, or the size of its snapshot if that is larger.
 LINES_BYTES_MAX = 4 * MIB
-# A longer statement is not kept: what it made is, as a generation of its own.
+# A longer statement is not stored. A new generation stores its result instead.
 STATEMENT_BYTES_MAX = MIB
 
 _CRC_DIGITS = 8
 
 
 class Definitions(Protocol):
-    """What a generation is read into: `SchemaHistory`, or anything that can move on as it does."""
+    """The state that a generation is loaded into: `SchemaHistory`, or a compatible class."""
 
     def defines(self, text: str, database: str, session: StatementSession) -> bool:
-        """Tell whether a statement can change a definition."""
+        """Return whether a statement can change a definition."""
 
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession
     ) -> set[TableName]:
-        """Take a statement into account; return the tables it moved or put in doubt."""
+        """Apply a statement; return the tables it changed or put in doubt."""
 
     def take(self, definition: dict[str, Any], position: Position) -> None:
-        """Take a definition that was read elsewhere, from a position on."""
+        """Apply a definition that was read elsewhere, from a position on."""
 
     def refuse(self, name: TableName, why: str) -> None:
-        """Note that nobody can tell the definition of a table in doubt."""
+        """Record that the definition of a table in doubt cannot be determined."""
 
     def suspect(self, name: TableName, position: Position, reason: str) -> None:
         """Put a table in doubt from a position on."""
 
     def date_doubts(self, position: Position) -> None:
-        """Let what is in doubt since before a position, or since nobody knows where, be so from there on."""
+        """Date doubts from before a position, or of unknown start, to that position."""
 
     def survey(self) -> None:
-        """Note that every table of the server was taken or refused."""
+        """Record that every table of the server was taken or refused."""
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
         """Return the definitions in force at a position as JSON, by default the newest."""
 
 
 class Settler(Protocol):
-    """Who reads the definitions in doubt of a log that is being captured."""
+    """Resolves the definitions in doubt of a log that is being captured."""
 
     def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
-        """Wait until a table's doubt was settled or refused, or the time is up."""
+        """Wait until a table's doubt is settled or refused, or the timeout expires."""
 
     def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-        """Keep a definition that an operator gives, from a position on.
+        """Store a definition supplied by an operator, from a position on.
 
         Raises SchemaUnknown, SchemaInvalid, ServerBusy.
         """
 
     def retire(self) -> threading.Thread:
-        """Let another settler take over; return the thread that may still be reading."""
+        """Stop, so that another settler can take over; return the thread that may still be reading."""
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the tables in doubt as the status shows them."""
+        """Return the tables in doubt, as shown by the status."""
 
 
 _Kept = TypeVar("_Kept", bound=Definitions)
@@ -96,9 +96,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class _Generation:
-    """One file: the position its snapshot is of, the snapshot, and the lines after it that are whole.
+    """One file: the position of its snapshot, the snapshot, and the valid lines after it.
 
-    Where it `continues` the generation before, its snapshot is what that one's lines make.
+    If it `continues` the previous generation, its snapshot is the result of that generation's lines.
     """
 
     path: Path
@@ -115,17 +115,17 @@ class _Generation:
         return self.lines[: bisect_right(self.lines, position, key=lambda line: line[0])]
 
     def content(self) -> bytes:
-        """Return the file's bytes."""
+        """Return the content of the file."""
         lines = [{"position": str(position), **line} for position, line in self.lines]
         return b"".join(map(_line, [_first(self.position, self.snapshot, self.continues), *lines]))
 
 
 class SchemaLog(Generic[_Kept]):
-    """The definitions kept with one log. Every method may be called by any thread; one process writes.
+    """The definitions stored with one log. All methods are thread-safe; one process writes.
 
-    `read` makes a history of a snapshot: `SchemaHistory.from_json`, with a `reread` where a server can be
-    asked. `earliest` tells where the log begins now: generations that only what lies before it would need are
-    removed as others begin. Opening writes nothing. Raises SchemaInvalid for files that are none of ours.
+    `read` builds a history from a snapshot: `SchemaHistory.from_json`, with a `reread` if a server can be
+    queried. `earliest` returns where the log begins now: when a new generation starts, generations needed
+    only before that position are removed. Opening writes nothing. Raises SchemaInvalid for unknown files.
     """
 
     def __init__(
@@ -148,12 +148,12 @@ class SchemaLog(Generic[_Kept]):
     # --- Reading ------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Whether anything is kept."""
+        """Whether any definitions are stored."""
         return bool(self._names())
 
     @property
     def position(self) -> Position | None:
-        """The position of the newest snapshot, statement or definition; None where nothing is kept."""
+        """The position of the newest snapshot, statement or definition; None if nothing is stored."""
         with self._lock:
             newest = self._generation(None)
         if newest is None:
@@ -161,15 +161,16 @@ class SchemaLog(Generic[_Kept]):
         return newest.lines[-1][0] if newest.lines else newest.position
 
     def at(self, position: Position | None = None) -> _Kept:
-        """Return a history of the caller's own: what is in force at a position, by default the newest.
+        """Return a separate history with the definitions in force at a position, by default the newest.
 
-        Before the first snapshot they are those of the first. Raises SchemaUnknown where nothing is kept.
+        A position before the first snapshot gets the first snapshot. Raises SchemaUnknown if nothing is
+        stored.
         """
         with self._lock:
             return self._at(position)
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
-        """Return what `at` has, as JSON that `read` takes: of one table where one is named, else of all."""
+        """Return the definitions of `at` as JSON that `read` accepts: of one table if named, else of all."""
         return self.at(position).in_force(position, name)
 
     def _at(self, position: Position | None) -> _Kept:
@@ -185,16 +186,16 @@ class SchemaLog(Generic[_Kept]):
     def _replay(self, generation: _Generation, position: Position | None) -> _Kept:
         history = self._read(generation.snapshot)
         if not generation.continues or generation.path == self._path(self._names()[0]):
-            # What is settled before this snapshot never reaches it.
+            # A settlement before this snapshot never reaches it.
             history.date_doubts(generation.position)
-        for place, line in generation.upto(position):
-            _follow(history, place, line)
+        for line_position, line in generation.upto(position):
+            _apply_line(history, line_position, line)
         return history
 
     def statements(self, since: Position, until: Position) -> list[tuple[Position, dict[str, Any]]] | None:
         """Return the statements that end in (since, until], each with its database and session.
 
-        None where not all are kept: the log has a gap there, or a statement was too long.
+        None if some are missing: the log has a gap there, or a statement was too long.
         """
         with self._lock:
             names, statements = self._names(), []
@@ -211,7 +212,7 @@ class SchemaLog(Generic[_Kept]):
             return [(position, line) for position, line in statements if "text" in line]
 
     def with_newest(self, use: Callable[[_Kept], _Answer]) -> _Answer:
-        """Return what a function makes of the newest definitions; it must neither keep nor change them."""
+        """Return the result of a function on the newest definitions; it must neither keep nor change them."""
         with self._lock:
             self._newest = self._newest or self._at(None)
             return use(self._newest)
@@ -219,7 +220,7 @@ class SchemaLog(Generic[_Kept]):
     # --- Writing ------------------------------------------------------------------------------
 
     def seed(self, history: _Kept, position: Position) -> None:
-        """Begin a generation: these definitions hold from a position on, whatever was kept of later ones."""
+        """Start a generation: these definitions hold from a position on, replacing any later ones."""
         with self._lock:
             self._cut(position)
             self._begin(history.in_force(position), position)
@@ -227,12 +228,11 @@ class SchemaLog(Generic[_Kept]):
     def settle(
         self, position: Position, lines: Sequence[dict[str, Any]], *, received: Position | None = None
     ) -> None:
-        """Put what was read elsewhere at the position it holds from, durably; without lines, make the
-        snapshots after it again.
+        """Insert definitions read elsewhere at the position from which they hold, durably.
 
-        Lines are `definition_line`, `refusal_line` and SURVEYED. `received` is how far the log goes: past
-        that, statements that are yet to come would be taken for known. Raises PositionInvalid there, and
-        SchemaUnknown for a position before the first that is kept.
+        Without lines, only rebuild the later snapshots. Lines are `definition_line`, `refusal_line` and
+        SURVEYED. `received` is the end of the log: past it, statements still to come would be treated as
+        known. Raises PositionInvalid there, and SchemaUnknown for a position before the first stored one.
         """
         if received is not None and position > received:
             raise PositionInvalid(f"the log was received up to {received} only", position=str(position))
@@ -247,15 +247,15 @@ class SchemaLog(Generic[_Kept]):
             self._close()
             self._newest = None
             names = self._names()
-            at = len(generation.upto(position))
-            if generation.path == self._path(names[-1]) and at == len(generation.lines):
-                written = b"".join(_line({"position": str(position), **line}) for line in lines)
-                self._append(generation, written)
+            index = len(generation.upto(position))
+            if generation.path == self._path(names[-1]) and index == len(generation.lines):
+                content = b"".join(_line({"position": str(position), **line}) for line in lines)
+                self._append(generation, content)
                 self._loaded = None
                 return
-            # A change that cannot be written must not stay in memory.
+            # Drop the cached generation: a change that fails to be written must not stay in memory.
             self._loaded = None
-            generation.lines[at:at] = [(position, dict(line)) for line in lines]
+            generation.lines[index:index] = [(position, dict(line)) for line in lines]
             self._rewrite(generation)
             for version in names[names.index(generation.position.commit_version) + 1 :]:
                 later = self._load(version)
@@ -269,29 +269,29 @@ class SchemaLog(Generic[_Kept]):
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
-        """Take a statement that ends at a position into account, durably; return the tables it moved.
+        """Apply a statement that ends at a position, durably; return the tables it changed.
 
-        A statement at or before the newest position is known already. Raises SchemaUnknown before the first
-        seed.
+        A statement at or before the newest position is already known and is skipped. Raises SchemaUnknown
+        before the first seed.
         """
         with self._lock:
             newest = self._generation(None)
             if newest is not None and position <= (newest.lines[-1][0] if newest.lines else newest.position):
                 return set()
-            # Read anew where this fails midway, so that nothing is applied twice.
+            # Drop the cached history, so that a failure midway does not lead to applying the statement twice.
             history, self._newest = self._newest or self._at(None), None
             assert newest is not None, "there is a generation to have read"
-            moved = set()
+            changed = set()
             session = session or StatementSession()
             if history.defines(text, database, session):
-                moved = history.apply(text, database, position, session)
+                changed = history.apply(text, database, position, session)
                 line = {"database": database, "text": text, **session.to_json()}
                 self._keep(newest, history, line, position)
             self._newest = history
-            return moved
+            return changed
 
     def cut(self, position: Position) -> None:
-        """Forget what was kept of later positions: the log lost its end, or begins another epoch there."""
+        """Remove what was stored for later positions: the log lost its end, or a new epoch begins there."""
         with self._lock:
             self._cut(position)
 
@@ -301,7 +301,7 @@ class SchemaLog(Generic[_Kept]):
             self._trim(earliest)
 
     def close(self) -> None:
-        """Let go of the file that is written to. The log can be used again."""
+        """Close the open file. The log can be used again."""
         with self._lock:
             self._close()
 
@@ -344,15 +344,15 @@ class SchemaLog(Generic[_Kept]):
             self._trim(earliest)
 
     def _keep(self, newest: _Generation, history: _Kept, line: dict[str, Any], position: Position) -> None:
-        """Add a line to the newest generation, and begin one where the lines outgrow it."""
-        written = _line({"position": str(position), **line})
-        if len(written) > STATEMENT_BYTES_MAX:
+        """Append a line to the newest generation, and start a new one if the lines outgrow the snapshot."""
+        content = _line({"position": str(position), **line})
+        if len(content) > STATEMENT_BYTES_MAX:
             history.date_doubts(position)
             self._begin(history.in_force(position), position)
             return
-        self._append(newest, written)
+        self._append(newest, content)
         newest.lines.append((position, line))
-        newest.sound_bytes += len(written)
+        newest.sound_bytes += len(content)
         self._loaded = newest.sound_bytes, newest
         if newest.sound_bytes - newest.snapshot_bytes > max(LINES_BYTES_MAX, newest.snapshot_bytes):
             self._begin(history.in_force(position), position, continues=True)
@@ -361,12 +361,12 @@ class SchemaLog(Generic[_Kept]):
         self._disk.write_atomic(generation.path, generation.content())
         self._loaded = None
 
-    def _append(self, generation: _Generation, written: bytes) -> None:
+    def _append(self, generation: _Generation, content: bytes) -> None:
         file = self._file = self._file or self._disk.append_open(generation.path)
         if file.size != generation.sound_bytes:
-            # A crash tore the last line off; what comes now must not be joined to its rest.
+            # A crash tore the last line. Cut it off, so that the new line is not joined to it.
             file.truncate(generation.sound_bytes)
-        file.write([written])
+        file.write([content])
         file.sync()
 
     def _cut(self, position: Position) -> None:
@@ -417,12 +417,12 @@ def doubt_line(name: TableName, reason: str) -> dict[str, Any]:
 
 
 def refusal_line(name: TableName, why: str) -> dict[str, Any]:
-    """Return the line of a table whose definition nobody can tell."""
+    """Return the line of a table whose definition cannot be determined."""
     return {"refusal": why, "table": str(name)}
 
 
-def _follow(history: Definitions, position: Position, line: dict[str, Any]) -> None:
-    """Take one line into account."""
+def _apply_line(history: Definitions, position: Position, line: dict[str, Any]) -> None:
+    """Apply one line."""
     if "text" in line:
         history.apply(line["text"], line["database"], position, StatementSession.from_json(line))
     elif "definition" in line:
@@ -446,7 +446,7 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def _parse(path: Path, content: bytes) -> _Generation:
-    """Read a generation. Raises SchemaInvalid where it has no snapshot, or not one of this format."""
+    """Parse a generation. Raises SchemaInvalid without a snapshot, or for an unknown format."""
     try:
         lines = list(_sound_lines(content))
         first, snapshot_bytes = lines[0]
@@ -455,13 +455,13 @@ def _parse(path: Path, content: bytes) -> _Generation:
                 f"{path} has format {first['format']}, this program reads {FORMAT}",
                 hint="Read it with the version of penstock that wrote it, or a newer one",
             )
-        moved = [(Position.parse(line.pop("position")), line) for line, _ in lines[1:]]
+        changes = [(Position.parse(line.pop("position")), line) for line, _ in lines[1:]]
         return _Generation(
             path,
             Position.parse(first["position"]),
             first["history"],
             first.get("continues", False),
-            moved,
+            changes,
             lines[-1][1],
             snapshot_bytes,
         )
@@ -475,12 +475,12 @@ def _parse(path: Path, content: bytes) -> _Generation:
 
 
 def _sound_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each line up to the first that is torn or damaged, with where it ends."""
-    place = 0
-    while (end := content.find(b"\n", place)) >= 0:
-        line = content[place:end]
+    """Yield each line before the first torn or damaged one, with the offset of its end."""
+    start = 0
+    while (end := content.find(b"\n", start)) >= 0:
+        line = content[start:end]
         text = line[_CRC_DIGITS + 1 :]
         if line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(text):
             return
-        place = end + 1
-        yield json.loads(text), place
+        start = end + 1
+        yield json.loads(text), start

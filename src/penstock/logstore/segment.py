@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One segment: a binlog file that holds an unbroken run of one source file's bytes.
+"""One segment: a binlog file with an unbroken run of one source file's bytes.
 
     magic | format description | rotate: file and base | GTIDs before base | events from `base` on, unchanged
 
-What comes before the events is the head. A source offset is `base` + (segment offset - length of the
-head); every offset that leaves this module is the source's.
+The part before the events is the head. A source offset is `base` + (segment offset - length of the head). All
+offsets in the interface of this module are source offsets.
 """
 
 import struct
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from penstock.logstore.cold import StoredFile
 
 _MAGIC_BYTES = 4
-# Timestamp 4, type 1, server id 4, length 4: what an event begins with.
+# Timestamp 4, type 1, server id 4, length 4: the start of every event.
 _EVENT_HEADER = struct.Struct("<4xB4xI")
 _MARIADB_GTID_LIST = 163
 
-# The head is some 300 bytes and the GTID set, which is seldom longer than this.
+# The head is about 300 bytes plus the GTID set, and rarely longer than this.
 _HEAD_READ_BYTES = 8 * 1024
 
 HINT_DAMAGED = "Run: penstock log verify. Restore the file, or remove it and read those bytes from the source"
@@ -46,9 +46,9 @@ HINT_DAMAGED = "Run: penstock log verify. Restore the file, or remove it and rea
 
 @dataclass(frozen=True)
 class SegmentHead:
-    """What a segment says of itself. `raw` is the whole head, `file_head` magic and format description.
+    """The head of a segment. `raw` is the whole head, `file_head` the magic and format description.
 
-    `gtid_set` has every transaction before `base`, "" where the source has no GTIDs.
+    `gtid_set` has all transactions before `base`, "" if the source has no GTIDs.
     """
 
     epoch: int
@@ -60,12 +60,12 @@ class SegmentHead:
 
     @property
     def position(self) -> Position:
-        """Where its first event stands."""
+        """The position of its first event."""
         return Position(self.epoch, self.file, self.base)
 
     @property
     def flavor(self) -> str:
-        """Whose events these are, told by the kind of its last event: "mariadb" or "mysql"."""
+        """The flavor of the server, "mariadb" or "mysql", judged by the type of the head's last event."""
         at, kind = _MAGIC_BYTES, 0
         while at < len(self.raw):
             kind, size = _EVENT_HEADER.unpack_from(self.raw, at)
@@ -79,23 +79,24 @@ class SegmentHead:
 
     @classmethod
     def parse(cls, raw: bytes, epoch: int) -> Self:
-        """Read a head at the front of the bytes. Raises the kernel's StreamError, FileTruncated for less."""
+        """Parse a head at the start of the bytes. Raises the kernel's StreamError, FileTruncated if it is
+        incomplete."""
         head_bytes, file, base, gtid_set, format_description = read_segment_head(raw)
         return cls(epoch, file, base, gtid_set, raw[:_MAGIC_BYTES] + format_description, raw[:head_bytes])
 
 
 def read_head(stored: "StoredFile", segment: StoredSegment) -> SegmentHead:
-    """Return a segment's head, which must fit its name. Raises LogDamaged."""
-    wanted = _HEAD_READ_BYTES
+    """Read a segment's head, which must match the file name. Raises LogDamaged."""
+    read_bytes = _HEAD_READ_BYTES
     while True:
-        raw = stored.read(0, wanted)
+        raw = stored.read(0, read_bytes)
         try:
             head = SegmentHead.parse(raw, segment.epoch)
             break
         except FileTruncated as problem:
-            if len(raw) < wanted:
+            if len(raw) < read_bytes:
                 raise _damaged_head(segment, problem.message) from problem
-            wanted *= 4
+            read_bytes *= 4
         except StreamError as problem:
             raise _damaged_head(segment, problem.message) from problem
     if head.position.file_number != segment.file_number or not segment.begins_at(head.base):
@@ -112,8 +113,8 @@ def _damaged_head(segment: StoredSegment, why: str) -> LogDamaged:
 
 
 class SegmentReader:
-    """A segment open for reading, plain or compressed; by many threads at once. A context manager that
-    closes."""
+    """A plain or compressed segment open for reading, safe for concurrent use. A context manager that closes
+    it."""
 
     def __init__(self, segment: StoredSegment, stored: "StoredFile", head: SegmentHead | None = None) -> None:
         self.segment = segment
@@ -122,12 +123,12 @@ class SegmentReader:
 
     @classmethod
     def open(cls, disk: Disk, segment: StoredSegment, head: SegmentHead | None = None) -> Self:
-        """Open a segment; a head that is known is not read again. Raises SourceMissing, LogDamaged,
+        """Open a segment. A head passed in is not read again. Raises SourceMissing, LogDamaged,
         DiskFailed."""
         stored: StoredFile = disk.open_read(segment.path)
         try:
             if segment.cold:
-                # Only who reads compressed segments needs the package that reads them.
+                # Import here, so that only readers of compressed segments need the zstd package.
                 from penstock.logstore.cold import SeekableFile
 
                 stored = SeekableFile(stored, str(segment.path))
@@ -138,30 +139,28 @@ class SegmentReader:
 
     @property
     def end(self) -> int:
-        """The source offset behind the last byte that is stored now."""
+        """The source offset after the last byte stored now."""
         return self.head.base + max(self._stored.size - len(self.head.raw), 0)
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop) of the source file. Raises LogDamaged where they are not all
-        there."""
+        """Return the bytes of [start, stop) of the source file. Raises LogDamaged if some are missing."""
         shift = len(self.head.raw) - self.head.base
-        found = self._stored.read(start + shift, stop + shift)
-        if start < self.head.base or len(found) != stop - start:
+        content = self._stored.read(start + shift, stop + shift)
+        if start < self.head.base or len(content) != stop - start:
             raise LogDamaged(
                 f"{self.segment.path} does not have the bytes up to offset {stop}",
-                position=str(Position(self.head.epoch, self.head.file, start + len(found))),
+                position=str(Position(self.head.epoch, self.head.file, start + len(content))),
                 hint=HINT_DAMAGED,
             )
-        return found
+        return content
 
     def read(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes of [start, stop) of the source file, at most READ_BYTES at a time. Raises
-        LogDamaged."""
+        """Yield the bytes of [start, stop) of the source file in pieces of READ_BYTES. Raises LogDamaged."""
         for begin in range(start, stop, READ_BYTES):
             yield memoryview(self.read_bytes(begin, min(begin + READ_BYTES, stop)))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._stored.close()
 
     def __enter__(self) -> Self:
@@ -175,7 +174,7 @@ class SegmentReader:
 
 @dataclass
 class _Totals:
-    """What the records of a segment add up to."""
+    """The totals of a segment's records."""
 
     time_first_us: int = 0
     time_max_us: int = 0
@@ -195,11 +194,11 @@ class _Totals:
 
 
 class SegmentWriter:
-    """The open segment of a log: its data and its L2 index, which grow together. One thread at a time.
+    """The open segment of a log: its data and its L2 index, which grow together. Not thread-safe.
 
-    `end` is the source offset behind what was appended, `indexed_end` that of the last record, and
-    `index_whole` falls where a record does not follow the one before: then the index is made from the
-    data.
+    `end` is the source offset after the appended data, `indexed_end` the end of the last record.
+    `index_whole` becomes false if a record does not follow the previous one; the index is then rebuilt from
+    the data.
     """
 
     def __init__(
@@ -219,12 +218,12 @@ class SegmentWriter:
         self._totals = _Totals(time_max_us=time_max_us)
         self.indexed_end = head.base
         self.index_whole = True
-        # Its name is not durable before the folder is synced, once.
+        # The file name is not durable until the folder is synced, once.
         self._folder_synced = not created
 
     @classmethod
     def begin(cls, disk: Disk, segment: StoredSegment, head: SegmentHead, time_max_us: int) -> Self:
-        """Make a new segment with its head. Raises LogFull and leaves nothing behind, DiskFailed."""
+        """Create a new segment with its head. Raises LogFull and leaves no files behind, DiskFailed."""
         disk.make_folder(segment.path.parent)
         writer = cls(disk, segment, head, time_max_us, created=True)
         try:
@@ -241,18 +240,18 @@ class SegmentWriter:
 
     @classmethod
     def resume(cls, disk: Disk, segment: StoredSegment, head: SegmentHead, time_max_us: int) -> Self:
-        """Go on with a segment as it lies; the caller cuts it and gives its index. Its name may not be
+        """Continue an existing segment. The caller truncates it and supplies its index. Its name may not be
         durable."""
         return cls(disk, segment, head, time_max_us, created=True)
 
     @property
     def position(self) -> Position:
-        """Where its first event stands."""
+        """The position of its first event."""
         return self.head.position
 
     @property
     def end(self) -> int:
-        """The source offset behind what was appended."""
+        """The source offset after the appended data."""
         return self.head.base + self._data.size - len(self.head.raw)
 
     @property
@@ -266,12 +265,12 @@ class SegmentWriter:
         return self._totals.time_max_us
 
     def append(self, piece: Buffer, records: bytes) -> None:
-        """Add events, and the records of the blocks closed since. All or nothing; raises LogFull,
+        """Append events, and the records of blocks closed since. All or nothing; raises LogFull,
         DiskFailed."""
         before = self._data.size
         self._data.write([piece])
         if not self._follows(records):
-            # The data is the truth: the index is made from it when the segment is closed.
+            # The data is authoritative: the index is rebuilt from it when the segment is closed.
             self.index_whole = False
             return
         if not records:
@@ -285,12 +284,13 @@ class SegmentWriter:
         self._totals.add(records)
 
     def cut(self, end: int) -> None:
-        """Drop what was appended behind a source offset; the caller then gives the index that is left."""
+        """Truncate the data to a source offset. The caller then supplies the remaining index."""
         self._data.truncate(len(self.head.raw) + end - self.head.base)
         self.index_whole = False
 
     def take_index(self, records: bytes) -> None:
-        """Put records that were made from the data in place of what the index file holds. Raises LogFull."""
+        """Replace the content of the index file by records that were rebuilt from the data. Raises
+        LogFull."""
         content = index_header(self.head).encode() + records
         if self._index.size != len(content) or self._disk.read(self.segment.index_path) != content:
             self._index.truncate(0)
@@ -301,34 +301,34 @@ class SegmentWriter:
         self.index_whole = True
 
     def rewrite(self, start: int) -> None:
-        """Write the data from a source offset on once more, so that the next sync answers for it."""
+        """Rewrite the data from a source offset on unchanged, so that the next sync covers it."""
         self._data.rewrite(len(self.head.raw) + start - self.head.base if start > self.head.base else 0)
 
     def records(self) -> bytes:
-        """Return the records that the index file holds now."""
+        """Return the records in the index file."""
         return self._disk.read(self.segment.index_path, RECORD_BYTES)
 
     def sync(self) -> None:
-        """Make the data durable, and the file's name with it. Raises DiskFailed."""
+        """Make the data and the file's name durable. Raises DiskFailed."""
         self._data.sync()
         if not self._folder_synced:
             self._disk.sync_folder(self.segment.path.parent)
             self._folder_synced = True
 
     def close(self, state: int) -> SegmentRecord:
-        """Make data and index durable, let go of both, and return the segment's L1 record."""
+        """Make data and index durable, close both files, and return the segment's L1 record."""
         self.sync()
         self._index.sync()
         self.abandon()
         return self.record(state)
 
     def abandon(self) -> None:
-        """Let go of both files as they are."""
+        """Close both files without syncing."""
         self._data.close()
         self._index.close()
 
     def record(self, state: int = OPEN) -> SegmentRecord:
-        """Return the segment's L1 record as of now."""
+        """Return the segment's current L1 record."""
         source_end = 0 if state == OPEN else self.end
         return _record(self.segment, self.head, source_end, state, self._totals, self._data.size)
 
@@ -357,7 +357,7 @@ def closed_record(
     time_max_us: int,
     stored_bytes: int,
 ) -> SegmentRecord:
-    """Return the L1 record of a closed segment from its blocks' records, without the header."""
+    """Return the L1 record of a closed segment, computed from its block records without the header."""
     totals = _Totals(time_max_us=time_max_us)
     totals.add(records)
     return _record(segment, head, end, COLD if segment.cold else CLOSED, totals, stored_bytes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a log at which it grows: the source file that is appended, and the segment that is open.
+"""The growing end of a log: the source file that is appended to, and the open segment.
 
-One thread at a time. Nothing here is known to readers before the log says so.
+Not thread-safe. Readers see nothing here until the log publishes it.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class OpenFile:
-    """The source file that bytes are appended to: what the next segment of it needs for its head.
+    """The source file that bytes are appended to, with the data needed for the head of its next segment.
 
-    `end` is the offset behind what was appended, `boundary` the last end of a whole transaction, and
-    `gtid_set` what came before that.
+    `end` is the offset after the appended bytes, `boundary` the end of the last whole transaction, and
+    `gtid_set` the set before the boundary.
     """
 
     epoch: int
@@ -41,7 +41,7 @@ class OpenFile:
     gtid_set: str
 
     def position(self, offset: int) -> Position:
-        """Return a place in the file."""
+        """Return a position in the file."""
         return Position(self.epoch, self.file, offset)
 
     @property
@@ -66,7 +66,7 @@ class Tail:
         self.time_max_us = 0
 
     def resume(self, writer: SegmentWriter | None, gtid_set: str, time_max_us: int) -> None:
-        """Go on with what recovery found: a segment that ends at a transaction boundary."""
+        """Continue with the recovered segment, which ends at a transaction boundary."""
         self.writer, self.time_max_us = writer, time_max_us
         if writer is not None:
             head, end = writer.head, writer.end
@@ -74,102 +74,102 @@ class Tail:
                 head.epoch, head.file, head.format_description, 0, head.flavor, end, end, gtid_set
             )
 
-    # --- What may be added ------------------------------------------------------------------
+    # --- Checks -----------------------------------------------------------------------------
 
-    def check_place(self, place: Position) -> None:
-        """Raise SequenceGap where a place leaves bytes out that are inside a transaction."""
-        now = self.file
-        if now is None or (place.epoch, place.file) != (now.epoch, now.file):
+    def check_position(self, position: Position) -> None:
+        """Raise SequenceGap if a position skips bytes inside a transaction."""
+        open_file = self.file
+        if open_file is None or (position.epoch, position.file) != (open_file.epoch, open_file.file):
             return
-        if now.boundary < now.end < place.offset:
+        if open_file.boundary < open_file.end < position.offset:
             raise SequenceGap(
-                f"bytes inside the transaction at offset {now.boundary} are left out",
-                position=str(place),
+                f"bytes inside the transaction at offset {open_file.boundary} are left out",
+                position=str(position),
                 hint="Go on at the last whole transaction",
             )
 
-    def goes_on_at(self, place: Position) -> bool:
-        """Tell whether a place is where the file ends, so that its segment may go on."""
-        return self.file is not None and place == self.file.position(self.file.boundary)
+    def goes_on_at(self, position: Position) -> bool:
+        """Return whether a position is the end of the file, so that its segment can continue."""
+        return self.file is not None and position == self.file.position(self.file.boundary)
 
-    def following(self, start: int, end: int, size: int, retried: tuple[int, int] | None) -> OpenFile:
-        """Return the file that bytes [start, end) are to be added to. Raises SequenceGap where they do not
-        follow.
+    def file_following(self, start: int, end: int, size: int, retried: tuple[int, int] | None) -> OpenFile:
+        """Return the file to append bytes [start, end) to. Raises SequenceGap if they do not follow.
 
-        Those of an append that failed half way may be given again.
+        The bytes of an append that failed midway may be passed again.
         """
-        now = self.file
-        if now is None:
+        open_file = self.file
+        if open_file is None:
             raise PositionInvalid("no file was begun", hint="Begin the file first")
-        follows = start == now.end or ((start, end) == retried and start <= now.end <= end)
+        follows = start == open_file.end or ((start, end) == retried and start <= open_file.end <= end)
         if not follows or end - start != size:
             raise SequenceGap(
                 f"{size} bytes for {start} to {end} do not follow what the log has",
-                position=str(now.position(now.end)),
+                position=str(open_file.position(open_file.end)),
                 hint="Begin the file again where the log ends",
             )
-        return now
+        return open_file
 
     def cut_at(self, boundary: int) -> int | None:
-        """Return the transaction boundary at which the next segment begins, None while this one goes on.
+        """Return the transaction boundary where the next segment starts, None while the open segment
+        continues.
 
-        `boundary` is the last one of what is about to be added.
+        `boundary` is the last boundary of the data about to be appended.
         """
-        now, writer = self.file, self.writer
-        if now is None or writer is None:
+        open_file, writer = self.file, self.writer
+        if open_file is None or writer is None:
             return None
         if (
             writer.stored_bytes < self._settings.segment_bytes
             and hour_of(self._clock()) == writer.segment.hour
         ):
             return None
-        if not now.unfinished:
-            return now.end
-        return boundary if boundary > now.end else None
+        if not open_file.unfinished:
+            return open_file.end
+        return boundary if boundary > open_file.end else None
 
     # --- Segments ---------------------------------------------------------------------------
 
     def begin_segment(self) -> SegmentWriter:
-        """Begin a segment where the file ends, which is a boundary. Raises LogFull, DiskFailed."""
-        now = self.file
-        assert now is not None, "a file was begun"
-        assert not now.unfinished, "a segment begins at a transaction boundary"
+        """Start a segment at the end of the file, which is a boundary. Raises LogFull, DiskFailed."""
+        open_file = self.file
+        assert open_file is not None, "a file was begun"
+        assert not open_file.unfinished, "a segment begins at a transaction boundary"
         time_s = self._clock()
         hour = hour_of(time_s)
         raw = segment_head(
-            now.format_description,
-            now.file,
-            now.end,
-            now.gtid_set,
-            now.flavor,
-            now.server_id,
+            open_file.format_description,
+            open_file.file,
+            open_file.end,
+            open_file.gtid_set,
+            open_file.flavor,
+            open_file.server_id,
             int(time_s),
         )
-        begun = now.position(now.end)
-        version = begun.commit_version
+        start = open_file.position(open_file.end)
+        version = start.commit_version
         path = self._layout.segment(hour, version)
-        segment = StoredSegment(version, hour, path, False, begun.epoch, begun.file_number)
-        head = SegmentHead.parse(raw, now.epoch)
+        segment = StoredSegment(version, hour, path, False, start.epoch, start.file_number)
+        head = SegmentHead.parse(raw, open_file.epoch)
         self.writer = SegmentWriter.begin(self._disk, segment, head, self.time_max_us)
         return self.writer
 
     def write(self, piece: memoryview, records: bytes) -> None:
-        """Add events to the open segment, and the records of blocks closed since. Raises LogFull,
+        """Append events to the open segment, and the records of blocks closed since. Raises LogFull,
         DiskFailed."""
-        now, writer = self.file, self.writer
-        assert now is not None, "a file was begun"
+        open_file, writer = self.file, self.writer
+        assert open_file is not None, "a file was begun"
         assert writer is not None, "a segment is open"
-        records = _behind(records, writer)
+        records = _unindexed(records, writer)
         if records and int(block_records(records)["source_start"][0]) < writer.indexed_end:
             self._write_over_cut(writer, piece, records)
         else:
             writer.append(piece, records)
-        now.end += piece.nbytes
+        open_file.end += piece.nbytes
 
     def end_segment(self) -> SegmentRecord | None:
-        """Make the open segment whole and durable, and let go of it; return its L1 record.
+        """Complete the open segment, make it durable and close it; return its L1 record.
 
-        None where nothing was in it: then it is gone. Raises LogFull, DiskFailed, StreamError.
+        Returns None and removes the segment if it is empty. Raises LogFull, DiskFailed, StreamError.
         """
         writer = self.writer
         assert writer is not None, "a segment is open"
@@ -186,17 +186,17 @@ class Tail:
         return record
 
     def drop_unfinished(self) -> None:
-        """Cut off the transaction that was not finished: its bytes come again, or never were."""
-        now, writer = self.file, self.writer
-        assert now is not None, "a file was begun"
+        """Cut off the unfinished transaction: its bytes are sent again, or never existed."""
+        open_file, writer = self.file, self.writer
+        assert open_file is not None, "a file was begun"
         assert writer is not None, "a transaction is open in a segment"
-        writer.cut(now.boundary)
-        now.end = now.boundary
+        writer.cut(open_file.boundary)
+        open_file.end = open_file.boundary
         if writer.end > writer.head.base:
             self._complete_index(writer)
 
     def abandon(self) -> None:
-        """Let go of the open segment as it is."""
+        """Close the open segment without syncing."""
         if self.writer is not None:
             self.writer.abandon()
             self.writer = None
@@ -204,29 +204,29 @@ class Tail:
     # --- The index --------------------------------------------------------------------------
 
     def _write_over_cut(self, writer: SegmentWriter, piece: memoryview, records: bytes) -> None:
-        """Write events whose first block began in the segment before: the part of it here becomes a block."""
+        """Append events whose first block began in the previous segment; its part here becomes a block."""
         writer.append(piece, b"")
-        first = int(block_records(records)["source_end"][0])
-        made = self._scan(writer, writer.indexed_end, min(first, writer.end), writer.time_max_us).records
+        first_end = int(block_records(records)["source_end"][0])
+        added = self._scan(writer, writer.indexed_end, min(first_end, writer.end), writer.time_max_us).records
         try:
-            writer.append(b"", made + records[RECORD_BYTES:])
+            writer.append(b"", added + records[RECORD_BYTES:])
         except LogFull as problem:
-            # The events are kept, and the index is made from them when the segment is closed.
+            # The events are stored. The index is rebuilt from them when the segment is closed.
             writer.index_whole = False
             _log.warning("a block is not indexed yet", segment=str(writer.segment.path), reason=str(problem))
 
     def _complete_index(self, writer: SegmentWriter) -> None:
-        """Give the L2 index what it lacks up to the end of the segment, which is a transaction boundary."""
+        """Complete the L2 index up to the end of the segment, which is a transaction boundary."""
         if writer.index_whole and writer.indexed_end == writer.end:
             return
         with SegmentReader.open(self._disk, writer.segment, writer.head) as reader:
             kept = sound_blocks(self._disk, reader, writer.end)
         start = int(block_records(kept)["source_end"][-1]) if kept else writer.head.base
         before = int(block_records(kept)["time_max_us"][-1]) if kept else writer.time_before_us
-        found = self._scan(writer, start, writer.end, before)
-        if found.problem is not None:
-            raise found.problem
-        writer.take_index(kept + found.records)
+        scanned = self._scan(writer, start, writer.end, before)
+        if scanned.problem is not None:
+            raise scanned.problem
+        writer.take_index(kept + scanned.records)
 
     def _scan(self, writer: SegmentWriter, start: int, stop: int, time_max_us: int) -> Scan:
         with SegmentReader.open(self._disk, writer.segment, writer.head) as reader:
@@ -239,8 +239,8 @@ def until(records: bytes, stop: int) -> bytes:
     return records[: int((ends <= stop).sum()) * RECORD_BYTES]
 
 
-def _behind(records: bytes, writer: SegmentWriter) -> bytes:
-    """Return the records of blocks that reach behind what the index has; others came too late for theirs."""
+def _unindexed(records: bytes, writer: SegmentWriter) -> bytes:
+    """Return the records of blocks past the indexed end. The others are already in the index."""
     blocks = block_records(records)
     number = writer.position.file_number
     late = (blocks["source_end"] <= writer.indexed_end) | (blocks["file_number"] != number)

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments that were moved to an object store, by any URL that fsspec knows.
+"""Segments in an object store, at any URL that fsspec supports.
 
-An object is named `<log id>/<hour>/<segment>`, so logs that share a URL never name the same object, and an
-object that exists is never written again. A log folder that is a copy of another one gets a log id of its
-own; it reads the objects that its notes name, and removes none of them. 0.1.0 named objects without the log
-id, so two logs could overwrite each other's: such an object is served and removed only once its bytes are
-proved to be this log's own, which is noted in the log's folder.
+An object is named `<log id>/<hour>/<segment>`, so logs that share a URL never use the same name, and an
+existing object is never overwritten. A copy of a log folder gets its own log id; it reads the objects in its
+notes but removes none of them. Version 0.1.0 named objects without the log id, so two logs could overwrite
+each other's objects. Such an object is served and removed only after its bytes are proved to belong to this
+log, which is recorded in the log's folder.
 
-The index and a note stay in the log's folder: `<version>.tiered` says what the object is called, how large it
-is, its CRC32, and the segment's head. So a place is found without the store, and a range is read by its own
-bytes alone.
+The index and a note stay in the log's folder: `<version>.tiered` has the object's name, size and CRC32, and
+the segment's head. So a lookup does not need the store, and a range read fetches only its own bytes.
 """
 
 import base64
@@ -47,9 +46,9 @@ from penstock.logstore.tier_proofs import TierProofs
 
 TIERED_SUFFIX = ".tiered"
 
-# One request costs as much as reading this from most stores, so that is what a request asks for.
+# In most stores, a request costs as much as reading this many bytes, so each request reads this many.
 _REQUEST_BYTES = MIB
-# A reader goes on where it stopped; its neighbor is somewhere else.
+# Each concurrent reader continues where it stopped, so a few requests stay cached.
 _REQUESTS_KEPT = 4
 _COPY_BYTES = 8 * MIB
 
@@ -60,7 +59,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class TieredNote:
-    """What the log's folder keeps of a segment in the store: `name` below the tier's URL, and its L1
+    """The local note about a segment in the store: the object's `name` below the tier's URL, and its L1
     record."""
 
     name: str
@@ -75,7 +74,7 @@ class TieredNote:
         return self.record.stored_bytes
 
     def encode(self) -> bytes:
-        """Return the note's file content."""
+        """Return the content of the note's file."""
         return seal_json(
             {
                 "name": self.name,
@@ -106,11 +105,11 @@ class TieredNote:
 
 
 class Tier:
-    """A place below a URL that takes closed segments. Many threads may read at once.
+    """A location below a URL that stores closed segments. Safe for concurrent reads.
 
-    Raises DependencyMissing where fsspec, or the package it needs for the URL, is not installed,
-    OptionInvalid for a URL that it does not know. One that `writes` is the log's writer's, and notes in the
-    log's folder what it has proved.
+    Raises DependencyMissing if fsspec or its package for the URL is not installed, OptionInvalid for an
+    unknown URL. A tier that `writes` belongs to the log's writer, and records in the log's folder which
+    objects it proved.
     """
 
     def __init__(self, url: str, disk: Disk, layout: Layout, *, writes: bool = False) -> None:
@@ -125,10 +124,10 @@ class Tier:
     # --- Moving -----------------------------------------------------------------------------
 
     def move(self, catalog: SegmentCatalog, segment: SegmentRecord) -> SegmentRecord:
-        """Move a closed segment to the store and return its new L1 record. Raises what `copy` raises.
+        """Move a closed segment to the store and return its new L1 record. Raises the errors of `copy`.
 
-        After a crash at any step the segment is in the folder or in the store, whole; moving it again ends
-        it.
+        After a crash at any step, the segment is complete in the folder or in the store; moving it again
+        finishes.
         """
         moved = self.copy(segment)
         catalog.replace(moved)
@@ -136,12 +135,10 @@ class Tier:
         return moved
 
     def copy(self, segment: SegmentRecord) -> SegmentRecord:
-        """Copy a closed segment to the store, prove the copy, and keep a note of it; return its new L1
-        record.
+        """Copy a closed segment to the store, verify the copy, and save a note; return its new L1 record.
 
-        The segment stays where it is: once the new record is in L1, `drop_local` removes it. Doing it again
-        after a crash does no harm. Raises ChecksumMismatch where the store gives back something else,
-        ConnectionLost.
+        The local file stays: once the new record is in L1, `drop_local` removes it. Repeating the copy after
+        a crash is harmless. Raises ChecksumMismatch if the store returns different bytes, ConnectionLost.
         """
         stored = stored_segment(self._layout, segment)
         folder = f"{self._log_id()}/{segment.hour:010d}"
@@ -162,16 +159,16 @@ class Tier:
                 break
             if self._is_stored(note):
                 break
-            # A crash left part of an upload there. It stays, and the segment gets another name.
+            # A crash left a partial upload there. Leave it, and use another name.
             _log.warning("an object in the tier is incomplete and of no use", object=name)
         self._disk.write_atomic(self.note_path(segment), note.encode())
         _log.info("a segment was copied to the tier", segment=stored.path.name, bytes=size)
         return record
 
     def _log_id(self) -> str:
-        """Return what tells this log's objects from another log's; the first call writes it down.
+        """Return the id of this log's objects; the first call saves it.
 
-        It belongs to the folder in which it was written: a copy of the folder draws an id of its own.
+        The id belongs to the folder it was saved in: a copy of the folder gets a new id.
         """
         path, folder = self._layout.log_id, self._disk.folder_identity(self._layout.folder)
         log_id = uuid.uuid4().hex
@@ -186,7 +183,7 @@ class Tier:
                     first_log_id=known,
                 )
             else:
-                # It was written without its folder.
+                # A version that did not save the folder wrote the id.
                 log_id = known
         self._disk.write_atomic(path, f"{log_id} {folder}".strip().encode())
         return log_id
@@ -212,7 +209,7 @@ class Tier:
                     start += len(piece)
 
     def _discard(self, name: str) -> None:
-        """Remove what a failed upload left under a name of this log; report it where that fails."""
+        """Remove a failed upload under a name of this log; log a warning if that fails."""
         try:
             with self._reaching(name), suppress(FileNotFoundError):
                 self._files.rm_file(self._path(name))
@@ -224,7 +221,7 @@ class Tier:
             return bool(self._files.exists(self._path(name)))
 
     def _is_stored(self, note: TieredNote) -> bool:
-        """Tell whether the object holds the bytes that the note promises. Raises ConnectionLost."""
+        """Return whether the object has the bytes that the note describes. Raises ConnectionLost."""
         try:
             self.verify(note)
         except (ChecksumMismatch, LogDamaged):
@@ -232,9 +229,9 @@ class Tier:
         return True
 
     def _is_promised(self, note: TieredNote) -> bool:
-        """Tell whether an object is the one that the note is about: by its name, else by its bytes.
+        """Return whether an object is the one that the note describes, judged by its name or else its bytes.
 
-        Bytes are read once for each state of the object. Raises ConnectionLost, LogDamaged.
+        The bytes are read once per state of the object. Raises ConnectionLost, LogDamaged.
         """
         if _log_id_in(note) is not None:
             return True
@@ -247,7 +244,7 @@ class Tier:
         return True
 
     def _has_head(self, note: TieredNote) -> bool:
-        """Tell whether an object begins as the note says, at the place that its segment begins at."""
+        """Return whether an object starts with the note's head, and the head matches the segment's start."""
         record = note.record
         try:
             head = SegmentHead.parse(note.head, record.epoch)
@@ -262,7 +259,7 @@ class Tier:
         return SeekableFile(stored, note.name, lazy=True) if note.cold else stored
 
     def drop_local(self, segment: SegmentRecord) -> None:
-        """Remove the local data of a segment whose note and L1 record say that the store has it."""
+        """Remove the local data of a segment whose note and L1 record refer to the store."""
         for cold in (False, True):
             path = self._layout.segment(segment.hour, segment.version, cold)
             if self._disk.exists(path):
@@ -270,7 +267,8 @@ class Tier:
                 self._disk.sync_folder(path.parent)
 
     def verify(self, note: TieredNote) -> None:
-        """Read an object back whole and compare. Raises ChecksumMismatch, LogDamaged, ConnectionLost."""
+        """Read a whole object back and compare its checksum. Raises ChecksumMismatch, LogDamaged,
+        ConnectionLost."""
         self._check_size(note)
         crc = 0
         for start in range(0, note.stored_bytes, _COPY_BYTES):
@@ -285,9 +283,9 @@ class Tier:
             )
 
     def remove(self, note: TieredNote) -> None:
-        """Remove a segment from the store; one that is gone already is no error. Raises ConnectionLost.
+        """Remove a segment from the store; a missing object is not an error. Raises ConnectionLost.
 
-        An object that another log may have written stays.
+        An object that another log may have written is kept.
         """
         if not self._exists(note.name):
             return
@@ -302,7 +300,7 @@ class Tier:
     # --- Reading ----------------------------------------------------------------------------
 
     def note_path(self, segment: SegmentRecord) -> Path:
-        """Return where a segment's note lies."""
+        """Return the path of a segment's note."""
         return note_path(self._layout, segment)
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
@@ -311,8 +309,8 @@ class Tier:
         return SegmentHead.parse(note.head, segment.epoch)
 
     def reader(self, segment: SegmentRecord) -> SegmentReader:
-        """Open a segment in the store. Raises LogDamaged where it is gone, has another size or is another
-        log's, ConnectionLost."""
+        """Open a segment in the store. Raises LogDamaged if it is missing, has another size or belongs to
+        another log, ConnectionLost."""
         note = TieredNote.load(self._disk, self.note_path(segment))
         if not self._is_promised(note):
             self._check_size(note)
@@ -324,16 +322,16 @@ class Tier:
         path = self._layout.segment(segment.hour, segment.version, note.cold)
         head = SegmentHead.parse(note.head, segment.epoch)
         epoch, number = segment.epoch, segment.file_number
-        placed = StoredSegment(segment.version, segment.hour, path, note.cold, epoch, number)
-        return SegmentReader(placed, self._stored(note), head)
+        stored_segment = StoredSegment(segment.version, segment.hour, path, note.cold, epoch, number)
+        return SegmentReader(stored_segment, self._stored(note), head)
 
     def _check_size(self, note: TieredNote) -> None:
         with self._reaching(note.name):
-            found = self._files.info(self._path(note.name))["size"]
-        if found != note.stored_bytes:
+            size = self._files.info(self._path(note.name))["size"]
+        if size != note.stored_bytes:
             raise LogDamaged(
-                f"the store has {found} bytes of {note.name}, {note.stored_bytes} were given to it",
-                position=f"{note.name}:{min(found, note.stored_bytes)}",
+                f"the store has {size} bytes of {note.name}, {note.stored_bytes} were given to it",
+                position=f"{note.name}:{min(size, note.stored_bytes)}",
                 hint="Restore the object from a version that the store kept",
             )
 
@@ -345,7 +343,7 @@ class Tier:
 
     @contextmanager
     def _reaching(self, name: str) -> Iterator[None]:
-        """Turn what a store answers with into our errors; each kind of store has exceptions of its own."""
+        """Translate store exceptions into Penstock errors. Every kind of store has its own exceptions."""
         try:
             yield
         except FileNotFoundError as problem:
@@ -365,7 +363,7 @@ class Tier:
 
 
 class RemoteFile:
-    """An object of a store as a StoredFile: read by range requests, the last few of which are kept."""
+    """An object of a store as a StoredFile, read by range requests. The latest responses are cached."""
 
     def __init__(self, tier: Tier, note: TieredNote) -> None:
         self._tier = tier
@@ -380,7 +378,7 @@ class RemoteFile:
         return self._note.stored_bytes
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer where the object ends. Raises ConnectionLost,
+        """Return the bytes of [start, stop), fewer at the end of the object. Raises ConnectionLost,
         LogDamaged."""
         stop = min(stop, self.size)
         if start >= stop:
@@ -391,7 +389,7 @@ class RemoteFile:
         return b"".join(pieces)[start - shift : stop - shift]
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Drop the cached responses."""
         with self._lock:
             self._kept.clear()
 
@@ -421,34 +419,33 @@ class RemoteFile:
 
 
 def with_noted(disk: Disk, layout: Layout, loaded: SegmentIndex | None) -> SegmentIndex | None:
-    """Return an L1 that has the segments of which the folder keeps notes; None for none of either.
+    """Return L1 including the segments with notes in the folder; None if there is neither.
 
-    Their notes are to segments in a store what the data is to the others: the truth, which L1 is made
-    from. Raises
-    LogDamaged for a note that cannot be read.
+    For segments in a store, the notes are what the data is for local segments: L1 is rebuilt from them.
+    Raises LogDamaged for an unreadable note.
     """
-    names = [
+    note_paths = [
         layout.hour_folder(hour) / name
         for hour in layout.hours(disk)
         for name in disk.list(layout.hour_folder(hour))
         if name.endswith(TIERED_SUFFIX)
     ]
-    found = loaded
-    for path in names:
+    index = loaded
+    for path in note_paths:
         version = int(path.name.removesuffix(TIERED_SUFFIX))
-        known = found.get(version) if found is not None else None
+        known = index.get(version) if index is not None else None
         if known is None or known.state != TIERED:
             record = TieredNote.load(disk, path).record
-            found = (found if found is not None else SegmentIndex([])).put(record)
-    return found
+            index = (index if index is not None else SegmentIndex([])).put(record)
+    return index
 
 
 def _log_id_in(note: TieredNote) -> str | None:
-    """Return the id of the log that wrote an object, None for one of 0.1.0, whose name has none."""
+    """Return the id of the log that wrote an object, None for an object of 0.1.0, whose name has no id."""
     log_id, _, rest = note.name.partition("/")
     return log_id if "/" in rest else None
 
 
 def note_path(layout: Layout, segment: SegmentRecord) -> Path:
-    """Return where the note of a segment in a store lies."""
+    """Return the path of the note of a segment in a store."""
     return layout.hour_folder(segment.hour) / f"{segment.version:019d}{TIERED_SUFFIX}"

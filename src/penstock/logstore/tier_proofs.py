@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which objects of a store were proved, by reading them whole, to be what a log moved there."""
+"""The objects of a store that were read completely and proved to be what a log moved there."""
 
 import threading
 from pathlib import Path
@@ -14,9 +14,9 @@ _log = structlog.get_logger(__name__)
 
 
 class TierProofs:
-    """Proved objects by name, each with the state in which the store had it. Many threads may ask at once.
+    """The proved objects by name, each with its state in the store. Safe for concurrent use.
 
-    With `writes` they are kept in a file, so an object is read once and not once for each process.
+    With `writes` the proofs are saved to a file, so that an object is read once and not once per process.
     """
 
     def __init__(self, disk: Disk, path: Path, *, writes: bool) -> None:
@@ -27,20 +27,20 @@ class TierProofs:
         self._states: dict[str, str] | None = None
 
     def has(self, name: str, state: str) -> bool:
-        """Tell whether an object was proved, and is in the same state."""
+        """Return whether an object was proved in this state."""
         with self._lock:
             if self._states is None:
                 self._states = self._load()
             return self._states.get(name) == state
 
     def add(self, name: str, state: str) -> None:
-        """Note that an object was proved."""
+        """Record that an object was proved."""
         with self._lock:
             self._states = {**(self._states or {}), **self._load(), name: state}
             self._keep(self._states)
 
     def remove(self, name: str) -> None:
-        """Forget an object that is gone."""
+        """Forget a removed object."""
         with self._lock:
             states = self._load()
             if states.pop(name, None) is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What time asks of a log: what is old leaves, what is cold is compressed, what is compressed moves away.
+"""Periodic maintenance of a log: expire old segments, compress cold ones, move compressed ones to the tier.
 
 One pass does a bounded amount of work, so that the logs of several instances take turns.
 """
@@ -23,16 +23,16 @@ from penstock.logstore.tier import Tier
 from penstock.settings import LogSettings
 
 _HOUR_SECONDS = 3600
-# What one segment alone may be wrong with; whatever else fails would fail with the next one too.
-_OF_ONE_SEGMENT = (StreamError, SourceMissing, DiskFailed)
+# Errors limited to one segment. Any other error would hit the next segment too.
+_SEGMENT_ERRORS = (StreamError, SourceMissing, DiskFailed)
 
 _log = structlog.get_logger(__name__)
 
 
 class Upkeep:
-    """Keeps one log as its settings say; run by the process that writes it, one pass at a time.
+    """Maintains one log according to its settings. Run by the process that writes it, one pass at a time.
 
-    Raises DependencyMissing where the settings name a tier whose package is not installed.
+    Raises DependencyMissing if the settings name a tier whose package is not installed.
     """
 
     def __init__(self, disk: Disk, layout: Layout, settings: LogSettings) -> None:
@@ -40,8 +40,8 @@ class Upkeep:
         self._layout = layout
         self._cold_after = settings.cold_after
         self._tier = Tier(settings.tier, disk, layout, writes=True) if settings.tier is not None else None
-        # When a segment could not be worked on, by its state and version; monotonic seconds.
-        self._refused: dict[tuple[int, int], float] = {}
+        # When work on a segment last failed, by its state and version; monotonic seconds.
+        self._failed: dict[tuple[int, int], float] = {}
         self._prepared = PreparedSurvey(disk, layout)
         kept = settings.retention
         self.retention = Retention(
@@ -54,14 +54,14 @@ class Upkeep:
         )
 
     def run(self, log: Log) -> None:
-        """Do one pass. What fails keeps nothing else from being done, and is raised at the end.
+        """Run one pass. A failed step does not prevent the others, and its error is raised at the end.
 
-        A segment that cannot be compressed or moved is passed over for an hour, and the others go on.
-        Raises LogDamaged, ChecksumMismatch, SourceMissing, LogFull, DiskFailed, ConnectionLost for a tier
-        that is away.
+        A segment that cannot be compressed or moved is skipped for an hour, and the others continue. Raises
+        LogDamaged, ChecksumMismatch, SourceMissing, LogFull, DiskFailed, ConnectionLost for an unreachable
+        tier.
         """
         first: PenstockError | None = None
-        # What is prepared is held before anything leaves.
+        # Hold the prepared transactions before any segment leaves.
         for step in (
             self._prepared.run,
             self.retention.run,
@@ -81,16 +81,16 @@ class Upkeep:
             raise first
 
     def make_room(self) -> None:
-        """Let go what is due of a log that cannot be opened for want of room, so that it can be.
+        """Remove what is due from a log that cannot be opened because the disk is full.
 
-        For who would open it, so that nobody else does meanwhile. Raises LogLocked, LogDamaged where the
-        folder has no sound L1, LogFull, DiskFailed, ConnectionLost for a tier that is away.
+        Takes the log's lock, so that no other process opens the log concurrently. Raises LogLocked,
+        LogDamaged if the folder has no sound L1, LogFull, DiskFailed, ConnectionLost for an unreachable tier.
         """
-        held = self._disk.lock(self._layout.lock)
+        lock = self._disk.lock(self._layout.lock)
         try:
             self.retention.run(FolderCatalog.load(self._disk, self._layout))
         finally:
-            held.close()
+            lock.close()
 
     def _show_broken_holds(self, log: Log) -> None:
         log.broken_holds = self.retention.broken
@@ -100,39 +100,40 @@ class Upkeep:
             make_cold(self._disk, self._layout, catalog, segment)
 
         self._work_on_one(
-            [one for one in catalog.segments if one.state == CLOSED and self._is_cold(one)], compress
+            [segment for segment in catalog.segments if segment.state == CLOSED and self._is_cold(segment)],
+            compress,
         )
 
     def _move_one(self, catalog: SegmentCatalog) -> None:
         tier = self._tier
         if tier is not None:
-            compressed = [one for one in catalog.segments if one.state == COLD]
+            compressed = [segment for segment in catalog.segments if segment.state == COLD]
             self._work_on_one(compressed, lambda segment: tier.move(catalog, segment))
 
     def _work_on_one(self, due: list[SegmentRecord], work: Callable[[SegmentRecord], object]) -> None:
-        """Do it to the first that was not refused within the hour."""
+        """Work on the first segment that did not fail within the last hour."""
         now = time.monotonic()
         for segment in due:
             key = segment.state, segment.version
-            if now - self._refused.get(key, -_HOUR_SECONDS) < _HOUR_SECONDS:
+            if now - self._failed.get(key, -_HOUR_SECONDS) < _HOUR_SECONDS:
                 continue
             try:
                 work(segment)
-            except _OF_ONE_SEGMENT:
-                self._refused[key] = now
+            except _SEGMENT_ERRORS:
+                self._failed[key] = now
                 raise
             return
 
     def _is_cold(self, segment: SegmentRecord) -> bool:
-        """Tell whether a segment is to be compressed; its age counts from the end of its hour."""
+        """Return whether a segment is due for compression; its age counts from the end of its hour."""
         if self._cold_after is None:
-            # What is to move away is compressed first.
+            # Segments are compressed before they move to the tier.
             return self._tier is not None
-        begun = timegm(time.strptime(str(segment.hour), "%Y%m%d%H"))
-        return time.time() - (begun + _HOUR_SECONDS) >= self._cold_after
+        started = timegm(time.strptime(str(segment.hour), "%Y%m%d%H"))
+        return time.time() - (started + _HOUR_SECONDS) >= self._cold_after
 
 
 def _hold_free_bytes(settings: LogSettings) -> int | None:
-    """Return below how many free bytes holds give way: before the capture holds, whatever is set."""
+    """Return the free space below which holds are broken: at least twice what capture keeps free."""
     bound = settings.retention.hold_free_bytes
     return None if bound is None else max(bound, 2 * settings.free_bytes_min)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole of a log's folder, proved: every event's checksum, every head, both indexes, the epochs, and that
-each segment goes on where the one before ended.
+"""Verification of a whole log folder: event checksums, heads, both indexes, the epochs and the segment order.
 
-Nothing is believed that can be made from the data: records of blocks and segments are made again and
-compared.
+Nothing that can be computed from the data is trusted: block and segment records are rebuilt and compared.
 """
 
 import dataclasses
@@ -41,7 +39,7 @@ _NEVER_BY_SIZE = 1 << 40
 
 
 class FindingKind(StrEnum):
-    """What is wrong, or worth knowing."""
+    """The area of a finding."""
 
     DATA = "data"
     BLOCKS = "blocks"
@@ -54,12 +52,10 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that does not hold. `position` is in the source's own coordinates, or names a file and an
-    offset.
+    """One inconsistency. `position` is in the source's coordinates, or a file name and an offset.
 
-    `harmless` is said of what a crash or a running capture leaves behind by right. `healed` says that it
-    was put
-    right now: indexes alone are, for they are made from the data.
+    `harmless` marks what a crash or a running capture normally leaves behind. `healed` marks what was
+    repaired now: only indexes are, because they are rebuilt from the data.
     """
 
     kind: FindingKind
@@ -72,12 +68,12 @@ class Finding:
 
 @dataclass
 class _Checked:
-    """What the data of one segment says."""
+    """The result of scanning one segment's data."""
 
     segment: StoredSegment
     head: SegmentHead
     end: int
-    made: bytes
+    records: bytes
     gtid_set: str
     time_before_us: int
     time_max_us: int
@@ -94,12 +90,11 @@ def verify(
     tier: Tier | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Finding]:
-    """Read a whole log and yield what does not hold, oldest first.
+    """Read a whole log and yield what is inconsistent, oldest first.
 
-    `progress` is told how many bytes of how many were read. With `heal` indexes that do not fit their data
-    are made
-    again; then nobody else may write the log. With `tier` what lies there is read as well. Raises LogLocked,
-    DiskFailed, ConnectionLost for a tier that is away.
+    `progress` receives the bytes read and their total. With `heal`, indexes that do not match their data are
+    rebuilt; no other process may write the log then. With `tier`, segments in the tier are read too. Raises
+    LogLocked, DiskFailed, ConnectionLost for an unreachable tier.
     """
     with ExitStack() as stack:
         if heal:
@@ -131,8 +126,8 @@ class _Verification:
         """Yield the findings of the folder."""
         segments = SegmentIndex.load(self._disk, self._layout.segments_index)
         epoch_file = yield from self._check_epochs()
-        epochs = {one.epoch for one in epoch_file.epochs}
-        stored = self._layout.segments(self._disk, lambda: epoch_file.place_of)
+        epochs = {epoch.epoch for epoch in epoch_file.epochs}
+        stored = self._layout.segments(self._disk, lambda: epoch_file.decode_version)
         if segments is None and stored:
             yield self._finding(
                 FindingKind.SEGMENTS,
@@ -142,15 +137,15 @@ class _Verification:
                 healed=self._heal,
             )
         known = segments if segments is not None else SegmentIndex([])
-        here = {one.version: one for one in stored}
-        remote = [one for one in known if one.state == TIERED and one.version not in here]
-        self._total = sum(self._disk.size(one.path) for one in stored)
-        self._total += sum(one.stored_bytes for one in remote if self._tier is not None)
-        versions = sorted({*here, *(one.version for one in remote)})
+        local = {segment.version: segment for segment in stored}
+        remote = [segment for segment in known if segment.state == TIERED and segment.version not in local]
+        self._total = sum(self._disk.size(segment.path) for segment in stored)
+        self._total += sum(segment.stored_bytes for segment in remote if self._tier is not None)
+        versions = sorted({*local, *(segment.version for segment in remote)})
         for version in versions:
             record = known.get(version)
             last = version == versions[-1]
-            yield from self._check_segment(here.get(version), record, last)
+            yield from self._check_segment(local.get(version), record, last)
             if self._before is not None and epochs and self._before.head.epoch not in epochs:
                 yield self._finding(
                     FindingKind.EPOCHS,
@@ -202,7 +197,7 @@ class _Verification:
     def _check_data(
         self, reader: SegmentReader, before: _Checked | None, record: SegmentRecord | None, last: bool
     ) -> Generator[Finding, None, _Checked]:
-        """Read every event of a segment; the blocks are cut where its index says."""
+        """Scan every event of a segment; blocks end where the index says."""
         head, end, name = reader.head, reader.end, reader.segment.path.name
         time_before_us = before.time_max_us if before is not None else self._time_before(reader, record)
         cutter = BlockCutter(
@@ -217,12 +212,12 @@ class _Verification:
             head=head.file_head,
             statements=False,
         )
-        made, place, sound = bytearray(), head.base, True
+        records, offset, sound = bytearray(), head.base, True
         try:
             for stop in self._stops(reader, end):
-                place = self._feed(cutter, reader, place, stop)
+                offset = self._feed(cutter, reader, offset, stop)
                 cutter.close_block()
-                made += cutter.take_records()
+                records += cutter.take_records()
         except StreamError as problem:
             sound = False
             yield self._of_error(FindingKind.DATA, name, problem)
@@ -239,7 +234,7 @@ class _Verification:
             reader.segment,
             head,
             cutter.boundary,
-            bytes(made),
+            bytes(records),
             cutter.gtid_set,
             time_before_us,
             cutter.time_max_us,
@@ -248,32 +243,32 @@ class _Verification:
         )
 
     def _time_before(self, reader: SegmentReader, record: SegmentRecord | None) -> int:
-        """Return the latest commit time before a segment whose forerunner is gone: what its own index was
-        made with."""
+        """Return the latest commit time before a segment whose predecessor is gone, taken from its own
+        index."""
         blocks = self._stored_blocks(reader)
         if blocks is not None and len(blocks):
             return int(blocks["time_max_us"][0])
         return record.time_max_us if record is not None else 0
 
     def _feed(self, cutter: BlockCutter, reader: SegmentReader, start: int, stop: int) -> int:
-        """Give [start, stop) to the cutter; return the offset behind the last whole event."""
-        wanted = READ_BYTES
+        """Feed [start, stop) to the cutter; return the offset after the last whole event."""
+        piece_bytes = READ_BYTES
         while start < stop:
-            piece = reader.read_bytes(start, min(start + wanted, stop))
-            taken = cutter.feed(piece)
+            piece = reader.read_bytes(start, min(start + piece_bytes, stop))
+            consumed = cutter.feed(piece)
             cutter.take_data()
-            if taken == 0 and start + len(piece) == stop:
+            if consumed == 0 and start + len(piece) == stop:
                 break
-            wanted = READ_BYTES if taken else 2 * wanted
-            start += taken
-            self._done += taken
+            piece_bytes = READ_BYTES if consumed else 2 * piece_bytes
+            start += consumed
+            self._done += consumed
             self._progress(min(self._done, self._total), self._total)
         return start
 
     def _stops(self, reader: SegmentReader, end: int) -> list[int]:
-        """Return where blocks end by the stored index, and the segment's end."""
+        """Return the block ends of the stored index, and the segment's end."""
         stored = self._stored_blocks(reader)
-        ends = [int(one) for one in stored["source_end"]] if stored is not None else []
+        ends = [int(end_offset) for end_offset in stored["source_end"]] if stored is not None else []
         rising = all(start < stop for start, stop in zip([reader.head.base, *ends], ends, strict=False))
         return sorted({*(stop for stop in ends if stop < end), end}) if rising else [end]
 
@@ -289,66 +284,71 @@ class _Verification:
             return None
         return block_records(body)
 
-    # --- What must agree --------------------------------------------------------------------
+    # --- Comparisons ------------------------------------------------------------------------
 
     def _check_blocks(self, reader: SegmentReader, checked: _Checked, last: bool) -> Iterator[Finding]:
-        """Compare the stored L2 index with the one that was made; what a capture still writes may be
-        shorter."""
-        stored, made = self._stored_blocks(reader), block_records(checked.made)
-        wrong = 0 if stored is None else _first_difference(stored, made, checked.head.base, may_lack=last)
-        if wrong is None:
+        """Compare the stored L2 index with the rebuilt one. The index of an open segment may be shorter."""
+        stored, rebuilt = self._stored_blocks(reader), block_records(checked.records)
+        mismatch = (
+            0
+            if stored is None
+            else _first_difference(stored, rebuilt, checked.head.base, may_be_shorter=last)
+        )
+        if mismatch is None:
             return
-        place = int(made["source_start"][wrong]) if wrong < len(made) else checked.end
+        offset = int(rebuilt["source_start"][mismatch]) if mismatch < len(rebuilt) else checked.end
         if self._heal:
-            checked.made = rebuild(reader, checked.end, self._block_bytes, checked.time_before_us)
-            content = index_header(checked.head).encode() + checked.made
+            checked.records = rebuild(reader, checked.end, self._block_bytes, checked.time_before_us)
+            content = index_header(checked.head).encode() + checked.records
             self._disk.write_atomic(reader.segment.index_path, content)
         yield self._finding(
             FindingKind.BLOCKS,
             reader.segment.index_path.name,
-            dataclasses.replace(checked.head.position, offset=place),
-            "the index is missing or damaged" if stored is None else f"record {wrong} does not fit the data",
+            dataclasses.replace(checked.head.position, offset=offset),
+            "the index is missing or damaged"
+            if stored is None
+            else f"record {mismatch} does not fit the data",
             healed=self._heal,
         )
 
     def _check_record(self, checked: _Checked, record: SegmentRecord | None, last: bool) -> Iterator[Finding]:
-        """Compare the segment's L1 record with the one that was made; the open segment has none yet."""
+        """Compare the segment's L1 record with the rebuilt one. The open segment has none yet."""
         may_be_open = last and (record.state == OPEN if record is not None else not self._heal)
         if not checked.sound or may_be_open or not checked.whole:
             self._records += [record] if record is not None else []
             return
         stored_bytes = self._disk.size(checked.segment.path)
-        made = closed_record(
-            checked.segment, checked.head, checked.end, checked.made, checked.time_before_us, stored_bytes
+        rebuilt = closed_record(
+            checked.segment, checked.head, checked.end, checked.records, checked.time_before_us, stored_bytes
         )
-        self._records.append(made)
-        if made != record:
+        self._records.append(rebuilt)
+        if rebuilt != record:
             yield self._finding(
                 FindingKind.SEGMENTS,
                 checked.segment.path.name,
                 checked.head.position,
-                "the index of segments does not have it" if record is None else _differences(record, made),
+                "the index of segments does not have it" if record is None else _differences(record, rebuilt),
                 healed=self._heal,
             )
 
     def _check_order(self, before: _Checked, now: _Checked) -> Iterator[Finding]:
-        """Prove that a segment goes on where the one before ended."""
-        one, two = before.head.position, now.head.position
-        end = dataclasses.replace(one, offset=before.end)
-        if two < end:
+        """Check that a segment continues where the previous one ended."""
+        previous, current = before.head.position, now.head.position
+        end = dataclasses.replace(previous, offset=before.end)
+        if current < end:
             yield self._order(now, f"it begins before {end}, where the segment before ends")
             return
-        if two.epoch != one.epoch or not before.sound:
+        if current.epoch != previous.epoch or not before.sound:
             return
         had, has = GtidSet.parse(before.gtid_set), GtidSet.parse(now.head.gtid_set)
         if missing := has.subtract(had):
             yield self._order(now, f"transactions are missing between it and the segment before: {missing}")
         elif lacking := had.subtract(has):
             yield self._order(now, f"its head lacks transactions that the segment before has: {lacking}")
-        elif two.file_number > one.file_number + 1:
-            yield self._order(now, f"source files are missing between {one.file} and {two.file}")
-        elif two.file == one.file and two != end:
-            left_out = f"{two.offset - end.offset} bytes of {two.file} are left out before it"
+        elif current.file_number > previous.file_number + 1:
+            yield self._order(now, f"source files are missing between {previous.file} and {current.file}")
+        elif current.file == previous.file and current != end:
+            left_out = f"{current.offset - end.offset} bytes of {current.file} are left out before it"
             yield self._order(now, left_out, harmless=bool(has))
 
     def _order(self, now: _Checked, message: str, harmless: bool = False) -> Finding:
@@ -357,13 +357,13 @@ class _Verification:
         )
 
     def _check_epochs(self) -> Generator[Finding, None, EpochFile]:
-        """Return the epochs that the file names, none where it is damaged."""
+        """Return the epochs in the file, none if it is damaged."""
         try:
             epochs = EpochFile.load(self._disk, self._layout)
         except LogDamaged as problem:
             yield self._of_error(FindingKind.EPOCHS, self._layout.epochs.name, problem)
             return EpochFile()
-        numbers = [one.epoch for one in epochs.epochs]
+        numbers = [record.epoch for record in epochs.epochs]
         if numbers != sorted(set(numbers)):
             yield self._finding(
                 FindingKind.EPOCHS, self._layout.epochs.name, 0, f"the epochs do not rise: {numbers}"
@@ -379,41 +379,43 @@ class _Verification:
         self,
         kind: FindingKind,
         name: str,
-        place: Position | int,
+        position_or_offset: Position | int,
         message: str,
         *,
         harmless: bool = False,
         healed: bool = False,
     ) -> Finding:
-        position = str(place) if isinstance(place, Position) else f"{name}:{place}"
+        position = (
+            str(position_or_offset)
+            if isinstance(position_or_offset, Position)
+            else f"{name}:{position_or_offset}"
+        )
         return Finding(kind, name, position, message, harmless, healed)
 
 
-def _first_difference(stored: Records, made: Records, base: int, *, may_lack: bool) -> int | None:
-    """Return the number of the first block whose record says something else than the data; None where none
-    does."""
-    count = min(len(stored), len(made))
-    one, two = stored[:count].copy(), made[:count].copy()
-    # A run of GTIDs may have begun before the segment. One that a capture saw begin later, because it was
-    # started
-    # in mid-segment, claims less, and is right as well.
-    claims = one["sequence_start"]
+def _first_difference(stored: Records, rebuilt: Records, base: int, *, may_be_shorter: bool) -> int | None:
+    """Return the number of the first block whose record differs from the data; None if all match."""
+    count = min(len(stored), len(rebuilt))
+    stored_part, rebuilt_part = stored[:count].copy(), rebuilt[:count].copy()
+    # A run of GTIDs may have begun before the segment. A capture that was started in mid-segment records a
+    # later start. That record is narrower, but correct.
+    claims = stored_part["sequence_start"]
     claims_more = (claims != 0) & (
-        (two["sequence_start"] == 0) | (np.maximum(claims, base) < two["sequence_start"])
+        (rebuilt_part["sequence_start"] == 0) | (np.maximum(claims, base) < rebuilt_part["sequence_start"])
     )
-    for records in (one, two):
+    for records in (stored_part, rebuilt_part):
         records["sequence_start"] = 0
         records["crc"] = 0
-    differs = np.flatnonzero((one != two) | claims_more)
+    differs = np.flatnonzero((stored_part != rebuilt_part) | claims_more)
     if len(differs):
         return int(differs[0])
-    return None if len(stored) == len(made) or (may_lack and len(stored) < len(made)) else count
+    return None if len(stored) == len(rebuilt) or (may_be_shorter and len(stored) < len(rebuilt)) else count
 
 
-def _differences(record: SegmentRecord, made: SegmentRecord) -> str:
+def _differences(record: SegmentRecord, rebuilt: SegmentRecord) -> str:
     wrong = [
-        f"{field.name} {getattr(record, field.name)} is {getattr(made, field.name)}"
+        f"{field.name} {getattr(record, field.name)} is {getattr(rebuilt, field.name)}"
         for field in dataclasses.fields(record)
-        if getattr(record, field.name) != getattr(made, field.name)
+        if getattr(record, field.name) != getattr(rebuilt, field.name)
     ]
     return f"its record does not fit the data: {', '.join(wrong)}"

@@ -19,8 +19,8 @@ from penstock.logstore.position_set import (
     PositionChange,
     Stretch,
     plan_position,
+    resume_point,
     set_position,
-    standing,
 )
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
@@ -38,7 +38,7 @@ _ACCEPT_VERB = "position accept"
 def show(log: Named = None, config: Config = None, json: Json = False) -> None:
     """Show where capture will resume, where the log ends, and which holds protect it."""
     reader = LogFolder.find(log, config).open()
-    now = standing(reader)
+    now = resume_point(reader)
     noted = CapturePosition.load(reader.disk, reader.layout)
     deeds = [line for line in audit_lines(reader.disk, reader.layout) if line.get("verb") == _VERB]
     line: dict[str, Any] = {
