@@ -106,7 +106,7 @@ def test_a_search_does_not_remember_purged_files(log: XaLog, tmp_path: Path) -> 
     assert source.find_prepared(XID, end) is not None
     first.unlink()
     assert source.find_prepared(XID, end) is None
-    assert {file for _, file in source._prepared._passed} == {last.name}
+    assert {file for _, file in source._prepared._searched} == {last.name}
 
 
 @pytest.mark.parametrize(

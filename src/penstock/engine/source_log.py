@@ -13,7 +13,7 @@ from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, PIPELINE_HOLD_PAUSE_SECOND
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.source.asking import PAUSES_WAITED_FOR_SECONDS
+from penstock.source.asking import PAUSES_WHILE_WAITING_SECONDS
 from penstock.source.kept_stream_log import KeptStreamLog
 from penstock.source.offsets import Offset
 from penstock.source.read_settings import ENVELOPE, ReadSettings
@@ -45,7 +45,7 @@ class SourceLog:
         )
         kind = KeptStreamLog if source.options.is_kept else StreamLog
         # The driver retries, and reports what it waits for.
-        self._log = kind(self._settings, PAUSES_WAITED_FOR_SECONDS)
+        self._log = kind(self._settings, PAUSES_WHILE_WAITING_SECONDS)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
         self._reader = ("pipeline", settings.name, source.name)

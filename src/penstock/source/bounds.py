@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where reading starts and ends: a position, a GTID set, or a time.
+"""The start and end of a read: a position, a GTID set, or a time.
 
-A start is inclusive and an end exclusive: transactions from a position on, not in a GTID set, committed
-at or after a time; up to a position, in a GTID set, committed before a time.
+A start is inclusive and an end exclusive: transactions from a position on, not in a GTID set, committed at or
+after a time; up to a position, in a GTID set, committed before a time.
 """
 
 import re
@@ -22,13 +22,13 @@ _GTID_PREFIX = "gtid:"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# What callers may give: see `parse_bound`.
+# The types that callers may pass; see `parse_bound`.
 BoundText = Position | datetime | str
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One end of what is read; exactly one field is set. `time_us` is microseconds UTC since 1970."""
+    """One end of a read; exactly one field is set. `time_us` is in microseconds UTC since 1970."""
 
     position: Position | None = None
     gtid_set: str | None = None
@@ -45,16 +45,16 @@ class Bound:
 
 
 def parse_bound(value: BoundText, epoch: int = 0) -> Bound:
-    """Read a position, a GTID set, or a time; a time without a zone is UTC.
+    """Parse a position, a GTID set, or a time; a time without a zone is UTC.
 
-    Text is `mysql-bin.000003:1542`, a GTID set of either family, or ISO 8601. `2026-11-21` is a date; as a
-    MariaDB GTID it is written `gtid:2026-11-21`. A position without an epoch gets `epoch`.
-    Raises OptionInvalid.
+    Text is `mysql-bin.000003:1542`, a MySQL or MariaDB GTID set, or ISO 8601. `2026-11-21` is a date; write
+    it as `gtid:2026-11-21` to mean a MariaDB GTID. A position without an epoch gets `epoch`. Raises
+    OptionInvalid.
     """
     if isinstance(value, Position):
         return Bound(position=value)
     if isinstance(value, datetime):
-        return Bound(time_us=_microseconds(value))
+        return Bound(time_us=_to_microseconds(value))
     if not isinstance(value, str):
         raise _invalid(value)
     text = value.strip()
@@ -64,7 +64,7 @@ def parse_bound(value: BoundText, epoch: int = 0) -> Bound:
         return Bound(gtid_set=text)
     if _DATE.fullmatch(text):
         try:
-            return Bound(time_us=_microseconds(datetime.fromisoformat(text)))
+            return Bound(time_us=_to_microseconds(datetime.fromisoformat(text)))
         except ValueError as problem:
             raise _invalid(value) from problem
     if _MARIADB_GTID.fullmatch(text):
@@ -76,9 +76,9 @@ def parse_bound(value: BoundText, epoch: int = 0) -> Bound:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is read: positions to plan by, and the filters the decoder applies in between.
+    """The range to read: positions for planning, and filters that the decoder applies within them.
 
-    `start` and `end` are positions, None for the first and the last there is. Pickles.
+    `start` and `end` are positions, None for the first and last available. Can be pickled.
     """
 
     start: Position | None = None
@@ -90,10 +90,11 @@ class Bounds:
 
 
 def locate(source: Source, start: Bound | None, end: Bound | None) -> Bounds:
-    """Return the bounds with start turned into a position to plan from. Raises what the source raises.
+    """Return the bounds, with the start converted to a position for planning. Raises the errors of the
+    source.
 
-    The end stays a filter where it is no position. Of a time, files begun after it are left out; of a GTID
-    set none is, but reading ends where all of the set was seen.
+    An end that is not a position remains a filter. For an end time, files started after it are left out. For
+    an end GTID set no file is left out, but reading stops once the whole set was seen.
     """
     first = start.position if start else None
     if start is not None and start.gtid_set is not None:
@@ -113,10 +114,10 @@ def locate(source: Source, start: Bound | None, end: Bound | None) -> Bounds:
     )
 
 
-def _microseconds(moment: datetime) -> int:
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    since = moment - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+def _to_microseconds(timestamp: datetime) -> int:
+    timestamp = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+    elapsed = timestamp - _EPOCH
+    return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
 
 
 def _invalid(value: object) -> OptionInvalid:

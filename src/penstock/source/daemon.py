@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's log over its HTTP interface, as a source: `penstock://host:7070,host:7070/instance`.
+"""A daemon's log, read over HTTP, as a source: `penstock://host:7070,host:7070/instance`.
 
-Several daemons capture one instance each by itself, so their logs begin at different places and may number
-epochs differently; bytes of one server's file are the same in all of them. Where a daemon does not answer,
-the next one is asked for the same bytes, under the number that it gives the same server's epoch.
+Daemons that capture the same instance do so independently: their logs may begin at different positions and
+number epochs differently, but the bytes of one server's file are the same in all of them. If a daemon does
+not answer, the next one is asked for the same bytes, under its own number for that server's epoch.
 """
 
 import time
@@ -30,16 +30,16 @@ from penstock.source.daemon_client import DaemonClient
 from penstock.source.kept import EpochKey, KeptRun, KeptSource, epoch_shift
 from penstock.source.source import SourceOptions
 
-# What is fetched at a time behind a range's stop, where its last transaction may go on; it doubles.
-_BEHIND_BYTES_FIRST = MIB
-_BEHIND_BYTES_MAX = 64 * MIB
+# The size of a fetch past a range's stop, where its last transaction may continue. It doubles each time.
+_PAST_STOP_BYTES_FIRST = MIB
+_PAST_STOP_BYTES_MAX = 64 * MIB
 
 _Answer = TypeVar("_Answer")
 _log = structlog.get_logger(__name__)
 
 
 class DaemonSource(KeptSource):
-    """One instance of one or several daemons; see `penstock.source.source.Source`."""
+    """One instance of one or more daemons; see `penstock.source.source.Source`."""
 
     def __init__(self, options: SourceOptions) -> None:
         assert options.daemon is not None, "a daemon source has an address"
@@ -47,22 +47,24 @@ class DaemonSource(KeptSource):
         super().__init__(options, self._daemon_log)
 
     def tables(self) -> TablePatterns:
-        """Return the tables that the instance shows to readers who name none."""
+        """Return the tables that the instance shows to readers that select none."""
         return self._daemon_log.tables()
 
     def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
-        """Give every daemon a table's definition, from a position on. Raises what a daemon raises."""
-        self._daemon_log.give_definition(name, self._there(position), definition)
+        """Send every daemon a table's definition, valid from a position on. Raises the errors of the
+        daemons."""
+        self._daemon_log.give_definition(name, self._to_log(position), definition)
 
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
-        """Have the log keep what comes after a position, for a reader whose name has these parts.
+        """Make the log keep everything after a position for a reader whose name has these parts.
 
-        Raises what the daemon raises.
+        Raises the errors of the daemon.
         """
-        self._daemon_log.hold(".".join(map(reader_name, reader)), self._there(position), seconds)
+        self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
 
     def behind(self, what: str, position: Position) -> PenstockError:
-        """Return the error for a place that the daemon has not reached: another one had, so it will."""
+        """Return the error for a position that this daemon has not reached yet, although another daemon
+        had."""
         return ServerBusy(what, position=str(position), hint="It is behind another daemon: penstock status")
 
     def __str__(self) -> str:
@@ -70,9 +72,9 @@ class DaemonSource(KeptSource):
 
 
 class DaemonLog:
-    """The log that the first daemon to answer keeps; see `penstock.source.kept.KeptLog`.
+    """The log of the first daemon that answers; see `penstock.source.kept.KeptLog`.
 
-    Epochs have the numbers that this first daemon gave them, whoever answers later.
+    Epochs keep the numbers of that first daemon, even if another daemon answers later.
     """
 
     def __init__(self, address: DaemonAddress, reconnect_tries: int) -> None:
@@ -88,41 +90,41 @@ class DaemonLog:
         for client in self._clients:
             client.close()
 
-    # --- Questions ----------------------------------------------------------------------------
+    # --- Requests -----------------------------------------------------------------------------
 
     def prepared(self, xid: str) -> None:
-        """Return None: of a daemon's log the bytes are searched."""
+        """Return None: the bytes of a daemon's log are searched instead."""
 
     def epochs(self) -> list[EpochKey]:
-        """Return every epoch with its server's key, as the daemon that answers now has them."""
+        """Return every epoch with its server's key, as reported by the current daemon."""
 
         def ask(client: DaemonClient, shift: int) -> list[EpochKey]:
-            found = _epochs_of(client)
-            self._shifts[self._current] = found, shift
-            return _renumbered(found, shift)
+            epochs = _fetch_epochs(client)
+            self._shifts[self._current] = epochs, shift
+            return _renumbered(epochs, shift)
 
         return self._ask(ask)
 
     def tables(self) -> TablePatterns:
-        """Return the tables that the instance's settings show to readers who name none."""
+        """Return the tables that the instance's settings show to readers that select none."""
 
         def ask(client: DaemonClient, shift: int) -> TablePatterns:
-            found = client.ask("status")
-            return TablePatterns(found["tables"], found["exclude_tables"])
+            status = client.ask("status")
+            return TablePatterns(status["tables"], status["exclude_tables"])
 
         return self._ask(ask)
 
     def runs(self) -> list[KeptRun]:
-        """Return what the daemon's log holds, in order."""
+        """Return the runs in the daemon's log, in order."""
         return self._ask(
             lambda client, shift: [
-                KeptRun(one["epoch"], one["file"], one["start"], one["end"]).shifted(shift)
-                for one in client.ask("extents")["extents"]
+                KeptRun(extent["epoch"], extent["file"], extent["start"], extent["end"]).shifted(shift)
+                for extent in client.ask("extents")["extents"]
             ]
         )
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a position, "" where the source has none."""
+        """Return the GTIDs of all transactions before a position, "" if the source has none."""
         return self._ask(
             lambda client, shift: LoggedSet(
                 client.ask("gtid_set", position=_text(position, shift))["gtid_set"]
@@ -130,13 +132,13 @@ class DaemonLog:
         )
 
     def locate_gtid_set(self, gtid_set: str) -> Position:
-        """Return a position with nothing but the set before it. Raises PositionPurged."""
+        """Return a position preceded only by transactions of the set. Raises PositionPurged."""
         return self._ask(
             lambda client, shift: _position(client.ask("locate", gtid_set=gtid_set)["position"], shift)
         )
 
     def locate_time(self, time_us: int) -> Position:
-        """Return a position before which nothing was committed at or after the time."""
+        """Return a position before which no commit is at or after the time."""
         return self._ask(
             lambda client, shift: _position(client.ask("locate", time_us=time_us)["position"], shift)
         )
@@ -152,18 +154,18 @@ class DaemonLog:
 
         def ask(client: DaemonClient, shift: int) -> dict[str, Any]:
             table = None if name is None else str(name)
-            found: dict[str, Any] = client.ask(
+            answer: dict[str, Any] = client.ask(
                 "schema", position=_text(position, shift), table=table, again="1" if again else None
             )
-            schema: dict[str, Any] = found["schema"]
+            schema: dict[str, Any] = answer["schema"]
             return schema
 
         return self._ask(ask)
 
     def boundary_before(self, position: Position) -> int:
-        """Return the last transaction boundary at or before a position that the daemon's index has.
+        """Return the last indexed transaction boundary at or before a position.
 
-        Of a daemon that does not tell, it is where its bytes of the file begin.
+        For a daemon that does not report boundaries, return where its bytes of the file begin.
         """
 
         def ask(client: DaemonClient, shift: int) -> int:
@@ -171,8 +173,8 @@ class DaemonLog:
             if boundary is not None:
                 return _position(boundary, shift).offset
             runs = client.ask("extents")["extents"]
-            here = shifted_epoch(position.epoch, -shift), position.file
-            starts = [run["start"] for run in runs if (run["epoch"], run["file"]) == here]
+            file_key = shifted_epoch(position.epoch, -shift), position.file
+            starts = [run["start"] for run in runs if (run["epoch"], run["file"]) == file_key]
             before = [start for start in starts if start <= position.offset]
             if not before:
                 raise PositionPurged(f"{client.url} does not have these bytes", position=str(position))
@@ -181,7 +183,7 @@ class DaemonLog:
         return self._ask(ask)
 
     def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
-        """Give every daemon a table's definition, for each keeps its own."""
+        """Send a table's definition to every daemon, because each daemon stores its own."""
         for index in range(len(self._clients)):
             self._current = index
             client, shift = self._client()
@@ -191,7 +193,7 @@ class DaemonLog:
             answer.release_conn()
 
     def hold(self, reader: str, position: Position, seconds: int) -> None:
-        """Have the daemon that answers keep what comes after a position."""
+        """Make the current daemon keep everything after a position."""
         self._ask(lambda client, shift: client.hold(reader, _text(position, shift), seconds))
 
     # --- Bytes --------------------------------------------------------------------------------
@@ -201,18 +203,18 @@ class DaemonLog:
     ) -> Iterator[memoryview]:
         """Yield the bytes from a position on, past `stop` as far as the caller asks and the log goes.
 
-        After a lost connection they begin again where `resume_at` says, from the next daemon if need be, with
-        a pause that doubles; `reconnect_tries` without progress raise the last failure.
+        After a lost connection, the bytes resume at `resume_at`, from the next daemon if necessary, with
+        exponential backoff. After `reconnect_tries` without progress, the last error is raised.
         """
         offset, tries = start.offset, 0
-        behind = _BEHIND_BYTES_FIRST
+        fetch_bytes = _PAST_STOP_BYTES_FIRST
         while True:
-            wanted = stop if offset < stop else offset + behind
-            behind = behind if offset < stop else min(behind * 2, _BEHIND_BYTES_MAX)
-            begun = offset
+            fetch_end = stop if offset < stop else offset + fetch_bytes
+            fetch_bytes = fetch_bytes if offset < stop else min(fetch_bytes * 2, _PAST_STOP_BYTES_MAX)
+            fetch_start = offset
             try:
                 client, shift = self._client()
-                for piece in client.stream(shifted_epoch(start.epoch, -shift), start.file, offset, wanted):
+                for piece in client.stream(shifted_epoch(start.epoch, -shift), start.file, offset, fetch_end):
                     offset += len(piece)
                     tries = 0
                     yield memoryview(piece)
@@ -225,23 +227,23 @@ class DaemonLog:
             except TransientError as problem:
                 if resume_at is None:
                     raise
-                self._turn(problem, tries)
+                self._fail_over(problem, tries)
                 tries += 1
                 offset = resume_at().offset
                 continue
-            if offset < wanted and offset >= stop:
-                # The log's part of this file ends here, behind a whole transaction.
+            if offset < fetch_end and offset >= stop:
+                # The log's part of this file ends here, after a whole transaction.
                 return
-            assert offset > begun, "an answer that is whole has what was asked for"
+            assert offset > fetch_start, "an answer that is whole has what was asked for"
 
-    def _turn(self, problem: TransientError, tries: int) -> None:
-        """Make ready for the next daemon. Raises the problem where it was tried often enough."""
+    def _fail_over(self, problem: TransientError, tries: int) -> None:
+        """Switch to the next daemon after a pause. Raises the error once all retries are used."""
         if tries >= self._reconnect_tries * len(self._clients):
             raise problem
-        self._next()
+        self._switch_daemon()
         pause = 0.0
         if (tries + 1) % len(self._clients) == 0:
-            # All of them were asked once more.
+            # All daemons were tried once more.
             rounds = tries // len(self._clients)
             pause = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**rounds, RECONNECT_PAUSE_SECONDS_MAX)
         _log.warning(
@@ -251,45 +253,45 @@ class DaemonLog:
 
     # --- Daemons ------------------------------------------------------------------------------
 
-    def _ask(self, question: Callable[[DaemonClient, int], _Answer]) -> _Answer:
-        """Ask the current daemon, else the next ones, a few rounds. Raises the last daemon's failure."""
+    def _ask(self, request: Callable[[DaemonClient, int], _Answer]) -> _Answer:
+        """Ask the current daemon, then the others, for a few rounds. Raises the last daemon's error."""
 
         def ask_each() -> _Answer:
-            for left in reversed(range(len(self._clients))):
+            for remaining in reversed(range(len(self._clients))):
                 try:
-                    return question(*self._client())
+                    return request(*self._client())
                 except TransientError:
-                    self._next()
-                    if not left:
+                    self._switch_daemon()
+                    if not remaining:
                         raise
             raise AssertionError("there is at least one daemon")
 
         return ask_again(ask_each, hang_up=lambda: None)
 
     def _client(self) -> tuple[DaemonClient, int]:
-        """Return the current daemon and what to add to its numbers of epochs. Raises ServerChanged.
+        """Return the current daemon and the shift from its epoch numbers to ours. Raises ServerChanged.
 
-        A daemon is asked for its epochs when it is turned to: it may have begun another one, or be another.
+        A daemon's epochs are fetched when it becomes the current one: it may have begun another epoch.
         """
         client = self._clients[self._current]
         if self._current not in self._shifts:
-            found = _epochs_of(client)
+            epochs = _fetch_epochs(client)
             if self._numbered is None:
-                self._numbered = found
-            shift = epoch_shift(self._numbered, found, client.url)
-            self._numbered = sorted({*self._numbered, *_renumbered(found, shift)})
-            self._shifts[self._current] = found, shift
+                self._numbered = epochs
+            shift = epoch_shift(self._numbered, epochs, client.url)
+            self._numbered = sorted({*self._numbered, *_renumbered(epochs, shift)})
+            self._shifts[self._current] = epochs, shift
         return client, self._shifts[self._current][1]
 
-    def _next(self) -> None:
-        """Turn to the next daemon."""
+    def _switch_daemon(self) -> None:
+        """Switch to the next daemon."""
         self._clients[self._current].close()
         self._shifts.pop(self._current, None)
         self._current = (self._current + 1) % len(self._clients)
 
 
-def _epochs_of(client: DaemonClient) -> list[EpochKey]:
-    return [(one["epoch"], one["server_key"]) for one in client.ask("epochs")["epochs"]]
+def _fetch_epochs(client: DaemonClient) -> list[EpochKey]:
+    return [(epoch["epoch"], epoch["server_key"]) for epoch in client.ask("epochs")["epochs"]]
 
 
 def _text(position: Position, shift: int) -> str:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where daemons are and what they are asked for: `penstock://[token@]host[:port][,host...]/instance`.
+"""Addresses of daemons: `penstock://[token@]host[:port][,host...]/instance`.
 
-Several hosts are daemons that capture the same instance: any of them may answer. `penstocks://` is the same
-over TLS.
+Several hosts are daemons that capture the same instance; any of them may answer. `penstocks://` uses TLS.
 """
 
 import os
@@ -29,15 +28,15 @@ _URL_OPTIONS = ("token_file", "ssl_mode", "ssl_ca", "ssl_cert", "ssl_key")
 
 
 def is_daemon_url(text: str) -> bool:
-    """Tell whether a source names an instance of a daemon."""
+    """Return whether a source is an instance of a daemon."""
     return text.strip().startswith((f"{PLAIN}://", f"{ENCRYPTED}://"))
 
 
 @dataclass(frozen=True)
 class DaemonAddress:
-    """An instance, and the daemons that may be asked for it, in order of preference. Pickles.
+    """An instance and the daemons that serve it, in order of preference. Can be pickled.
 
-    `hosts` are (host, port). `tls` None is plain HTTP; its mode is never `preferred`.
+    `hosts` are (host, port). `tls` None means plain HTTP; its mode is never `preferred`.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -54,11 +53,12 @@ class DaemonAddress:
         token_file: str | None = None,
         tls: Tls | None = None,
     ) -> Self:
-        """Read a URL; its query may hold token_file, ssl_mode, ssl_ca, ssl_cert, ssl_key.
+        """Parse a URL; its query may contain token_file, ssl_mode, ssl_ca, ssl_cert, ssl_key.
 
-        The token is the first found of: the argument, the URL, the file, the environment's PENSTOCK_TOKEN.
-        TLS is used for penstocks://, and where a TLS option asks for it; the daemon is then proved by name
-        unless the mode says otherwise. Raises OptionInvalid, whose message never holds the token.
+        The token comes from the first of: the argument, the URL, the file, the environment variable
+        PENSTOCK_TOKEN. TLS is used for penstocks://, and if a TLS option requests it. The daemon's host name
+        is then verified unless the mode says otherwise. Raises OptionInvalid; its message never contains the
+        token.
         """
         match = _URL.fullmatch(url.strip())
         if match is None:
@@ -73,13 +73,13 @@ class DaemonAddress:
 
     @property
     def base_urls(self) -> tuple[str, ...]:
-        """The URL of each daemon, as HTTP spells it."""
+        """The HTTP URL of each daemon."""
         scheme = "http" if self.tls is None else "https"
-        return tuple(f"{scheme}://{_host_text(*one)}" for one in self.hosts)
+        return tuple(f"{scheme}://{_host_text(*host)}" for host in self.hosts)
 
     def __str__(self) -> str:
         scheme = PLAIN if self.tls is None else ENCRYPTED
-        hosts = ",".join(_host_text(*one) for one in self.hosts)
+        hosts = ",".join(_host_text(*host) for host in self.hosts)
         return f"{scheme}://{hosts}/{quote(self.instance)}"
 
 
@@ -89,12 +89,12 @@ def _host_text(host: str, port: int) -> str:
 
 def _hosts(text: str, url: str) -> tuple[tuple[str, int], ...]:
     hosts = []
-    for one in text.split(","):
-        match = _HOST.fullmatch(one.strip())
+    for host in text.split(","):
+        match = _HOST.fullmatch(host.strip())
         port = int(match["port"] or PORT_DEFAULT) if match is not None else 0
         if match is None or not 0 < port < 1 << 16:
             raise OptionInvalid(
-                f"{_without_token(url)!r}: {one.strip()!r} is no host and port",
+                f"{_without_token(url)!r}: {host.strip()!r} is no host and port",
                 hint="Write penstock://a:7070,b:7070/instance",
             )
         hosts.append((match["host"].strip("[]"), port))
@@ -111,9 +111,9 @@ def _options(query: str) -> dict[str, str]:
     return options
 
 
-def _find_token(given: str | Secret | None, in_url: str | None, file: str | None) -> Secret:
-    if given is not None:
-        return given if isinstance(given, Secret) else Secret(given)
+def _find_token(argument: str | Secret | None, in_url: str | None, file: str | None) -> Secret:
+    if argument is not None:
+        return argument if isinstance(argument, Secret) else Secret(argument)
     if in_url:
         return Secret(unquote(in_url))
     if file is not None:
@@ -124,24 +124,24 @@ def _find_token(given: str | Secret | None, in_url: str | None, file: str | None
     return Secret(os.environ.get(TOKEN_VARIABLE, ""))
 
 
-def _tls(scheme: str, given: Tls | None, options: dict[str, str]) -> Tls | None:
-    asked = given
-    if asked is None and any(name.startswith("ssl_") for name in options):
-        asked = Tls(
+def _tls(scheme: str, argument: Tls | None, options: dict[str, str]) -> Tls | None:
+    tls = argument
+    if tls is None and any(name.startswith("ssl_") for name in options):
+        tls = Tls(
             options.get("ssl_mode", "verify_identity"),
             options.get("ssl_ca"),
             options.get("ssl_cert"),
             options.get("ssl_key"),
         )
     if scheme == PLAIN:
-        # A mode that leaves encryption to chance is left as the scheme says: plain.
-        return None if asked is None or asked.mode in ("disabled", "preferred") else asked
-    if asked is not None and asked.mode == "disabled":
+        # A mode that makes encryption optional follows the scheme: plain.
+        return None if tls is None or tls.mode in ("disabled", "preferred") else tls
+    if tls is not None and tls.mode == "disabled":
         raise OptionInvalid(f"{ENCRYPTED}:// and ssl mode disabled contradict each other", hint=_HINT)
-    if asked is None or asked.mode == "preferred":
-        ca, cert, key = (asked.ca, asked.cert, asked.key) if asked is not None else (None, None, None)
+    if tls is None or tls.mode == "preferred":
+        ca, cert, key = (tls.ca, tls.cert, tls.key) if tls is not None else (None, None, None)
         return Tls("verify_identity", ca, cert, key)
-    return asked
+    return tls
 
 
 def _without_token(url: str) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One daemon's HTTP interface: questions in JSON, ranges as streams of bytes, errors by their own class.
+"""The HTTP interface of one daemon: JSON requests, byte ranges as streams, errors by class.
 
-The only file that knows the HTTP library.
+Only this module uses the HTTP library.
 """
 
 import json
@@ -29,17 +29,17 @@ from penstock.model import Secret, Tls
 from penstock.source.daemon_address import DaemonAddress
 
 _CONNECT_SECONDS_MAX = 5.0
-# One reader asks one thing at a time; a range that is read and a question beside it are two.
+# A reader makes one request at a time, possibly next to an open byte stream.
 _CONNECTIONS_KEPT = 2
 
-# Where the bytes of an answer end, as an offset of the source's file.
+# The source file offset where the bytes of a response end.
 _STOP_HEADER = "Penstock-Stop"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
 
 _REFUSED = (401, 403)
 _NOT_FOUND = 404
-# What a proxy says of a daemon that is down, or slow.
+# Statuses that a proxy returns for a daemon that is down or slow.
 _AWAY = (502, 503, 504)
 _FAILED = 500
 
@@ -47,9 +47,10 @@ Query = Mapping[str, str | int | None]
 
 
 class DaemonClient:
-    """One daemon, one instance. Connections are kept open between questions; safe for several threads.
+    """A client of one daemon and one instance. Keeps connections open; thread-safe.
 
-    Every method raises ConnectionLost where the daemon does not answer, and what the daemon itself raised.
+    All methods raise ConnectionLost if the daemon does not answer, and re-raise the errors that the daemon
+    reports.
     """
 
     def __init__(self, address: DaemonAddress, base_url: str) -> None:
@@ -60,13 +61,13 @@ class DaemonClient:
             maxsize=_CONNECTIONS_KEPT,
             headers=_headers(address.token),
             timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=SILENCE_SECONDS_MAX),
-            # A request that is made again is made by the caller, who knows where to go on.
+            # The caller retries, because only the caller knows where to resume.
             retries=False,
             **_tls_arguments(address.tls),
         )
 
     def ask(self, call: str, **query: str | int | None) -> dict[str, Any]:
-        """Return the JSON object that a call answers."""
+        """Return the JSON object of a response."""
         response = self._get(call, query, stream=False)
         try:
             value = json.loads(response.data)
@@ -77,13 +78,13 @@ class DaemonClient:
         return value
 
     def content(self, call: str, **query: str | int | None) -> bytes:
-        """Return the bytes that a call answers."""
+        """Return the bytes of a response."""
         return bytes(self._get(call, query, stream=False).data)
 
     def stream(self, epoch: int, file: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes of [start, stop) of a file, or up to where the log ends before it.
+        """Yield the bytes of [start, stop) of a file, or up to the end of the log before that.
 
-        Raises ConnectionLost where they break off.
+        Raises ConnectionLost if the stream breaks off.
         """
         response = self._get(
             "bytes", {"epoch": epoch, "file": file, "start": start, "stop": stop}, stream=True
@@ -96,7 +97,7 @@ class DaemonClient:
         except (HTTPError, OSError) as problem:
             raise self._lost(problem) from problem
         finally:
-            # A stream that is left before its end leaves bytes behind, so its connection is of no more use.
+            # An unfinished stream leaves unread bytes in its connection, which cannot be reused then.
             if start == end:
                 response.release_conn()
             else:
@@ -111,9 +112,10 @@ class DaemonClient:
         silence_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> urllib3.BaseHTTPResponse:
-        """Send a JSON body and return the answer as it begins, to be read as it comes and then closed.
+        """Send a JSON body and return the response, unread, for streaming. The caller closes it.
 
-        No byte for so many seconds is a lost connection; `lost` turns what reading raises into it.
+        No data for `silence_seconds` counts as a lost connection. `lost` converts the errors raised while
+        reading.
         """
         return self._request(
             "POST",
@@ -124,25 +126,25 @@ class DaemonClient:
         )
 
     def hold(self, reader: str, position: str, seconds: int) -> None:
-        """Have the daemon's log keep what comes after a position."""
+        """Make the daemon's log keep everything after a position."""
         query = urlencode({"reader": reader, "position": position, "seconds": seconds})
         self._request("POST", f"position?{query}").close()
 
     def delete(self, call: str) -> None:
-        """Have the daemon remove something."""
+        """Send a DELETE request."""
         self._request("DELETE", call).close()
 
     def problem(self, value: Mapping[str, Any]) -> PenstockError:
-        """Return the error that a problem document stands for: the daemon's own, by its class."""
+        """Return the error described by a problem document, using the daemon's error class."""
         detail = str(value.get("detail") or "it failed, and did not say why")
-        return _told(value, detail) or StreamError(f"{self.url} failed: {detail}")
+        return _named_error(value, detail) or StreamError(f"{self.url} failed: {detail}")
 
     def lost(self, problem: Exception) -> ConnectionLost:
-        """Return the error for an answer that broke off."""
+        """Return the error for a response that broke off."""
         return self._lost(problem)
 
     def close(self) -> None:
-        """Close the connections. The client can be used again."""
+        """Close the connections. The client can be reused."""
         self._pool.clear()
 
     def __repr__(self) -> str:
@@ -153,14 +155,14 @@ class DaemonClient:
         response = self._request("GET", call, fields=fields)
         if not stream:
             try:
-                # Reads all of it, and gives the connection back.
+                # Reads the whole body and returns the connection to the pool.
                 _ = response.data
             except (HTTPError, OSError) as problem:
                 raise self._lost(problem) from problem
         return response
 
     def _request(self, method: str, call: str, **arguments: Any) -> urllib3.BaseHTTPResponse:
-        """Return the answer as it begins. Raises what the daemon says where it is a problem."""
+        """Send a request and return the response, unread. Raises the error that the daemon reports."""
         try:
             response = self._pool.request(
                 method,
@@ -173,7 +175,7 @@ class DaemonClient:
             if response.status == 200 and _has_length(response):
                 return response
             if response.status == 200:
-                # A head that was cut counts as whole for the HTTP library, and its body as empty.
+                # The HTTP library accepts a truncated header as complete and treats the body as empty.
                 response.close()
                 raise self._lost(ProtocolError("the answer's head does not say how long its body is"))
             body = response.read(_PROBLEM_BYTES_MAX)
@@ -189,12 +191,12 @@ class DaemonClient:
         raise self._problem(response, body)
 
     def _problem(self, response: urllib3.BaseHTTPResponse, body: bytes) -> PenstockError:
-        """Return the error that an answer stands for: the daemon's own, by its class."""
+        """Return the error described by a response, using the daemon's error class."""
         value = _object(body) if response.headers.get("Content-Type", "").startswith(_PROBLEM_TYPE) else {}
         detail = str(value.get("detail") or f"HTTP status {response.status}")
-        told = _told(value, detail)
-        if told is not None:
-            return told
+        error = _named_error(value, detail)
+        if error is not None:
+            return error
         if response.status in _REFUSED:
             return AuthenticationFailed(
                 f"{self.url}: {detail}", hint="Give the daemon's token: PENSTOCK_TOKEN, or token_file"
@@ -226,7 +228,7 @@ class DaemonClient:
 
 
 def _has_length(response: urllib3.BaseHTTPResponse) -> bool:
-    """Tell whether an answer says how long its body is, so that a body that is cut short is noticed."""
+    """Return whether a response states the length of its body, so that a truncated body is detected."""
     chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
     return chunked or response.headers.get("Content-Length", "").isdecimal()
 
@@ -235,8 +237,8 @@ def _headers(token: Secret) -> dict[str, str]:
     return {"Authorization": f"Bearer {token.reveal()}"} if token else {}
 
 
-def _told(value: Mapping[str, Any], detail: str) -> PenstockError | None:
-    """Return the error whose class a problem document names, None where it names none of ours."""
+def _named_error(value: Mapping[str, Any], detail: str) -> PenstockError | None:
+    """Return the error named by a problem document, None if it is not a Penstock error class."""
     kind = getattr(penstock.errors, str(value.get("type", "")), None)
     if not (isinstance(kind, type) and issubclass(kind, PenstockError)):
         return None
@@ -257,7 +259,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Return the context of connections to a daemon. Raises OptionInvalid for files that cannot be used."""
+    """Return the TLS context for daemon connections. Raises OptionInvalid for unusable files."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.cert is not None:
@@ -266,7 +268,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         raise OptionInvalid(
             f"a TLS file cannot be used: {problem}", hint="Check ssl_ca, ssl_cert and ssl_key: PEM files"
         ) from problem
-    # The daemon's own certificate may be named in place of its authority's.
+    # Accept the daemon's own certificate in place of its authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = tls.mode == "verify_identity"
     context.verify_mode = ssl.CERT_REQUIRED if tls.mode.startswith("verify") else ssl.CERT_NONE
@@ -274,16 +276,16 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
-    """Return the HTTP library's arguments for TLS. Raises OptionInvalid."""
+    """Return the TLS arguments of the HTTP library. Raises OptionInvalid."""
     if tls is None:
         return {}
     context = tls_context(tls)
-    named = {} if context.check_hostname else {"assert_hostname": False}
-    return {"ssl_context": context, **named}
+    host_check = {} if context.check_hostname else {"assert_hostname": False}
+    return {"ssl_context": context, **host_check}
 
 
 def lost_hint(url: str, reason: object, otherwise: str) -> str:
-    """Return what helps where a daemon did not answer: one that closes at once may speak TLS."""
+    """Return the hint for a daemon that did not answer. One that resets connections may expect TLS."""
     causes = (reason, *reason.args) if isinstance(reason, Exception) else ()
     if url.startswith("http://") and any(isinstance(cause, ConnectionResetError) for cause in causes):
         return f"Does it speak TLS? Write https:// or penstocks:// then. {otherwise}"

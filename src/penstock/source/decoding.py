@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One decoder over one byte range: buffers of any cut in, what the decoder asks and offers out.
+"""Decoding of one byte range: accepts buffers cut anywhere, yields the decoder's requests and batches.
 
-Only an event that a cut divides is copied; everything else is decoded where it lies.
+Only events that are split across buffers are copied.
 """
 
 import time
@@ -15,47 +15,50 @@ from penstock.errors import PenstockError, PreparedMissing, ServerBusy
 from penstock.model import Position
 from penstock.source.source import ByteRange, Source, file_number
 
-# The length of an event is the four bytes before this offset of its header.
+# An event's length is in the four header bytes before this offset.
 _LENGTH_END = 13
-# What is added at a time where the length of an event cannot be told from its header.
+# The number of bytes added at a time if the event's length is not in its header.
 _BYTES_MORE = 64 * 1024
-# The longest that the sync of a commit may take, and the pause before the log is asked for again.
+# The longest that a commit's sync may take, and the pause between retries.
 _SYNC_SECONDS_MAX = 60.0
 _SYNC_PAUSE_SECONDS = 0.02
 
 
 class RangeDecoding:
-    """A range of a source on its way through a decoder, across lost connections.
+    """Decodes a range of a source, and survives lost connections.
 
-    `states` says what is due; the caller asks `decoder` for the table request or statement, and takes
-    batches with `take_batch`. After a lost connection there is a new decoder, which drops the changes that
-    were handed out before; so `decoder` is never kept by the caller.
+    `states` yields what is due: the caller answers the table request or statement of `decoder`, and takes
+    batches with `take_batch`. After a lost connection a new decoder drops the changes that were already
+    returned, so callers must not keep a reference to `decoder`.
     """
 
     def __init__(self, source: Source, byte_range: ByteRange, **options: Any) -> None:
         self.byte_range = byte_range
         self._source = source
         if byte_range.gtid_after:
-            known = [one for one in (options.get("gtid_after"), byte_range.gtid_after) if one]
-            options["gtid_after"] = ",".join(known)
+            gtid_sets = [
+                gtid_set for gtid_set in (options.get("gtid_after"), byte_range.gtid_after) if gtid_set
+            ]
+            options["gtid_after"] = ",".join(gtid_sets)
         self._options = options
-        self._carried = bytearray()
-        self._kept: deque[Any] = deque()
+        self._partial_event = bytearray()
+        self._pending_batches: deque[Any] = deque()
         self._passed = GtidSet()
         self._opened = byte_range if byte_range.aligned else source.align(byte_range)
         self._joint = source.joint(byte_range)
         self.decoder = self._make_decoder(self._opened.position, self._opened.aligned)
 
     def states(self, *, drop_open: bool = False) -> Iterator[str]:
-        """Yield "batch", "table" and "statement" as they come, until the range is decoded.
+        """Yield "batch", "table" and "statement" as they become due, until the range is decoded.
 
-        With `drop_open` a transaction that is not whole where the bytes end is left out; without, it raises
-        FileTruncated. Every error, the source's own ones too, comes after every whole transaction before it.
+        With `drop_open`, an unfinished transaction at the end of the bytes is dropped; otherwise it raises
+        FileTruncated. Every error, including errors of the source, comes after all whole transactions before
+        it.
         """
         byte_range, deadline = self._opened, None
         while True:
             yield from self._states_of(byte_range)
-            # Of a server's log as much came as was asked for only once the last event has no more to give.
+            # A server's log has delivered the requested bytes only once its last event is decoded completely.
             yield from self.rest_of_payload()
             if self.decoder.state == "done":
                 return
@@ -67,13 +70,13 @@ class RangeDecoding:
         yield from self._finished(drop_open or self._is_past_stop())
 
     def _states_of(self, byte_range: ByteRange) -> Iterator[str]:
-        """Decode what the source gives of a range; yield as `states` does."""
+        """Decode the source's bytes of a range; yields like `states`."""
         buffers = iter(self._source.open(byte_range, self._resume))
         while True:
             try:
                 buffer = next(buffers, None)
             except PenstockError:
-                # What was whole before the error comes before it.
+                # Yield the transactions that were complete before the error.
                 yield from self._kept_states()
                 if self.decoder.state == "prepared":
                     self.decoder.abandon()
@@ -87,18 +90,18 @@ class RangeDecoding:
                 return
 
     def _finished(self, drop_open: bool) -> Iterator[str]:
-        """End the input; yield as `states` does what whole transactions have left."""
+        """End the input; yields the remaining whole transactions like `states`."""
         while True:
-            self.decoder.finish(len(self._carried), drop_open=drop_open)
+            self.decoder.finish(len(self._partial_event), drop_open=drop_open)
             if self.decoder.state == "done":
                 return
-            # A payload that ended the bytes may still hold tables to ask about.
+            # A payload at the end of the bytes may still contain tables to ask about.
             yield from self._due()
 
     def rest_of_payload(self) -> Iterator[str]:
-        """Decode what the last event holds, where it is a payload of several, or commits an XA transaction.
+        """Decode the rest of the last event, if it is a transaction payload or commits an XA transaction.
 
-        Yields as `states` does.
+        Yields like `states`.
         """
         while self.decoder.state != "done":
             self.decoder.feed(b"")
@@ -107,32 +110,33 @@ class RangeDecoding:
             yield from self._due()
 
     def bytes_to_event_end(self, rest: memoryview) -> int:
-        """Return how much of what comes next ends the event it begins with, or makes its length known."""
-        part = self._carried or rest[:_LENGTH_END]
-        if len(part) < _LENGTH_END:
-            return _LENGTH_END - len(self._carried)
-        length = int.from_bytes(part[_LENGTH_END - 4 : _LENGTH_END], "little")
-        # What lacks nothing waits for the decoder; a length under a header's is the decoder's to refuse.
-        return max(length - len(self._carried), _LENGTH_END)
+        """Return how many of the next bytes complete the current event, or reveal its length."""
+        event_start = self._partial_event or rest[:_LENGTH_END]
+        if len(event_start) < _LENGTH_END:
+            return _LENGTH_END - len(self._partial_event)
+        length = int.from_bytes(event_start[_LENGTH_END - 4 : _LENGTH_END], "little")
+        # Complete events are left to the decoder, which also rejects lengths shorter than a header.
+        return max(length - len(self._partial_event), _LENGTH_END)
 
     @property
     def at_event_end(self) -> bool:
-        """Whether no part of an event waits for the rest of it."""
-        return not self._carried
+        """Whether the input so far ends at the end of an event."""
+        return not self._partial_event
 
     def take_batch(self) -> Any:
         """Return the batch that is due."""
-        return self._kept.popleft() if self._kept else self.decoder.take_batch()
+        return self._pending_batches.popleft() if self._pending_batches else self.decoder.take_batch()
 
     @property
     def gtid_set(self) -> str:
-        """The GTIDs seen so far: what the file lists as before it, and those of the transactions."""
+        """The GTIDs seen so far: those listed in the file's header, and those of the transactions."""
         return str(self._passed.union(GtidSet.parse(self.decoder.gtid_set)))
 
     def _ends_early(self) -> bool:
-        """Tell whether a server has sent less than all of the range, though its log has all of it.
+        """Return whether the server sent less than the range, although its log contains the whole range.
 
-        A server counts a transaction into the end of its log before the sync, and sends it only after that.
+        A server includes a transaction in the end of its log before the sync, but sends it only after the
+        sync.
         """
         stop = self.byte_range.stop
         if stop is None or not self._source.live or self._is_past_stop():
@@ -141,7 +145,7 @@ class RangeDecoding:
         return (file_number(head.file), head.offset) >= (file_number(self.byte_range.file), stop)
 
     def _wait_for_sync(self, deadline: float | None) -> float:
-        """Wait a moment for what the server has yet to send; return the deadline. Raises ServerBusy."""
+        """Wait briefly for bytes that the server has yet to send; return the deadline. Raises ServerBusy."""
         clock = time.monotonic()
         if deadline is not None and clock > deadline:
             raise ServerBusy(
@@ -154,58 +158,59 @@ class RangeDecoding:
         return clock + _SYNC_SECONDS_MAX if deadline is None else deadline
 
     def _is_past_stop(self) -> bool:
-        """Tell whether all of the range was read, so that the part of an event behind it is nobody's here."""
+        """Return whether the whole range was read, so that a partial event after it can be ignored."""
         stop, decoder = self.byte_range.stop, self.decoder
         return stop is not None and decoder.next_offset >= stop and decoder.open_transaction() is None
 
     def _kept_states(self) -> Iterator[str]:
-        while self._kept:
+        while self._pending_batches:
             yield "batch"
 
     def feed(self, rest: memoryview) -> Iterator[str]:
-        """Decode one buffer, and keep the part of an event it may end with; yields as `states` does."""
+        """Decode one buffer and keep a partial event at its end; yields like `states`."""
         while rest and self.decoder.state != "done":
-            if not self._carried:
+            if not self._partial_event:
                 rest = rest[self.decoder.feed(rest) :]
                 if self.decoder.state == "input":
-                    self._carried += rest
+                    self._partial_event += rest
                     return
                 yield from self._due()
                 continue
-            more = _bytes_missing(self._carried)
-            self._carried += rest[:more]
+            more = _bytes_missing(self._partial_event)
+            self._partial_event += rest[:more]
             rest = rest[more:]
-            while self._carried:
-                del self._carried[: self.decoder.feed(self._carried)]
+            while self._partial_event:
+                del self._partial_event[: self.decoder.feed(self._partial_event)]
                 if self.decoder.state in ("input", "done"):
                     break
                 yield from self._due()
 
     def _due(self) -> Iterator[str]:
-        """Yield what the decoder waits for; a prepared transaction that it waits for is read here."""
+        """Yield the decoder's state. A prepared transaction that it needs is read here."""
         if self.decoder.state == "prepared":
             yield from self._read_prepared()
         elif self.decoder.state != "done":
             yield self.decoder.state
 
     def _read_prepared(self) -> Iterator[str]:
-        """Decode the prepared transaction that commits now; raises PreparedMissing after what is whole."""
+        """Decode the prepared transaction that commits now. Raises PreparedMissing after the whole
+        transactions."""
         decoder = self.decoder
         request = decoder.prepared_request()
         assert request is not None, "the state says that there is one"
-        xid, (file, offset), place = request
+        xid, (file, offset), location = request
         commit = Position(self.byte_range.epoch, file, offset)
-        carried = bytearray()
+        partial_event = bytearray()
 
         def begin() -> Position:
-            carried.clear()
+            partial_event.clear()
             head = None if self._source.live else self._source.head_bytes(prepared.file, prepared.epoch)
             assert prepared.stop is not None, "a transaction has an end"
             decoder.answer_prepared(prepared.file, prepared.start, prepared.stop, head)
             return prepared.position
 
         try:
-            prepared = self._prepared_range(xid, commit, place)
+            prepared = self._prepared_range(xid, commit, location)
             begin()
             buffers = iter(self._source.open(prepared, begin))
         except PenstockError:
@@ -219,14 +224,14 @@ class RangeDecoding:
             except PenstockError:
                 yield from self._abandon()
                 raise
-            yield from self._feed_prepared(memoryview(buffer), carried)
+            yield from self._feed_prepared(memoryview(buffer), partial_event)
 
-    def _feed_prepared(self, rest: memoryview, carried: bytearray) -> Iterator[str]:
-        """Decode one buffer of a prepared transaction, and keep the part of an event it may end with."""
+    def _feed_prepared(self, rest: memoryview, partial_event: bytearray) -> Iterator[str]:
+        """Decode one buffer of a prepared transaction and keep a partial event at its end."""
         decoder = self.decoder
         while decoder.reads_prepared:
-            if carried:
-                del carried[: decoder.feed_prepared(carried)]
+            if partial_event:
+                del partial_event[: decoder.feed_prepared(partial_event)]
             else:
                 rest = rest[decoder.feed_prepared(rest) :]
             if not decoder.reads_prepared:
@@ -236,24 +241,24 @@ class RangeDecoding:
                 continue
             if not rest:
                 return
-            more = _bytes_missing(carried) if carried else len(rest)
-            carried += rest[:more]
+            more = _bytes_missing(partial_event) if partial_event else len(rest)
+            partial_event += rest[:more]
             rest = rest[more:]
 
     def _abandon(self) -> Iterator[str]:
-        """Give the open transaction up; yield as `states` does what whole transactions have left."""
+        """Drop the open transaction; yields the remaining whole transactions like `states`."""
         self.decoder.abandon()
         while self.decoder.state == "batch":
             yield "batch"
 
-    def _prepared_range(self, xid: str, commit: Position, place: tuple[str, int, int] | None) -> ByteRange:
-        """Return where a prepared transaction lies. Raises PreparedMissing."""
-        if place is not None:
-            return ByteRange(commit.epoch, *place, aligned=True)
-        found = self._source.find_prepared(xid, commit)
-        if found is None:
+    def _prepared_range(self, xid: str, commit: Position, location: tuple[str, int, int] | None) -> ByteRange:
+        """Return the range of a prepared transaction. Raises PreparedMissing."""
+        if location is not None:
+            return ByteRange(commit.epoch, *location, aligned=True)
+        prepared = self._source.find_prepared(xid, commit)
+        if prepared is None:
             raise self._missing(xid, commit)
-        return found
+        return prepared
 
     def _missing(self, xid: str, commit: Position) -> PreparedMissing:
         return PreparedMissing(
@@ -264,19 +269,19 @@ class RangeDecoding:
         )
 
     def _resume(self) -> Position:
-        """Make ready for bytes that begin again after a lost connection; return where they are to begin."""
+        """Prepare for bytes that resume after a lost connection; return the position to resume from."""
         before = self.decoder
-        self._carried.clear()
+        self._partial_event.clear()
         handed_out, aligned = before.handed_out(), before.aligned
         before.abandon()
         while before.state == "batch":
-            self._kept.append(before.take_batch())
+            self._pending_batches.append(before.take_batch())
         self._passed = self._passed.union(GtidSet.parse(before.gtid_set))
         file, offset = before.position
         position = Position(self.byte_range.epoch, file, offset)
         if (executed := self._options.get("executed")) is not None:
-            known = [one for one in (executed, before.gtid_set) if one]
-            self._options["executed"] = ",".join(known)
+            gtid_sets = [gtid_set for gtid_set in (executed, before.gtid_set) if gtid_set]
+            self._options["executed"] = ",".join(gtid_sets)
         self.decoder = self._make_decoder(position, aligned, *handed_out)
         self.decoder.adopt_prepared(before)
         return position
@@ -308,9 +313,9 @@ class RangeDecoding:
         )
 
 
-def _bytes_missing(part: bytearray) -> int:
-    """Return how much must be added to a part of an event before it is worth offering again."""
-    if len(part) < _LENGTH_END:
-        return _LENGTH_END - len(part)
-    length = int.from_bytes(part[_LENGTH_END - 4 : _LENGTH_END], "little")
-    return length - len(part) if length > len(part) else _BYTES_MORE
+def _bytes_missing(partial_event: bytearray) -> int:
+    """Return how many bytes to add to a partial event before offering it to the decoder again."""
+    if len(partial_event) < _LENGTH_END:
+        return _LENGTH_END - len(partial_event)
+    length = int.from_bytes(partial_event[_LENGTH_END - 4 : _LENGTH_END], "little")
+    return length - len(partial_event) if length > len(partial_event) else _BYTES_MORE

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where events begin in plain binlog files, found by following event headers from the first one.
+"""Find event starts in plain binlog files by following event headers from the first event.
 
-An event's value may hold a copy of anything, so no event is ever recognized by its bytes alone. A file is
-followed once on a host, whatever the number of processes that read ranges of it: one follows it to its end
-while the others wait, and what it found is remembered in a folder that only this user may write.
+A value may contain a copy of any bytes, so an event is never recognized by its bytes alone. Each host follows
+a file only once, no matter how many processes read ranges of it: one process follows it to its end while the
+others wait. The result is cached in a folder that only this user can write.
 """
 
 import fcntl
@@ -27,15 +27,15 @@ from penstock._native import follow_events
 from penstock.errors import SourceMissing, StreamError
 from penstock.limits import FILES_FOLLOWED_MAX, FILES_REMEMBERED_MAX, MIB
 
-# One event start is remembered for about so many bytes.
+# One event start is cached for about this many bytes.
 _SPACING_BYTES = MIB
-# What fits into a processor's cache is read and followed fastest.
+# Reads that fit into the processor's cache are followed fastest.
 _READ_BYTES = MIB // 4
-# A file's format description and the GTIDs before it, or a good part of them.
+# Covers a file's format description and the GTIDs before it, or most of them.
 _HEAD_BYTES = 512
 
-# A remembered file: a magic with the format's number, the CRC32 of what follows, the file's size, the time of
-# its last change in nanoseconds, and up to where it was followed. Then the starts, 8 bytes each.
+# A cached file: a magic with the format number, the CRC32 of the rest, the file's size, its modification time
+# in nanoseconds, and the offset up to which it was followed. Then the starts, 8 bytes each.
 _ENTRY = struct.Struct("<8sIqqq")
 _ENTRY_MAGIC = b"PNSTART1"
 
@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class _File:
-    """What tells a file from others (`name`), and one state of it from later ones."""
+    """The identity of a file (`name`), and its state."""
 
     name: str
     size: int
@@ -54,44 +54,44 @@ class _File:
     def of(cls, path: Path, descriptor: int) -> "_File":
         status = os.fstat(descriptor)
         head = os.pread(descriptor, _HEAD_BYTES, 0)
-        told = f"{path.absolute()}\0{status.st_dev}\0{status.st_ino}\0".encode() + head
-        return cls(hashlib.sha256(told).hexdigest(), status.st_size, status.st_mtime_ns)
+        identity = f"{path.absolute()}\0{status.st_dev}\0{status.st_ino}\0".encode() + head
+        return cls(hashlib.sha256(identity).hexdigest(), status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True)
 class _Followed:
-    """A file as far as it was followed: `starts` are some of the events that begin before `end`, rising."""
+    """A file as far as it was followed: `starts` are some event starts before `end`, in ascending order."""
 
     file: _File
     end: int
     starts: tuple[int, ...]
 
     def holds_for(self, file: _File) -> bool:
-        """Tell whether this is still so: the file is as it was, or the same one that grew."""
+        """Return whether the result is still valid: the file is unchanged, or the same file grew."""
         return self.file == file or (self.file.name == file.name and self.file.size < file.size)
 
     def covers(self, target: int, size: int) -> bool:
-        """Tell whether the last event at or before an offset is known to begin near a known one.
+        """Return whether the last event at or before an offset is known to start near a cached start.
 
-        `size` is the size that the file has now.
+        `size` is the current size of the file.
         """
         return target < self.end or self.end >= size
 
     def encode(self) -> bytes:
         body = struct.pack(f"<{len(self.starts)}q", *self.starts)
-        place = self.file.size, self.file.modified_ns, self.end
-        crc = zlib.crc32(_ENTRY.pack(_ENTRY_MAGIC, 0, *place) + body)
-        return _ENTRY.pack(_ENTRY_MAGIC, crc, *place) + body
+        state = self.file.size, self.file.modified_ns, self.end
+        crc = zlib.crc32(_ENTRY.pack(_ENTRY_MAGIC, 0, *state) + body)
+        return _ENTRY.pack(_ENTRY_MAGIC, crc, *state) + body
 
     @classmethod
     def decode(cls, name: str, content: bytes) -> "_Followed | None":
         if len(content) < _ENTRY.size:
             return None
-        magic, crc, *place = _ENTRY.unpack_from(content)
+        magic, crc, *state = _ENTRY.unpack_from(content)
         body = content[_ENTRY.size :]
-        if magic != _ENTRY_MAGIC or crc != zlib.crc32(_ENTRY.pack(_ENTRY_MAGIC, 0, *place) + body):
+        if magic != _ENTRY_MAGIC or crc != zlib.crc32(_ENTRY.pack(_ENTRY_MAGIC, 0, *state) + body):
             return None
-        size, modified_ns, end = place
+        size, modified_ns, end = state
         starts = struct.unpack(f"<{len(body) // 8}q", body)
         return cls(_File(name, size, modified_ns), end, starts)
 
@@ -101,10 +101,10 @@ _lock = threading.Lock()
 
 
 def last_event_start(path: Path, first: int, target: int) -> int:
-    """Return where the last event begins that begins at or before an offset of a plain file.
+    """Return the start of the last event that starts at or before an offset of a plain file.
 
-    `first` is where the first event begins. Where the file ends before the target, it is the last whole
-    header. Raises SourceMissing, and EventMalformed for a header that no event has.
+    `first` is the start of the first event. If the file ends before the target, return the last complete
+    header. Raises SourceMissing, and EventMalformed for an invalid header.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -113,14 +113,14 @@ def last_event_start(path: Path, first: int, target: int) -> int:
     try:
         with _lock:
             file = _File.of(path, descriptor)
-            known = _followed.get(file.name)
-            if known is None or not known.holds_for(file) or not known.covers(target, file.size):
-                known = _follow_shared(descriptor, file, first)
-                _followed[file.name] = known
+            followed = _followed.get(file.name)
+            if followed is None or not followed.holds_for(file) or not followed.covers(target, file.size):
+                followed = _follow_shared(descriptor, file, first)
+                _followed[file.name] = followed
             _followed.move_to_end(file.name)
             if len(_followed) > FILES_FOLLOWED_MAX:
                 _followed.popitem(last=False)
-        return _last_start(descriptor, known, target)
+        return _last_start(descriptor, followed, target)
     except OSError as problem:
         raise SourceMissing(f"{path} cannot be read: {problem.strerror}") from problem
     except StreamError as problem:
@@ -130,54 +130,54 @@ def last_event_start(path: Path, first: int, target: int) -> int:
         os.close(descriptor)
 
 
-def _last_start(descriptor: int, known: _Followed, target: int) -> int:
-    """Return the last start at or before the target, from the known one nearest to it on."""
-    last = known.starts[max(bisect_right(known.starts, target) - 1, 0)]
-    for found, _ in _headers(descriptor, last, target):
-        last = found
+def _last_start(descriptor: int, followed: _Followed, target: int) -> int:
+    """Return the last start at or before the target, following from the nearest cached start."""
+    last = followed.starts[max(bisect_right(followed.starts, target) - 1, 0)]
+    for start, _ in _headers(descriptor, last, target):
+        last = start
     return last
 
 
 def _follow_shared(descriptor: int, file: _File, first: int) -> _Followed:
-    """Return the events of a whole file: as another process has followed it, else followed here."""
-    with _remembered(file.name) as entry:
-        known = None
+    """Return the events of a whole file, from the shared cache if another process followed it already."""
+    with _open_cache_entry(file.name) as entry:
+        followed = None
         if entry is not None:
-            known = _Followed.decode(file.name, os.pread(entry, os.fstat(entry).st_size, 0))
-        if known is None or not known.holds_for(file):
-            known = _Followed(file, first, (first,))
-        if known.file != file or not known.covers(file.size, file.size):
-            known = _follow(descriptor, replace(known, file=file))
+            followed = _Followed.decode(file.name, os.pread(entry, os.fstat(entry).st_size, 0))
+        if followed is None or not followed.holds_for(file):
+            followed = _Followed(file, first, (first,))
+        if followed.file != file or not followed.covers(file.size, file.size):
+            followed = _follow(descriptor, replace(followed, file=file))
             if entry is not None:
-                _remember(entry, known)
-        return known
+                _save(entry, followed)
+        return followed
 
 
-def _remember(entry: int, known: _Followed) -> None:
+def _save(entry: int, followed: _Followed) -> None:
     try:
         os.ftruncate(entry, 0)
-        os.pwrite(entry, known.encode(), 0)
+        os.pwrite(entry, followed.encode(), 0)
     except OSError as problem:
-        # The next process follows the file by itself; what a full disk has cut does not hold.
+        # The next process follows the file itself. An entry truncated by a full disk fails its checksum.
         _log.warning("what was followed of a file is not remembered", reason=str(problem))
 
 
-def _follow(descriptor: int, known: _Followed) -> _Followed:
-    """Follow a file from where it was followed to, up to its end or to a header that no event has."""
-    starts, end = list(known.starts), known.end
+def _follow(descriptor: int, followed: _Followed) -> _Followed:
+    """Follow a file from where the last pass ended, up to its end or an invalid header."""
+    starts, end = list(followed.starts), followed.end
     try:
-        for last, following in _headers(descriptor, known.starts[-1], known.file.size):
+        for last, following in _headers(descriptor, followed.starts[-1], followed.file.size):
             end = following
             if last >= starts[-1] + _SPACING_BYTES:
                 starts.append(last)
     except StreamError as problem:
-        # A range that begins behind it meets it again.
+        # A range that starts after the invalid header reports it again.
         _log.warning("a file cannot be followed to its end", reason=str(problem))
-    return _Followed(known.file, end, tuple(starts))
+    return _Followed(followed.file, end, tuple(starts))
 
 
 def _headers(descriptor: int, start: int, target: int) -> Iterator[tuple[int, int]]:
-    """Yield the last start of each piece that is read, up to the target, and where the next event begins."""
+    """Yield the last start in each piece read, up to the target, and where the next event starts."""
     buffer = memoryview(bytearray(_READ_BYTES))
     while start <= target:
         size = os.preadv(descriptor, [buffer], start)
@@ -188,11 +188,11 @@ def _headers(descriptor: int, start: int, target: int) -> Iterator[tuple[int, in
 
 
 @contextmanager
-def _remembered(name: str) -> Iterator[int | None]:
-    """Open what is remembered of a file for this process alone; None where nothing can be remembered."""
+def _open_cache_entry(name: str) -> Iterator[int | None]:
+    """Open and lock a file's cache entry; None if nothing can be cached."""
     try:
-        folder = _folder()
-        _forget_oldest(folder)
+        folder = _cache_folder()
+        _evict_oldest(folder)
         entry = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as problem:
         _log.warning("nothing can be remembered of the files that are followed", reason=str(problem))
@@ -210,7 +210,7 @@ def _remembered(name: str) -> Iterator[int | None]:
         os.close(entry)
 
 
-def _forget_oldest(folder: Path) -> None:
+def _evict_oldest(folder: Path) -> None:
     entries = list(folder.iterdir())
     if len(entries) < FILES_REMEMBERED_MAX:
         return
@@ -218,8 +218,8 @@ def _forget_oldest(folder: Path) -> None:
         entry.unlink(missing_ok=True)
 
 
-def _folder() -> Path:
-    """Return the folder of what is remembered. Raises OSError where another user might write into it."""
+def _cache_folder() -> Path:
+    """Return the cache folder. Raises OSError if another user could write to it."""
     folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

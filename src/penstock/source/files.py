@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binlog and relay log files, plain or compressed, as byte ranges.
 
-A file's in-use flag (bit 0 of the format description's flags) is set while a server writes it, and stays
-set in a copy taken meanwhile or after a crash. In such a file a transaction that is not finished at the tail
-is not there yet, or never was; in every other file it is FileTruncated.
+A server sets a file's in-use flag (bit 0 of the format description's flags) while it writes the file. The
+flag stays set in a copy taken meanwhile and after a crash. In such a file, an unfinished transaction at the
+end is ignored; in any other file it raises FileTruncated.
 """
 
 import os
@@ -60,10 +60,10 @@ _FORMAT_DESCRIPTION_BYTES_MAX = 4096
 
 @dataclass(frozen=True)
 class _FileHead:
-    """What a file's first bytes say. `raw` is the magic and the format description.
+    """The properties of a file's first bytes. `raw` is the magic and the format description.
 
-    The events of a `copied` file (a relay log, a segment of a kept log) keep the positions of the file from
-    which they come, so the offsets of its events are not those that they say.
+    The events of a `copied` file (a relay log, a segment of a kept log) contain the positions of the original
+    file, so they do not match the offsets in this file.
     """
 
     raw: bytes
@@ -72,9 +72,9 @@ class _FileHead:
 
 
 class FileSource:
-    """Files in order of their numbers; see `penstock.source.source.Source`.
+    """Files in the order of their numbers; see `penstock.source.source.Source`.
 
-    The folder is listed anew for every plan, so files that appear are found.
+    The folder is listed again for every plan, so new files are included.
     """
 
     live = False
@@ -91,16 +91,16 @@ class FileSource:
         return self.options.instance
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def earliest(self) -> Position:
-        """Return the first position there is. Raises SourceMissing."""
+        """Return the first available position. Raises SourceMissing."""
         return self._position(list_files(self.options.paths)[0].file)
 
     def head(self) -> Position:
-        """Return the end of the last whole transaction known now.
+        """Return the end of the last whole transaction at this moment.
 
-        A file that is in use, or compressed, is walked from where the last call ended.
+        A file that is in use or compressed is walked, starting where the last call ended.
         """
         last = list_files(self.options.paths)[-1]
         if last.compression is None and not self._in_use(last):
@@ -108,7 +108,7 @@ class FileSource:
         return self._walk_to_tail(last)
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a position, "" where the log has none."""
+        """Return the GTIDs of all transactions before a position, "" if the log has none."""
         return gtid_set_before(self, position)
 
     def fingerprint(self, file: str) -> str:
@@ -116,15 +116,15 @@ class FileSource:
         return file_fingerprint(self.head_bytes(file))
 
     def find_gtid_set(self, gtid_set: str) -> Position:
-        """Return where to read from to get everything after the set. Raises PositionPurged."""
+        """Return where to start reading to get everything after the set. Raises PositionPurged."""
         return find_gtid_set(self, gtid_set)
 
     def find_time(self, time_us: int) -> Position:
-        """Return where to read from to get everything committed at or after the time."""
+        """Return where to start reading to get everything committed at or after the time."""
         return find_time(self, time_us)
 
     def extents(self, start: Position | None = None, end: Position | None = None) -> list[Extent]:
-        """Return the files that [start, end) touches, in order, without reading data."""
+        """Return the files that overlap [start, end), in order, without reading data."""
         return self._extents_of(self._between(start, end), start)
 
     def split(
@@ -134,29 +134,31 @@ class FileSource:
         ranges_min: int = 1,
         range_bytes: int = RANGE_BYTES_DEFAULT,
     ) -> list[ByteRange]:
-        """Cut [start, end) into ranges; files in use are walked to find their last whole transaction."""
+        """Split [start, end) into ranges. Files in use are walked to find their last whole transaction."""
         located = self._between(start, end)
-        # Of the same listing: a file that appears meanwhile belongs to the next plan.
+        # Use the same listing: a file that appears later belongs to the next plan.
         extents = [
             self._whole_if_copied(*pair)
             for pair in zip(self._extents_of(located, start), located, strict=True)
         ]
         first = start or self._position(located[0].file)
-        # Files know no epochs, so both ends are of the one that the start names.
+        # Files have no epochs, so both ends belong to the epoch of the start.
         last = end and replace(end, epoch=first.epoch)
         ranges = cut(extents, first, last, ranges_min, range_bytes)
-        by_name = {one.file: one for one in located}
-        return [one for one in (self._settle(one, by_name[one.file]) for one in ranges) if one is not None]
+        located_by_name = {located_file.file: located_file for located_file in located}
+        return [
+            one
+            for one in (self._set_stop(one, located_by_name[one.file]) for one in ranges)
+            if one is not None
+        ]
 
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
     ) -> Iterator[memoryview]:
-        """Yield the file's bytes from the range's start to its end, a buffer of at most READ_BYTES at a time.
+        """Yield the file's bytes from the range's start to its end, in buffers of at most READ_BYTES.
 
-        No connection can be lost here, so `resume_at` is not asked.
-
-        Raises SourceMissing, MagicInvalid, LogEncrypted; FileTruncated and EventMalformed for damaged
-        compression.
+        `resume_at` is not used, because there is no connection to lose. Raises SourceMissing, MagicInvalid,
+        LogEncrypted; FileTruncated and EventMalformed for damaged compression.
         """
         located = self._located(byte_range.file)
         self._head_of(located)
@@ -167,18 +169,18 @@ class FileSource:
                 yield buffer[:size]
 
     def align(self, byte_range: ByteRange) -> ByteRange:
-        """Return a range from an event on that begins at or before its start; see `Source.align`."""
+        """Return the range extended back to an event at or before its start; see `Source.align`."""
         start = self._event_start(byte_range.file, byte_range.start)
         return replace(byte_range, start=start, aligned=start == FIRST_EVENT_OFFSET)
 
     def joint(self, byte_range: ByteRange) -> int | None:
-        """Return where the next range of the same file is opened, None where there is none."""
+        """Return where the next range of the same file is opened, None if there is none."""
         if not byte_range.is_cut or byte_range.stop is None:
             return None
         try:
             return self._event_start(byte_range.file, byte_range.stop)
         except StreamError:
-            # The range meets the damage itself, after the rows before it.
+            # The range itself reports the damage, after the rows before it.
             return None
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
@@ -188,10 +190,10 @@ class FileSource:
     def schema_history(
         self, position: Position, name: TableName | None = None, *, again: bool = False
     ) -> None:
-        """Return None: files keep no definitions besides what their events say."""
+        """Return None: files keep no definitions other than those in their events."""
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
-        """Return where an XA transaction was prepared that commits at a position."""
+        """Return the range where an XA transaction that commits at a position was prepared."""
         return self._prepared.find(xid, before)
 
     def walk(
@@ -201,11 +203,12 @@ class FileSource:
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> Position:
-        """Return the last transaction end within the limits, at least one transaction on."""
+        """Return the last transaction end within the limits, at least one transaction after the start."""
         return walk(self, start, end, rows_max, bytes_max)
 
     def _event_start(self, file: str, offset: int) -> int:
-        """Return where the last event begins at or before an offset; the first one of compressed files."""
+        """Return the start of the last event at or before an offset; for compressed files, of the first
+        event."""
         located = self._located(file)
         self._head_of(located)
         if located.compression is not None:
@@ -219,16 +222,16 @@ class FileSource:
         return Position(self.options.epoch, file, offset)
 
     def _located(self, file: str) -> LocatedFile:
-        for one in list_files(self.options.paths):
-            if one.file == file:
-                return one
+        for located in list_files(self.options.paths):
+            if located.file == file:
+                return located
         raise SourceMissing(
             f"{file} is not among the files of {', '.join(self.options.paths)}",
             hint="It may have been purged since the start: keep files until they are read",
         )
 
     def _between(self, start: Position | None, end: Position | None) -> list[LocatedFile]:
-        """Return the files of [start, end). Raises SequenceGap, PositionPurged, PositionInvalid."""
+        """Return the files that overlap [start, end). Raises SequenceGap, PositionPurged, PositionInvalid."""
         located = list_files(self.options.paths)
         if start is not None:
             number = file_number(start.file)
@@ -240,16 +243,18 @@ class FileSource:
                 )
             if number > located[-1].number:
                 raise PositionInvalid(f"the files end with {located[-1].file}", position=str(start))
-            located = [one for one in located if one.number >= number]
+            located = [located_file for located_file in located if located_file.number >= number]
         if end is not None:
             if start is not None and place_of(end) < place_of(start):
                 raise PositionInvalid(f"the end lies before the start {start}", position=str(end))
-            located = [one for one in located if one.number <= file_number(end.file)]
+            located = [
+                located_file for located_file in located if located_file.number <= file_number(end.file)
+            ]
         check_sequence(located)
         return located
 
-    def _settle(self, byte_range: ByteRange, located: LocatedFile) -> ByteRange | None:
-        """Give the range at the tail of a file in use its stop; None where nothing is left."""
+    def _set_stop(self, byte_range: ByteRange, located: LocatedFile) -> ByteRange | None:
+        """Set the stop of the range at the end of a file in use; None if the range is empty."""
         if byte_range.stop is not None or not self._in_use(located):
             return byte_range
         stop = self._walk_to_tail(located).offset
@@ -258,19 +263,24 @@ class FileSource:
         return replace(byte_range, stop=stop)
 
     def _walk_to_tail(self, located: LocatedFile) -> Position:
-        """Return the end of the last whole transaction; a plain file is read on from the last answer."""
-        known = self._settled.get(located.file) if located.compression is None else None
+        """Return the end of the last whole transaction. A plain file is read from the previous result on."""
+        previous = self._settled.get(located.file) if located.compression is None else None
         size = located.path.stat().st_size
         if size == 0:
             return self._position(located.file)
         tail = size if located.compression is None else None
-        found = last_transaction_end(self, known or self._position(located.file), tail)
-        self._settled[located.file] = found
-        return found
+        end = last_transaction_end(self, previous or self._position(located.file), tail)
+        self._settled[located.file] = end
+        return end
 
     def _extents_of(self, located: list[LocatedFile], start: Position | None) -> list[Extent]:
         epoch = self._epoch(start)
-        return [Extent(one.file, one.path.stat().st_size, one.compression is None, epoch) for one in located]
+        return [
+            Extent(
+                located_file.file, located_file.path.stat().st_size, located_file.compression is None, epoch
+            )
+            for located_file in located
+        ]
 
     def _whole_if_copied(self, extent: Extent, located: LocatedFile) -> Extent:
         if extent.bytes < RANGE_BYTES_MIN or not extent.splittable:
@@ -278,9 +288,10 @@ class FileSource:
         return replace(extent, splittable=not self._head_of(located).copied)
 
     def _in_use(self, located: LocatedFile) -> bool:
-        """Tell whether a server may be writing the file. Not remembered: the flag is cleared at the end."""
+        """Return whether a server may be writing the file. Not cached: the server clears the flag at the
+        end."""
         if located.path.stat().st_size == 0:
-            # The server has made the file and not yet written to it.
+            # The server has created the file but not written to it yet.
             return True
         self._heads.pop(located.path, None)
         return self._head_of(located).in_use
@@ -292,8 +303,8 @@ class FileSource:
 
 
 def _read_head(located: LocatedFile) -> _FileHead:
-    """Return the magic and format description. Raises MagicInvalid, LogEncrypted, FileTruncated."""
-    place = f"{located.file}:0"
+    """Read the magic and format description. Raises MagicInvalid, LogEncrypted, FileTruncated."""
+    file_start = f"{located.file}:0"
     with _PlainStream(located) as stream:
         start = stream.read(FIRST_EVENT_OFFSET + _HEADER_BYTES)
         if start[: len(MAGIC)] == MAGIC_ENCRYPTED:
@@ -301,7 +312,7 @@ def _read_head(located: LocatedFile) -> _FileHead:
         if not MAGIC.startswith(start[: len(MAGIC)]):
             raise MagicInvalid(
                 f"{located.path} is not a binlog file: it begins with 0x{start[: len(MAGIC)].hex()}",
-                position=place,
+                position=file_start,
                 hint="A binlog begins with 0xfe62696e; name binlog files only",
             )
         header = start[FIRST_EVENT_OFFSET:]
@@ -317,7 +328,7 @@ def _read_head(located: LocatedFile) -> _FileHead:
         raw = start + stream.read(length - len(header))
         following = stream.read(_HEADER_BYTES)
     following_type = following[_TYPE_AT : _TYPE_AT + 1] if len(following) == _HEADER_BYTES else b""
-    # A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
+    # A server that decrypts its log marks this event as ignorable, and a kept log stores it like that.
     if following_type == _START_ENCRYPTION and not following[_FLAGS_AT] & _IGNORABLE:
         raise _encrypted(located, len(raw))
     if len(raw) < FIRST_EVENT_OFFSET + length:
@@ -326,8 +337,8 @@ def _read_head(located: LocatedFile) -> _FileHead:
             position=f"{located.file}:{len(raw)}",
             hint="Copy the file again from the server",
         )
-    made_up = following_type == _ROTATE_EVENT and following[_FLAGS_AT] & _ARTIFICIAL
-    copied = bool(header[_FLAGS_AT] & _RELAY or made_up)
+    is_artificial = following_type == _ROTATE_EVENT and following[_FLAGS_AT] & _ARTIFICIAL
+    copied = bool(header[_FLAGS_AT] & _RELAY or is_artificial)
     return _FileHead(raw, in_use=bool(header[_FLAGS_AT] & _IN_USE), copied=copied)
 
 
@@ -340,7 +351,7 @@ def _encrypted(located: LocatedFile, offset: int) -> LogEncrypted:
 
 
 class _PlainStream:
-    """The plain bytes of one file, compressed or not; a context manager that closes."""
+    """The plain bytes of one file, decompressed if necessary; a context manager that closes the file."""
 
     def __init__(self, located: LocatedFile) -> None:
         self._located = located
@@ -366,13 +377,13 @@ class _PlainStream:
         self._file.close()
 
     def read_into(self, buffer: memoryview) -> int:
-        """Fill the buffer from the front and return how much came, 0 at the end."""
+        """Fill the buffer from its start and return the number of bytes, 0 at the end."""
         size = self._inflate(buffer) if self._inflating is not None else self._file.readinto(buffer) or 0
         self._offset += size
         return size
 
     def read(self, length: int) -> bytes:
-        """Return so many bytes, less at the end."""
+        """Return `length` bytes, fewer at the end."""
         buffer = memoryview(bytearray(length))
         filled = 0
         while filled < length and (size := self.read_into(buffer[filled:])):
@@ -380,7 +391,7 @@ class _PlainStream:
         return bytes(buffer[:filled])
 
     def skip(self, length: int) -> None:
-        """Go on by so many bytes; what is compressed must be read for it."""
+        """Skip `length` bytes. Compressed bytes have to be read for that."""
         if self._inflating is None:
             self._offset = self._file.seek(length, os.SEEK_CUR)
             return
@@ -392,15 +403,15 @@ class _PlainStream:
         try:
             return int(self._inflating.readinto(buffer))
         except OSError as problem:
-            place = f"{self._located.file}:{self._offset}"
+            position = f"{self._located.file}:{self._offset}"
             if self._file.tell() >= self._located.path.stat().st_size:
                 raise FileTruncated(
                     f"{self._located.path}: the compressed bytes end too early or are damaged at their end",
-                    position=place,
+                    position=position,
                     hint="Compress or copy the file again",
                 ) from problem
             raise EventMalformed(
                 f"{self._located.path}: the compressed bytes are damaged ({problem})",
-                position=place,
+                position=position,
                 hint=f"Check it with {'zstd' if self._located.compression == 'zst' else 'gzip'} -t",
             ) from problem

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that Penstock keeps, seen as the source's own files: what a folder and a daemon have in common.
+"""A log kept by Penstock, presented as the source's own files: the common part of folders and daemons.
 
-Positions are those of the server that the log was captured from. A log may hold several epochs, each another
-server's files, and may begin in the middle of a file; where bytes are missing between two runs, reading
-across them is refused by name.
+Positions are those of the captured server. A log may contain several epochs, each with another server's
+files, and may begin in the middle of a file. Reading across missing bytes between two runs is rejected with
+an error.
 """
 
 import itertools
@@ -38,13 +38,13 @@ from penstock.source.source import (
 )
 from penstock.source.walk import walk
 
-# Which server an epoch belongs to: its number and `ServerIdentity.key`.
+# The number of an epoch and the `ServerIdentity.key` of its server.
 EpochKey = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """Unbroken bytes [start, end) of one source file, `end` behind the last whole transaction."""
+    """Unbroken bytes [start, end) of one source file; `end` follows the last whole transaction."""
 
     epoch: int
     file: str
@@ -53,66 +53,66 @@ class KeptRun:
 
     @property
     def first(self) -> Position:
-        """Where its first event begins."""
+        """The position of its first event."""
         return Position(self.epoch, self.file, self.start)
 
     @property
     def last(self) -> Position:
-        """Where its bytes end."""
+        """The position of its end."""
         return Position(self.epoch, self.file, self.end)
 
     def shifted(self, shift: int) -> "KeptRun":
-        """Return the same run in a log whose epochs have bases that are `shift` higher."""
+        """Return the same run in a log whose epoch bases are `shift` higher."""
         return replace(self, epoch=shifted_epoch(self.epoch, shift))
 
 
 class KeptLog(Protocol):
-    """What a folder and a daemon answer. Epochs are numbered as the log numbers them."""
+    """The interface of folder logs and daemon logs. Epochs have the log's own numbers."""
 
     def epochs(self) -> list[EpochKey]:
-        """Return every epoch with its server's key, rising."""
+        """Return every epoch with its server's key, in ascending order."""
 
     def runs(self) -> list[KeptRun]:
-        """Return what the log holds, in order. Raises SourceMissing where there is no log."""
+        """Return the runs of the log, in order. Raises SourceMissing if there is no log."""
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a position, "" where the source has none."""
+        """Return the GTIDs of all transactions before a position, "" if the source has none."""
 
     def locate_gtid_set(self, gtid_set: str) -> Position:
-        """Return a position with nothing but the set before it. Raises PositionPurged."""
+        """Return a position preceded only by transactions of the set. Raises PositionPurged."""
 
     def locate_time(self, time_us: int) -> Position:
-        """Return a position before which nothing was committed at or after the time."""
+        """Return a position before which no commit is at or after the time."""
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description."""
 
     def boundary_before(self, position: Position) -> int:
-        """Return the last transaction boundary of the same file at or before a position that is known."""
+        """Return the last known transaction boundary of the same file at or before a position."""
 
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from a position on, past the file's offset `stop` as far as the caller asks."""
+        """Yield the bytes from a position on, past the file offset `stop` as far as the caller asks."""
 
     def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
-        """Return the definitions in force at a position, as `SchemaHistory.from_json` takes them.
+        """Return the definitions in force at a position, in the form that `SchemaHistory.from_json` accepts.
 
-        Where the log is being captured, a table in doubt is waited for; with `again` it is read again.
+        If the log is being captured, wait for a table in doubt; with `again`, read it again.
         """
 
     def prepared(self, xid: str) -> ByteRange | None:
-        """Return where an XA transaction was prepared that had no outcome when the log was surveyed last."""
+        """Return the range of an XA transaction that was prepared without an outcome as of the latest
+        survey."""
 
     def close(self) -> None:
-        """Let go of what is held. The log can be asked again."""
+        """Release connections and files. The log can be used again."""
 
 
 class KeptSource:
     """A kept log as a source; see `penstock.source.source.Source`.
 
-    With `options.epochs` its epochs are numbered so that these keep their numbers, whatever the log calls
-    them.
+    With `options.epochs`, the log's epochs are renumbered so that the listed epochs keep their numbers.
     """
 
     live = False
@@ -125,7 +125,7 @@ class KeptSource:
         self._file_starts = {FIRST_EVENT_OFFSET}
         self._joined: set[tuple[Position, Position]] = set()
         self._repeats: dict[int, str] = {}
-        self._prepared = PreparedSearch(self, self._noted)
+        self._prepared = PreparedSearch(self, self._find_recorded)
 
     @property
     def instance(self) -> str:
@@ -133,46 +133,46 @@ class KeptSource:
         return self.options.instance
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
         self._log.close()
 
     # --- Epochs -------------------------------------------------------------------------------
 
     @property
     def shift(self) -> int:
-        """What is added to the bases of the log's own epochs; see `epoch_shift`. Raises ServerChanged."""
+        """The shift from the log's epoch bases to this source's; see `epoch_shift`. Raises ServerChanged."""
         if self._shift is None:
-            wanted = self.options.epochs
-            self._shift = epoch_shift(wanted, self._log.epochs(), str(self))
+            required = self.options.epochs
+            self._shift = epoch_shift(required, self._log.epochs(), str(self))
         return self._shift
 
     def epochs(self) -> list[EpochKey]:
-        """Return every epoch with its server's key, as this source numbers them."""
+        """Return every epoch with its server's key, in this source's numbering."""
         return [(shifted_epoch(epoch, self.shift), key) for epoch, key in self._log.epochs()]
 
     def server_key(self, epoch: int) -> str:
-        """Return the key of an epoch's server, "" for an epoch that the log does not know."""
+        """Return the key of an epoch's server, "" if the log does not know the epoch."""
         return dict(self.epochs()).get(epoch, "")
 
-    def _here(self, position: Position) -> Position:
-        """Return a position of the log under the number that its epoch has here."""
+    def _from_log(self, position: Position) -> Position:
+        """Convert a position of the log to this source's epoch numbering."""
         return position.shifted(self.shift)
 
-    def _there(self, position: Position) -> Position:
-        """Return a position as the log itself numbers it.
+    def _to_log(self, position: Position) -> Position:
+        """Convert a position to the log's own epoch numbering.
 
-        Raises PositionPurged for an epoch before its own.
+        Raises PositionPurged for an epoch before the log's first.
         """
-        there = position.shifted(-self.shift)
-        if there.epoch < 0:
+        log_position = position.shifted(-self.shift)
+        if log_position.epoch < 0:
             first = shifted_epoch(0, self.shift)
             raise PositionPurged(f"{self} begins with epoch {first}", position=str(position))
-        return there
+        return log_position
 
-    # --- What there is ------------------------------------------------------------------------
+    # --- Lookups ------------------------------------------------------------------------------
 
     def earliest(self) -> Position:
-        """Return where the log begins. Raises SourceMissing for a log without a byte."""
+        """Return where the log begins. Raises SourceMissing for an empty log."""
         return self._runs()[0].first
 
     def head(self) -> Position:
@@ -180,23 +180,23 @@ class KeptSource:
         return self._runs()[-1].last
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a position, "" where the source has none."""
-        return self._log.gtid_set(self._there(position))
+        """Return the GTIDs of all transactions before a position, "" if the source has none."""
+        return self._log.gtid_set(self._to_log(position))
 
     def fingerprint(self, file: str, epoch: int | None = None) -> str:
-        """Return the fingerprint of a file, by default of the newest epoch that has it."""
+        """Return the fingerprint of a file, by default in the newest epoch that has it."""
         return file_fingerprint(self.head_bytes(file, epoch))
 
     def find_gtid_set(self, gtid_set: str) -> Position:
-        """Return where to read from to get everything after the set. Raises PositionPurged."""
-        return self._here(self._log.locate_gtid_set(gtid_set))
+        """Return where to start reading to get everything after the set. Raises PositionPurged."""
+        return self._from_log(self._log.locate_gtid_set(gtid_set))
 
     def find_time(self, time_us: int) -> Position:
-        """Return where to read from to get everything committed at or after the time."""
-        return self._here(self._log.locate_time(time_us))
+        """Return where to start reading to get everything committed at or after the time."""
+        return self._from_log(self._log.locate_time(time_us))
 
     def extents(self, start: Position | None = None, end: Position | None = None) -> list[Extent]:
-        """Return the source's files that [start, end) touches.
+        """Return the source's files that overlap [start, end).
 
         Raises SequenceGap, PositionPurged, PositionInvalid.
         """
@@ -208,10 +208,10 @@ class KeptSource:
                 raise PositionInvalid(f"the end lies before the start {start}", position=str(end))
             if place_of(end) > place_of(runs[-1].last):
                 raise self.behind(f"{self} ends at {runs[-1].last}", end)
-            runs = [one for one in runs if place_of(one.first) <= place_of(end)]
-        for one, other in itertools.pairwise(runs):
-            self._check_joined(one, other)
-        return [Extent(one.file, one.end, True, one.epoch, one.start) for one in runs]
+            runs = [run for run in runs if place_of(run.first) <= place_of(end)]
+        for run, next_run in itertools.pairwise(runs):
+            self._check_joined(run, next_run)
+        return [Extent(run.file, run.end, True, run.epoch, run.start) for run in runs]
 
     def split(
         self,
@@ -220,66 +220,71 @@ class KeptSource:
         ranges_min: int = 1,
         range_bytes: int = RANGE_BYTES_DEFAULT,
     ) -> list[ByteRange]:
-        """Cut [start, end) into ranges that all have a stop: what arrives later belongs to a later plan."""
+        """Split [start, end) into ranges that all have a stop: later bytes belong to a later plan."""
         extents = self.extents(start, end)
-        ends = {(one.epoch, one.file): one.bytes for one in extents}
+        ends = {(extent.epoch, extent.file): extent.bytes for extent in extents}
         first = start or extents[0].position
         ranges = cut(extents, first, end, ranges_min, range_bytes, self.boundary_before)
-        stopped = [one if one.stop else replace(one, stop=ends[one.epoch, one.file]) for one in ranges]
+        stopped = [
+            byte_range
+            if byte_range.stop
+            else replace(byte_range, stop=ends[byte_range.epoch, byte_range.file])
+            for byte_range in ranges
+        ]
         return [
-            replace(one, gtid_after=self._repeated(one.epoch))
-            for one in stopped
-            if one.stop is not None and one.start < one.stop
+            replace(byte_range, gtid_after=self._repeated(byte_range.epoch))
+            for byte_range in stopped
+            if byte_range.stop is not None and byte_range.start < byte_range.stop
         ]
 
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from the range's start on, to where the log's part of the file ends."""
+        """Yield the bytes from the range's start on, to the end of the log's part of the file."""
 
         def resumed() -> Position:
             assert resume_at is not None, "it is asked only where it was given"
-            return self._there(resume_at())
+            return self._to_log(resume_at())
 
-        start = self._there(byte_range.position)
+        start = self._to_log(byte_range.position)
         stop = byte_range.start if byte_range.stop is None else byte_range.stop
         yield from self._log.read(start, stop, resumed if resume_at is not None else None)
 
     def boundary_before(self, position: Position) -> int:
-        """Return the last transaction boundary at or before a position that the log's index has.
+        """Return the last indexed transaction boundary at or before a position.
 
         Raises PositionPurged, PositionInvalid.
         """
-        return self._log.boundary_before(self._there(position))
+        return self._log.boundary_before(self._to_log(position))
 
     def align(self, byte_range: ByteRange) -> ByteRange:
-        """Return a range from a transaction boundary at or before its start on; see `Source.align`."""
+        """Return the range extended back to a transaction boundary; see `Source.align`."""
         return replace(byte_range, start=self.boundary_before(byte_range.position), aligned=True)
 
     def joint(self, byte_range: ByteRange) -> int | None:
-        """Return the stop of a range where another one goes on: a log is cut at boundaries."""
+        """Return the stop of a range that another range continues: logs are cut at boundaries."""
         return byte_range.stop if byte_range.is_cut else None
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
-        """Return the file's magic and format description, by default of the newest epoch that has it."""
+        """Return the file's magic and format description, by default in the newest epoch that has it."""
         if epoch is None:
-            epoch = next((one.epoch for one in reversed(self._runs()) if one.file == file), 0)
+            epoch = next((run.epoch for run in reversed(self._runs()) if run.file == file), 0)
         if (epoch, file) not in self._heads:
-            there = self._there(Position(epoch, file, FIRST_EVENT_OFFSET))
-            self._heads[epoch, file] = self._log.head_bytes(there.epoch, file)
+            log_position = self._to_log(Position(epoch, file, FIRST_EVENT_OFFSET))
+            self._heads[epoch, file] = self._log.head_bytes(log_position.epoch, file)
         return self._heads[epoch, file]
 
     def schema_history(
         self, position: Position, name: TableName | None = None, *, again: bool = False
     ) -> SchemaHistory:
-        """Return the definitions in force at a position. Raises SchemaUnknown where the log has none.
+        """Return the definitions in force at a position. Raises SchemaUnknown if the log has none.
 
-        With `again` a table is read again by the daemon that captures the log, if there is one.
+        With `again`, the daemon that captures the log reads the table again, if there is one.
         """
-        return SchemaHistory.from_json(self._log.schemas(self._there(position), name, again=again))
+        return SchemaHistory.from_json(self._log.schemas(self._to_log(position), name, again=again))
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
-        """Return where an XA transaction was prepared that commits at a position."""
+        """Return the range where an XA transaction that commits at a position was prepared."""
         return self._prepared.find(xid, before)
 
     def walk(
@@ -289,19 +294,19 @@ class KeptSource:
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> Position:
-        """Return the last transaction end within the limits, at least one transaction on."""
+        """Return the last transaction end within the limits, at least one transaction after the start."""
         return walk(self, start, end, rows_max, bytes_max)
 
     # --- Inside -------------------------------------------------------------------------------
 
-    def _noted(self, xid: str, before: Position) -> ByteRange | None:
-        """Return where the log notes an XA transaction as prepared before a position."""
-        noted = self._log.prepared(xid)
-        if noted is None:
+    def _find_recorded(self, xid: str, before: Position) -> ByteRange | None:
+        """Return the range of an XA transaction that the log recorded as prepared before a position."""
+        prepared = self._log.prepared(xid)
+        if prepared is None:
             return None
-        here = replace(noted, epoch=shifted_epoch(noted.epoch, self.shift))
+        byte_range = replace(prepared, epoch=shifted_epoch(prepared.epoch, self.shift))
         # A transaction that was prepared later may have the same id.
-        return here if place_of(here.position) < place_of(before) else None
+        return byte_range if place_of(byte_range.position) < place_of(before) else None
 
     def _runs(self) -> list[KeptRun]:
         runs = [run.shifted(self.shift) for run in _unbroken(self._log.runs())]
@@ -313,30 +318,30 @@ class KeptSource:
 
     def _from(self, runs: list[KeptRun], start: Position) -> list[KeptRun]:
         """Return the runs from a position on. Raises PositionPurged, PositionInvalid, SequenceGap."""
-        place = place_of(start)
-        if place < place_of(runs[0].first):
+        start_key = place_of(start)
+        if start_key < place_of(runs[0].first):
             if start.offset == FIRST_EVENT_OFFSET and _is_file_start(
                 runs[0], start, len(self._head_of(runs[0]))
             ):
-                # A file's first position, before its own format description, which the log keeps apart.
+                # The start of a file, before its own format description, which the log stores separately.
                 return runs
             raise PositionPurged(
                 f"{self} begins with {runs[0].first}",
                 position=str(start),
                 hint=f"Start at {runs[0].first}, or take a new snapshot",
             )
-        if place > place_of(runs[-1].last):
+        if start_key > place_of(runs[-1].last):
             raise PositionInvalid(
                 f"{self} ends at {runs[-1].last}",
                 position=str(start),
                 hint="Is this the log that the position was taken from?",
             )
-        behind = [run for run in runs if place_of(run.last) >= place]
-        first = behind[0]
+        following = [run for run in runs if place_of(run.last) >= start_key]
+        first = following[0]
         if (first.epoch, first.file) == (start.epoch, start.file):
             if start.offset >= first.start or start.offset == FIRST_EVENT_OFFSET:
-                return behind
-            before = [run for run in runs if place_of(run.last) < place][-1:]
+                return following
+            before = [run for run in runs if place_of(run.last) < start_key][-1:]
             raise _gap(before[0].last if before else start, first.first, str(self))
         raise PositionInvalid(
             f"{self} has no file {start.file} in epoch {start.epoch}",
@@ -347,82 +352,84 @@ class KeptSource:
     def _head_of(self, run: KeptRun) -> bytes:
         return self.head_bytes(run.file, run.epoch)
 
-    def _check_joined(self, one: KeptRun, other: KeptRun) -> None:
-        """Raise SequenceGap where transactions are missing between two runs."""
-        joint = one.last, other.first
+    def _check_joined(self, run: KeptRun, next_run: KeptRun) -> None:
+        """Raise SequenceGap if transactions are missing between two runs."""
+        joint = run.last, next_run.first
         if joint in self._joined:
             return
-        # A server without GTIDs tells no more than its files; one that has them tells of every transaction.
+        # Without GTIDs, only the file names show whether bytes are missing. With GTIDs, every transaction
+        # counts.
         upto, before = (GtidSet.parse(self.gtid_set(position)) for position in joint)
-        follows = file_number(other.file) == file_number(one.file) + 1 and self._begins_file(other)
-        known = bool(upto) and before.contains(upto)
-        if not upto.contains(before) or not (follows or known or one.epoch != other.epoch):
-            raise _gap(one.last, other.first, str(self))
+        follows = file_number(next_run.file) == file_number(run.file) + 1 and self._begins_file(next_run)
+        has_all = bool(upto) and before.contains(upto)
+        if not upto.contains(before) or not (follows or has_all or run.epoch != next_run.epoch):
+            raise _gap(run.last, next_run.first, str(self))
         self._joined.add(joint)
 
     def _repeated(self, epoch: int) -> str:
-        """Return the GTIDs that an epoch may hold once more, since the one before has them; "" for none.
+        """Return the GTIDs that an epoch may repeat because the previous epoch has them; "" for none.
 
-        Another server of the same cluster may have committed in another order.
+        Another server of the same cluster may have committed the transactions in another order.
         """
         if epoch not in self._repeats:
             runs = self._runs()
             earlier = [run for run in runs if run.epoch < epoch]
             first = next(run for run in runs if run.epoch == epoch)
-            # An epoch of the same server begins where somebody set its position: to read again was asked for.
-            other = bool(earlier) and self.server_key(earlier[-1].epoch) != self.server_key(epoch)
-            upto = self.gtid_set(earlier[-1].last) if other else ""
+            # An epoch of the same server starts where an operator set its position, to read those bytes
+            # again.
+            is_other_server = bool(earlier) and self.server_key(earlier[-1].epoch) != self.server_key(epoch)
+            upto = self.gtid_set(earlier[-1].last) if is_other_server else ""
             before = GtidSet.parse(self.gtid_set(first.first) if upto else "")
             self._repeats[epoch] = "" if before.contains(GtidSet.parse(upto)) else upto
         return self._repeats[epoch]
 
     def _begins_file(self, run: KeptRun) -> bool:
-        """Tell whether a run holds its file from the first event on."""
+        """Return whether a run has its file from the first event on."""
         if run.start not in self._file_starts:
             self._file_starts.add(len(self._head_of(run)))
         return run.start in self._file_starts
 
     def behind(self, what: str, position: Position) -> PenstockError:
-        """Return the error for a place that the log has not reached."""
+        """Return the error for a position that the log has not reached."""
         return PositionInvalid(what, position=str(position), hint="See how far it is: penstock log list")
 
     def __str__(self) -> str:
         return f"the log {self.instance}"
 
 
-def epoch_shift(wanted: Sequence[EpochKey], found: Sequence[EpochKey], log: str) -> int:
-    """Return what to add to the bases of the epochs found so that each wanted one has its number and its
-    server's key.
+def epoch_shift(required: Sequence[EpochKey], log_epochs: Sequence[EpochKey], log: str) -> int:
+    """Return the shift of the log's epoch bases that gives each required epoch its number and server key.
 
-    One shift for all epochs keeps commit versions rising. Of several answers the one nearest to 0, which it
-    is where none is wanted. Raises ServerChanged where there is none.
+    A single shift for all epochs keeps commit versions ascending. If several shifts fit, the one nearest to 0
+    wins; without required epochs it is 0. Raises ServerChanged if none fits.
     """
-    if not wanted:
+    if not required:
         return 0
-    numbered = dict(wanted)
+    numbered = dict(required)
     shifts = {
         epoch_base(number) - epoch_base(epoch)
-        for number, key in wanted
-        for epoch, other in found
-        if other == key
+        for number, key in required
+        for epoch, log_key in log_epochs
+        if log_key == key
     }
     fitting = [
         shift
         for shift in shifts
-        if all(numbered.get(shifted_epoch(epoch, shift), key) == key for epoch, key in found)
+        if all(numbered.get(shifted_epoch(epoch, shift), key) == key for epoch, key in log_epochs)
     ]
     if not fitting:
-        asked = ", ".join(f"{key} as epoch {number}" for number, key in wanted)
+        asked_epochs = ", ".join(f"{key} as epoch {number}" for number, key in required)
         raise ServerChanged(
-            f"{log} was captured from {', '.join(key for _, key in found) or 'nobody yet'}, not from {asked}",
+            f"{log} was captured from {', '.join(key for _, key in log_epochs) or 'nobody yet'}, not from"
+            f" {asked_epochs}",
             hint="A file position means nothing on another server: start by GTID set, or from a new snapshot",
         )
-    # Of two equally near ones the one under which commit versions are higher.
+    # Of two equally near shifts, prefer the one with higher commit versions.
     return min(fitting, key=lambda shift: (abs(shift), -shift))
 
 
 def _unbroken(runs: Sequence[KeptRun]) -> list[KeptRun]:
-    """Join runs of one file where one goes on as the other ends."""
+    """Join consecutive runs of one file without a gap."""
     joined: list[KeptRun] = []
     for run in runs:
         if joined and joined[-1].last == run.first:

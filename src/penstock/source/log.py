@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log folder as a source: the files of the server it was captured from, out of segments.
+"""A log folder as a source: the files of the captured server, read from segments.
 
-Nothing is written and no lock is needed, so a folder may be read while a daemon writes it. Places are found
-through the log's indexes; data is read only behind the last block of the segment that is still open.
+Nothing is written and no lock is taken, so a folder can be read while a daemon writes it. Lookups use the
+log's indexes. Only the part of the open segment after its last block is scanned.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ _Answer = TypeVar("_Answer")
 
 
 class LogSource(KeptSource):
-    """The log in one folder of this host, or below a URL; see `penstock.source.source.Source`."""
+    """The log in a local folder or below a URL; see `penstock.source.source.Source`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._folder = options.paths[0]
@@ -37,17 +37,21 @@ class LogSource(KeptSource):
 
 
 def noted_range(log: LogReader, xid: str) -> ByteRange | None:
-    """Return where an XA transaction lies that a log notes as prepared."""
+    """Return the range of an XA transaction that the log recorded as prepared."""
     prepared = PreparedFile.load(log.disk, log.layout)
-    noted = prepared.find(xid) if prepared is not None else None
-    return None if noted is None else ByteRange(noted.epoch, noted.file, noted.start, noted.end, aligned=True)
+    transaction = prepared.find(xid) if prepared is not None else None
+    return (
+        None
+        if transaction is None
+        else ByteRange(transaction.epoch, transaction.file, transaction.start, transaction.end, aligned=True)
+    )
 
 
 class FolderLog:
-    """A log's folder, read and never written; see `penstock.source.kept.KeptLog`.
+    """A log's folder, opened read-only; see `penstock.source.kept.KeptLog`.
 
-    It is looked at again for every plan, and where what was asked is not there as of the last look. `tier` is
-    the store to which segments were moved, where it is known.
+    It is refreshed for every plan, and if a request fails as of the latest refresh. `tier` is the store of
+    moved segments, if it is known.
     """
 
     def __init__(self, folder: Path, disk: Disk, tier: Tier | None = None) -> None:
@@ -59,35 +63,35 @@ class FolderLog:
 
     @classmethod
     def at(cls, location: str) -> "FolderLog":
-        """Return the log at a path or a URL. Neither is looked at yet."""
+        """Return the log at a path or a URL. Nothing is accessed yet."""
         if "://" in location:
             return cls(ROOT, UrlDisk(location))
         return cls(Path(location), LocalDisk())
 
     def close(self) -> None:
-        """Forget what was seen; nothing is held open."""
+        """Drop the cached state. No file is held open."""
         self._reader = None
 
     def epochs(self) -> list[EpochKey]:
-        """Return every epoch with its server's key. Raises SourceMissing where there is no log."""
-        return [(one.epoch, one.server_key) for one in self._looked_at().epochs.epochs]
+        """Return every epoch with its server's key. Raises SourceMissing if there is no log."""
+        return [(epoch.epoch, epoch.server_key) for epoch in self._open_reader().epochs.epochs]
 
     def runs(self) -> list[KeptRun]:
-        """Return what the log holds, up to the last whole transaction."""
-        reader = self._looked_at(again=True)
-        return [KeptRun(one.epoch, one.file, one.start, one.end) for one in reader.extents()]
+        """Return the runs of the log, up to the last whole transaction."""
+        reader = self._open_reader(refresh=True)
+        return [KeptRun(extent.epoch, extent.file, extent.start, extent.end) for extent in reader.extents()]
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a boundary, "" where the source has none."""
+        """Return the GTIDs of all transactions before a boundary, "" if the source has none."""
         return self._ask(lambda reader: reader.gtid_set(position))
 
     def locate_gtid_set(self, gtid_set: str) -> Position:
-        """Return a boundary with nothing but the set before it. Raises PositionPurged."""
-        return self._looked_at(again=True).locate_gtid_set(gtid_set).position
+        """Return a boundary preceded only by transactions of the set. Raises PositionPurged."""
+        return self._open_reader(refresh=True).locate_gtid_set(gtid_set).position
 
     def locate_time(self, time_us: int) -> Position:
-        """Return a boundary before which nothing was committed at or after the time."""
-        return self._looked_at(again=True).locate_time(time_us).position
+        """Return a boundary before which no commit is at or after the time."""
+        return self._open_reader(refresh=True).locate_time(time_us).position
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description. Raises SourceMissing."""
@@ -98,27 +102,32 @@ class FolderLog:
         return self._schemas.in_force(position, name)
 
     def boundary_before(self, position: Position) -> int:
-        """Return the last transaction boundary at or before a position that the index has."""
+        """Return the last indexed transaction boundary at or before a position."""
         return self._ask(lambda reader: reader.boundary_before(position))
 
     def prepared(self, xid: str) -> ByteRange | None:
-        """Return where an XA transaction was prepared that had no outcome when the log was surveyed last."""
-        return noted_range(self._looked_at(), xid)
+        """Return the range of an XA transaction that was prepared without an outcome as of the latest
+        survey."""
+        return noted_range(self._open_reader(), xid)
 
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
         """Yield the bytes from a position on, to the end of the log's part of the file.
 
-        No connection can be lost here, so `resume_at` is not asked. Raises PositionPurged where the log
-        begins behind the position, PositionInvalid where it ends before it.
+        `resume_at` is not used, because there is no connection to lose. Raises PositionPurged if the log
+        begins after the position, PositionInvalid if it ends before it.
         """
 
         def find(reader: LogReader) -> tuple[LogReader, LogExtent]:
-            found = [one for one in reader.extents() if (one.epoch, one.file) == (start.epoch, start.file)]
-            for one in found:
-                if one.start <= start.offset <= one.end and stop <= one.end:
-                    return reader, one
+            extents = [
+                extent
+                for extent in reader.extents()
+                if (extent.epoch, extent.file) == (start.epoch, start.file)
+            ]
+            for extent in extents:
+                if extent.start <= start.offset <= extent.end and stop <= extent.end:
+                    return reader, extent
             raise PositionInvalid(
                 f"the log in {self._folder} does not have these bytes, up to {stop}", position=str(start)
             )
@@ -126,17 +135,17 @@ class FolderLog:
         reader, extent = self._ask(find)
         yield from reader.read(extent.epoch, extent.file, start.offset, extent.end)
 
-    def _ask(self, question: Callable[[LogReader], _Answer]) -> _Answer:
-        """Ask as of the last look, and once more as of now: the log grew, or was trimmed, since."""
+    def _ask(self, lookup: Callable[[LogReader], _Answer]) -> _Answer:
+        """Run a lookup; on failure refresh and run it again: the log may have grown or been trimmed."""
         try:
-            return question(self._looked_at())
+            return lookup(self._open_reader())
         except (PositionInvalid, PositionPurged, SourceMissing):
-            return question(self._looked_at(again=True))
+            return lookup(self._open_reader(refresh=True))
 
-    def _looked_at(self, *, again: bool = False) -> LogReader:
+    def _open_reader(self, *, refresh: bool = False) -> LogReader:
         if self._reader is None:
             self._reader = LogReader.open(self._folder, self._disk)
             self._reader.tier = self._tier
-        elif again:
+        elif refresh:
             self._reader.refresh()
         return self._reader

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table definitions from a kept log: what was in force is asked of the log, position by position.
+"""Table definitions from a kept log, requested position by position.
 
-So a reader needs no history of its own, wherever in the log it begins.
+A reader therefore needs no schema history of its own, no matter where in the log it starts.
 """
 
 import time
@@ -16,14 +16,14 @@ from penstock.source.source import Source
 _HINT = "Give the tables' definitions: schemas; or set binlog_row_metadata=FULL on the server"
 
 
-# Between two looks at a log that is being captured.
+# The pause between two requests to a log that is being captured.
 _PAUSE_SECONDS = 0.1
 
 
 class LoggedTables:
-    """The definitions that a kept log has, as a range is read; what `read_range` takes for schemas.
+    """The definitions of a kept log while a range is read; passed to `read_range` as its schemas.
 
-    An answer holds until the next statement. Not for several threads at once.
+    Definitions are cached until the next statement. Not thread-safe.
     """
 
     def __init__(self, source: Source) -> None:
@@ -31,11 +31,11 @@ class LoggedTables:
         self._known: dict[TableName, TableSchema | None] = {}
 
     def needs_reread(self, name: TableName) -> bool:
-        """Nothing is in doubt here: where the log is, `schema` has no answer."""
+        """Return False: for tables in doubt, `schema` waits or raises."""
         return False
 
     def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
-        """Return the schema in force at a position, None where the log does not know it."""
+        """Return the schema in force at a position, None if the log does not know it."""
         assert position is not None, "a log is asked of a place"
         name = TableName(database, table)
         if name not in self._known:
@@ -43,16 +43,16 @@ class LoggedTables:
         return self._known[name]
 
     def _ask(self, name: TableName, position: Position, *, again: bool = False) -> TableSchema | None:
-        """Return what the log knows of a table, and never a definition of before a doubt.
+        """Return the log's definition of a table, never one from before a doubt.
 
-        Raises SchemaUnknown, and SchemaPending while it is being read.
+        Raises SchemaUnknown, and SchemaPending while the definition is being read.
         """
         deadline = time.monotonic() + DEFINITION_PENDING_SECONDS_MAX
         while True:
             try:
                 history = self._source.schema_history(position, name, again=again)
             except SchemaUnknown:
-                # A log that was captured without definitions.
+                # The log was captured without definitions.
                 return None
             doubt = None if history is None else history.doubt(name)
             if history is None or doubt is None:
@@ -74,7 +74,7 @@ class LoggedTables:
             time.sleep(_PAUSE_SECONDS)
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
-        """Have the daemon that captures the log read the table again. Raises SchemaUnknown."""
+        """Make the daemon that captures the log read the table again. Raises SchemaUnknown."""
         known = self._known.pop(name, None)
         schema = self._ask(name, position, again=True)
         if schema is None or schema == known:
@@ -89,7 +89,8 @@ class LoggedTables:
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
-        """Forget what a statement may have changed; the log itself has it from its position on."""
+        """Forget definitions that a statement may have changed; the log has the new ones from its position
+        on."""
         spelling = ServerSpelling().under((session or StatementSession()).sql_mode)
         if not effects_of(text, database, spelling):
             return set()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the events of an XA transaction that was prepared before the range in which it commits.
+"""Find the events of an XA transaction that was prepared before the range in which it commits.
 
-The search goes from the commit back, file by file. Each file is read forward once, without decoding a row.
+The search goes backward from the commit, file by file. Each file is read forward once, without decoding rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,42 +16,43 @@ from penstock.source.source import ByteRange, Extent, Source, place_of
 
 
 @dataclass
-class _Passed:
-    """What was passed of a file: up to which offset, and a decoder that knows what is prepared there."""
+class _SearchedPart:
+    """The part of a file that was searched: its end, and a decoder that knows the prepared transactions
+    there."""
 
     upto: int
     decoder: Decoder
 
 
 class PreparedSearch:
-    """Looks for prepared XA transactions in a source's files, and remembers what it has passed."""
+    """Finds prepared XA transactions in a source's files, and caches the searched parts."""
 
     def __init__(
         self, source: Source, noted: Callable[[str, Position], ByteRange | None] | None = None
     ) -> None:
-        """`noted` answers for what was prepared before the files that are searched."""
+        """`noted` looks up transactions that were prepared before the searched files."""
         self._source = source
         self._noted = noted
-        self._passed: dict[tuple[int, str], _Passed] = {}
+        self._searched: dict[tuple[int, str], _SearchedPart] = {}
 
     def find(self, xid: str, before: Position) -> ByteRange | None:
-        """Return where the transaction of this id was prepared last before a position.
+        """Return the range where the transaction with this id was last prepared before a position.
 
-        None where neither a file within PREPARED_SEARCH_BYTES_MAX of log nor `noted` has it, and where what
-        was prepared last under this id has ended before the position.
+        None if neither a file within PREPARED_SEARCH_BYTES_MAX of log nor `noted` has it, and if the
+        transaction last prepared under this id ended before the position.
         """
         bytes_left = PREPARED_SEARCH_BYTES_MAX
         files = self._files(before)
         self._forget_purged(files)
         for extent in reversed(files):
             upto = before.offset if extent.holds(before) else None
-            passed = self._pass(extent, upto)
-            place = passed.prepared_place(xid)
-            if place is not None:
-                file, start, end = place
+            decoder = self._search_file(extent, upto)
+            location = decoder.prepared_place(xid)
+            if location is not None:
+                file, start, end = location
                 return ByteRange(extent.epoch, file, start, end, aligned=True)
-            if passed.has_outcome(xid):
-                # What is prepared in earlier files has ended here; what is looked for is not in the log.
+            if decoder.has_outcome(xid):
+                # Transactions prepared in earlier files have ended here, so the log does not have this one.
                 return None
             bytes_left -= (upto or extent.bytes) - extent.start
             if bytes_left <= 0:
@@ -59,41 +60,42 @@ class PreparedSearch:
         return None if self._noted is None else self._noted(xid, before)
 
     def _files(self, before: Position) -> list[Extent]:
-        """Return the files up to a position; where some are missing before its file, that file alone."""
+        """Return the files up to a position; if files before it are missing, only its own file."""
         try:
             return self._source.extents(None, before)
         except (SequenceGap, PositionPurged, PositionInvalid):
-            return [one for one in self._source.extents(before, before) if one.holds(before)]
+            return [extent for extent in self._source.extents(before, before) if extent.holds(before)]
 
     def _forget_purged(self, files: Sequence[Extent]) -> None:
-        """Drop what was passed of files before the first there is."""
-        for epoch, file in [*self._passed] if files else []:
+        """Drop cached parts of files before the first available file."""
+        for epoch, file in [*self._searched] if files else []:
             if place_of(Position(epoch, file, files[0].start)) < place_of(files[0].position):
-                del self._passed[epoch, file]
+                del self._searched[epoch, file]
 
-    def _pass(self, extent: Extent, upto: int | None) -> Decoder:
-        """Pass over a file's transactions, on from the last time; `upto` None means all of it."""
+    def _search_file(self, extent: Extent, upto: int | None) -> Decoder:
+        """Search a file's transactions, continuing after the cached part; `upto` None means the whole
+        file."""
         key = extent.epoch, extent.file
-        # After an error the file is passed again from its start: the decoder has moved on by then.
-        passed = self._passed.pop(key, None)
-        if passed is not None and upto is not None and passed.upto > upto:
+        # Cached again only on success: after an error, the decoder has already advanced.
+        searched = self._searched.pop(key, None)
+        if searched is not None and upto is not None and searched.upto > upto:
             # A transaction that was prepared later may have the same id.
-            passed = None
-        start = extent.start if passed is None else passed.upto
+            searched = None
+        start = extent.start if searched is None else searched.upto
         stop = extent.bytes if upto is None and extent.splittable else upto
-        if passed is not None and stop is not None and start >= stop:
-            self._passed[key] = passed
-            return passed.decoder
+        if searched is not None and stop is not None and start >= stop:
+            self._searched[key] = searched
+            return searched.decoder
         byte_range = ByteRange(extent.epoch, extent.file, start, stop, aligned=True)
         decoding = RangeDecoding(
             self._source, byte_range, passing=True, statements=False, verify_checksum=False
         )
-        if passed is not None:
-            decoding.decoder.adopt_prepared(passed.decoder)
+        if searched is not None:
+            decoding.decoder.adopt_prepared(searched.decoder)
         for state in decoding.states(drop_open=True):
             assert state == "batch", "transactions that are passed over ask for nothing"
             decoding.take_batch()
         decoder = decoding.decoder
         file, offset = decoder.position
-        self._passed[key] = _Passed(offset if file == extent.file else extent.bytes, decoder)
+        self._searched[key] = _SearchedPart(offset if file == extent.file else extent.bytes, decoder)
         return decoder

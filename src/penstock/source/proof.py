@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions proved by the log: what a table map tells of a table judges the definition at hand."""
+"""Check table definitions against the log: the table map of an event must match the definition in use."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,13 +8,13 @@ from typing import Any
 from penstock.errors import SchemaMismatch
 from penstock.model import Column, TableSchema
 
-# As which the log shows MariaDB's types that only a declaration tells.
+# The types as which the log shows MariaDB types that only a declaration names.
 PLAIN_STRINGS = ("binary(", "varbinary(")
 _TYPES_IN_STRINGS = ("uuid", "inet4", "inet6", "vector")
 
 
 def contradiction_of(request: Any, schema: TableSchema) -> SchemaMismatch | None:
-    """Return how a definition contradicts the table map, None where it fits."""
+    """Return how a definition contradicts the table map, None if it matches."""
     try:
         request.prove(columns_of(schema.columns), schema.primary_key)
     except SchemaMismatch as mismatch:
@@ -23,7 +23,7 @@ def contradiction_of(request: Any, schema: TableSchema) -> SchemaMismatch | None
 
 
 def with_types_of(logged: TableSchema, known: TableSchema) -> TableSchema:
-    """Return the logged columns, of which plain strings are what a definition says of their names."""
+    """Return the logged columns, with plain strings replaced by the declared types of the same names."""
     types = {column.name: column.type_text for column in known.columns}
     columns = tuple(
         replace(column, type_text=types.get(column.name, column.type_text))
@@ -36,5 +36,5 @@ def with_types_of(logged: TableSchema, known: TableSchema) -> TableSchema:
 
 
 def columns_of(columns: Sequence[Column]) -> list[tuple[str, str, str | None, bool]]:
-    """Return columns as the kernel takes them."""
+    """Return columns in the form that the kernel expects."""
     return [(column.name, column.type_text, column.charset, column.nullable) for column in columns]

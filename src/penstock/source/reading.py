@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a byte range to batches: the loop that drives the decoder and answers what it asks.
+"""Read a byte range as batches: the loop that drives the decoder and answers its requests.
 
-The schema of a row comes from the log itself where it names its columns (binlog_row_metadata=FULL), else from
-the schema history, which the statements in the log move on.
+A row's schema comes from the log if the log names its columns (binlog_row_metadata=FULL), else from the
+schema history, which follows the statements in the log.
 """
 
 import zlib
@@ -43,7 +43,7 @@ _HINT_METADATA = (
     "SET GLOBAL binlog_row_metadata = FULL on the server, or give the tables' definitions: schemas,"
     " empty ({}) where each CREATE TABLE is in the log"
 )
-# The way out where the kernel, which knows bytes alone, names none.
+# Hints for errors of the kernel, which only knows bytes and gives none.
 _HINT_INSPECT = "`penstock inspect FILE --start POSITION` shows the events there"
 _HINTS: dict[type[StreamError], str] = {
     SchemaMismatch: "The definition in `schemas` is not the one in force here: give that of this position",
@@ -52,7 +52,7 @@ _HINTS: dict[type[StreamError], str] = {
     ValueMalformed: "The definition in force may differ from the one at hand: see penstock inspect",
 }
 
-# What bytes look like where a reader starts inside an event.
+# The errors seen by a reader that starts inside an event.
 _DAMAGE = (ChecksumMismatch, EventMalformed, EventUnknown, FileTruncated, LimitExceeded)
 _HINT_START = (
     "No event may start here: `penstock inspect FILE` shows where events start. If one does, the bytes are"
@@ -64,12 +64,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a log is wanted. Pickles.
+    """The requested part of a log. Can be pickled.
 
-    `columns` are names to decode, system columns among them; None means all. `changes` are the kinds of
-    row to emit, of CHANGE_TYPES; None means all. Of `bounds`, the filters hold here; its positions are for
-    planning. `shard_columns` are (table pattern, columns that tell a row's shard), the first that fits;
-    without one it is the primary key. With `with_keys` they are decoded even where `columns` leaves them out.
+    `columns` are the names to decode, including system columns; None means all. `changes` are the row kinds
+    of CHANGE_TYPES to emit; None means all. Only the filters of `bounds` apply here; its positions are for
+    planning. `shard_columns` are (table pattern, columns that determine a row's shard), first match wins;
+    tables without a match use the primary key. With `with_keys`, these columns are decoded even if `columns`
+    leaves them out.
     """
 
     tables: TablePatterns = field(default_factory=TablePatterns)
@@ -87,7 +88,7 @@ class Selection:
                 )
 
     def shardcolumns_of(self, database: str, table: str) -> tuple[str, ...] | None:
-        """Return the columns that tell the shard of a table's rows, None for the primary key."""
+        """Return the columns that determine the shard of a table's rows, None for the primary key."""
         for pattern, columns in self.shard_columns:
             if TablePatterns(pattern).matches(database, table):
                 return columns
@@ -95,30 +96,30 @@ class Selection:
 
 
 class Schemas(Protocol):
-    """Who tells a table's definition where the log does not: `SchemaHistory`, or `LoggedTables`."""
+    """Supplies table definitions that the log does not name: `SchemaHistory`, or `LoggedTables`."""
 
     def needs_reread(self, name: TableName) -> bool:
-        """Tell whether what is known of a table is in doubt."""
+        """Return whether the known definition of a table is in doubt."""
 
     def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
-        """Return the schema in force at a position, None where none is known."""
+        """Return the schema in force at a position, None if it is unknown."""
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
-        """Ask elsewhere for the definition at a position. Raises SchemaUnknown."""
+        """Read the definition at a position from elsewhere. Raises SchemaUnknown."""
 
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
-        """Take a logged statement into account; return the tables whose definition moved or is in doubt."""
+        """Apply a logged statement; return the tables whose definition changed or is in doubt."""
 
 
 class Batch:
-    """Rows of one table, or of the whole log where `table` is "".
+    """Rows of one table, or of the whole log if `table` is "".
 
-    `position` is the end of the last whole transaction when the batch was closed: reading from there goes on
-    after it. `primary_key` names its columns, `key` those that tell a row's shard; both may be (). `columns`
-    are the table's, as declared where the rows were written; () of what is no table. Takes part in Arrow's C
-    data interface, so Polars, DuckDB and pandas read it as it is.
+    `position` is the end of the last whole transaction when the batch was closed: reading can continue from
+    there. `primary_key` names its columns, and `key` the columns that determine a row's shard; both may be
+    (). `columns` are the table's columns as declared when the rows were written, () if there is no table.
+    Implements Arrow's C data interface, so Polars, DuckDB and pandas read it directly.
     """
 
     __slots__ = ("_native", "columns", "key", "position", "primary_key", "rows", "schema_version", "table")
@@ -135,11 +136,11 @@ class Batch:
 
     @property
     def bytes(self) -> int:
-        """How much memory the rows take."""
+        """The memory used by the rows."""
         return int(self._native.bytes)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """Return the rows, without copying them."""
+        """Return the rows without copying them."""
         return pyarrow.record_batch(self._native)
 
     def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
@@ -154,12 +155,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class LoggedStatement:
-    """A statement in the log that defines, renames, drops or empties selected tables.
+    """A logged statement that defines, renames, drops or empties selected tables.
 
-    `position` is where it stands and `end` where it ends; `tables` all that it names, `databases` those that
-    it drops, `emptied` the tables that lose their rows by it, `unlogged` those of which rows come or go
-    without being logged. `transaction` is where the transaction starts that it is part of, None where it is
-    one by itself. `sql_mode` has the session's SQL modes that change how the text is read. Pickles.
+    It lies at [`position`, `end`). `tables` are all tables that it names, `databases` those that it drops,
+    `emptied` the tables that it empties, `unlogged` those whose rows it adds or removes without logging them.
+    `transaction` is the start of the transaction that contains it, None if it stands alone. `sql_mode` has the
+    session's SQL modes that change how the text is read. Can be pickled.
     """
 
     text: str
@@ -175,10 +176,10 @@ class LoggedStatement:
 
     @property
     def emptied_to(self) -> int:
-        """The commit version up to which rows of emptied tables are gone.
+        """The commit version up to which the rows of emptied tables are deleted.
 
-        CREATE TABLE ... SELECT is logged inside the transaction of its rows, which have the version of the
-        transaction's start and stay.
+        CREATE TABLE ... SELECT is logged inside the transaction of its rows. Those rows have the version of
+        the transaction's start and are kept.
         """
         if self.transaction is None:
             return self.position.commit_version
@@ -200,12 +201,11 @@ def read_range(
 ) -> Iterator[Batch]:
     """Yield the changes of the transactions that start in a range, in commit order within each table.
 
-    `emit` is "typed", "envelope", "events", "transactions" or "messages"; the last takes `dialect`,
-    `message_per_row`, `server_zone_seconds` and `executed` besides (`_native.Decoder`). `declared` fixes the
-    columns of typed batches: a column a row lacks is null and named in `_metadata.absent`, any other
-    difference raises SchemaChanged.
-    Batches end at transaction boundaries unless one transaction alone passes `held_bytes_max`. Every error
-    has its position, and comes after all whole transactions before it.
+    `emit` is "typed", "envelope", "events", "transactions" or "messages". "messages" also takes `dialect`,
+    `message_per_row`, `server_zone_seconds` and `executed` (`_native.Decoder`). `declared` fixes the columns
+    of typed batches: a missing column is null and named in `_metadata.absent`, any other difference raises
+    SchemaChanged. Batches end at transaction boundaries unless a single transaction exceeds `held_bytes_max`.
+    Every error has its position, and comes after all whole transactions before it.
     """
     return _RangeReader(
         source,
@@ -228,9 +228,9 @@ def read_in_order(
     schemas: Schemas | None = None,
     **options: Any,
 ) -> Iterator[Batch | LoggedStatement]:
-    """Yield typed batches as `read_range` does, and the statements on selected tables between them.
+    """Yield typed batches like `read_range`, interleaved with the statements on selected tables.
 
-    A statement comes after all rows before it and before all behind it.
+    A statement comes after all rows before it and before all rows after it.
     """
     return _RangeReader(
         source, byte_range, selection or Selection(), schemas, None, with_statements=True, **options
@@ -238,7 +238,7 @@ def read_in_order(
 
 
 class _RangeReader:
-    """One run over one range."""
+    """One pass over one range."""
 
     def __init__(
         self,
@@ -252,8 +252,8 @@ class _RangeReader:
     ) -> None:
         self._with_statements = with_statements
         self._statement: LoggedStatement | None = None
-        # Where the last statement was: file numbers and offsets only rise within a range.
-        self._told_to: tuple[int, int, int] | None = None
+        # The position of the last statement: file numbers and offsets only increase within a range.
+        self._last_statement_key: tuple[int, int, int] | None = None
         self._columns: dict[tuple[str, int], tuple[Column, ...]] = {}
         self._selection = selection
         self._schemas = schemas
@@ -276,30 +276,30 @@ class _RangeReader:
         )
 
     def batches(self) -> Iterator[Batch]:
-        yield from self._answered(self._decoding.states())
+        yield from self._process(self._decoding.states())
 
     def parts(self) -> Iterator[Batch | LoggedStatement]:
         try:
             for state in self._decoding.states():
-                yield from self._answered(iter((state,)))
+                yield from self._process(iter((state,)))
                 statement, self._statement = self._statement, None
                 if statement is not None:
-                    yield from self._closed()
+                    yield from self._flush_batches()
                     yield statement
         except StreamError as problem:
             self._add_hint(problem)
             raise
 
-    def _closed(self) -> Iterator[Batch]:
-        """Yield what whole transactions have left in batches that are not full."""
+    def _flush_batches(self) -> Iterator[Batch]:
+        """Yield the whole transactions buffered in batches that are not full."""
         decoder = self._decoding.decoder
         decoder.close_batches()
         while decoder.state == "batch":
             yield self._batch(decoder.take_batch())
 
-    def _answered(self, states: Iterator[str]) -> Iterator[Batch]:
-        """Yield the batches that come, and answer what the decoder asks."""
-        due: dict[str, Callable[[], None]] = {
+    def _process(self, states: Iterator[str]) -> Iterator[Batch]:
+        """Yield the batches that are due, and answer the decoder's requests."""
+        handlers: dict[str, Callable[[], None]] = {
             "table": self._answer_table,
             "statement": self._follow_statement,
         }
@@ -309,17 +309,17 @@ class _RangeReader:
                     yield self._batch(self._decoding.take_batch())
                     continue
                 try:
-                    due[state]()
+                    handlers[state]()
                 except PenstockError:
-                    # What was whole before the error comes before it.
-                    yield from self._whole_so_far()
+                    # Yield the transactions that were complete before the error.
+                    yield from self._flush_whole()
                     raise
         except StreamError as problem:
             self._add_hint(problem)
             raise
 
     def _add_hint(self, problem: StreamError) -> None:
-        """Say what helps, where the decoder, which knows bytes alone, does not."""
+        """Add a hint to errors of the kernel, which only knows bytes."""
         start = f"{self._start.file}:{self._start.offset}"
         is_chosen = self._start.offset > FIRST_EVENT_OFFSET
         if is_chosen and isinstance(problem, _DAMAGE) and problem.position == start:
@@ -333,14 +333,14 @@ class _RangeReader:
         batch.columns = self._columns.get((batch.table, batch.schema_version), ())
         return batch
 
-    def _whole_so_far(self) -> Iterator[Batch]:
+    def _flush_whole(self) -> Iterator[Batch]:
         decoder = self._decoding.decoder
         decoder.abandon()
         while decoder.state == "batch":
             yield self._batch(decoder.take_batch())
 
     def _answer_table(self) -> None:
-        """Say how the rows of a table that was just announced are to be read."""
+        """Tell the decoder how to read the rows of a table that was just announced."""
         decoder = self._decoding.decoder
         request = decoder.table_request()
         if not self._selection.tables.matches(request.database, request.table):
@@ -348,28 +348,28 @@ class _RangeReader:
             return
         name = TableName(request.database, request.table)
         from_log = request.complete
-        told: TableSchema | None
+        declared_schema: TableSchema | None
         if from_log:
-            logged = tuple(Column(*one) for one in request.columns)
+            logged = tuple(Column(*column) for column in request.columns)
             schema = TableSchema(name.database, name.table, logged)
-            told = self._told_schema(name, schema, request)
+            declared_schema = self._declared_schema(name, schema, request)
         else:
-            schema = told = self._known_schema(name, request)
+            schema = declared_schema = self._known_schema(name, request)
         self._check_columns(name, schema.columns, request.position)
-        primary_key = tuple(request.primary_key or (told.primary_key if told else ()))
+        primary_key = tuple(request.primary_key or (declared_schema.primary_key if declared_schema else ()))
         shard_columns = self._selection.shardcolumns_of(name.database, name.table)
         self._primary_keys[str(name)] = primary_key
         key = self._keys[str(name)] = primary_key if shard_columns is None else shard_columns
-        wanted = self._selection.columns
-        if wanted is not None and self._selection.with_keys:
-            wanted = tuple(dict.fromkeys([*wanted, *key]))
+        columns = self._selection.columns
+        if columns is not None and self._selection.with_keys:
+            columns = tuple(dict.fromkeys([*columns, *key]))
         version = schema_version(schema.columns)
-        self._columns[str(name), version] = (told or schema).columns
+        self._columns[str(name), version] = (declared_schema or schema).columns
         decoder.answer_table(
-            columns_of(told.columns) if told else self._declared,
+            columns_of(declared_schema.columns) if declared_schema else self._declared,
             from_log=from_log,
             schema_version=version,
-            wanted=wanted,
+            wanted=columns,
             declared=self._declared,
             primary_key=primary_key,
             shard_columns=shard_columns,
@@ -385,21 +385,23 @@ class _RangeReader:
         return self._definition(self._schemas, name, request)
 
     def _definition(self, schemas: Schemas, name: TableName, request: Any) -> TableSchema:
-        """Return what the history knows and the table map proves, else what the server tells.
+        """Return the history's definition if the table map proves it, else the server's.
 
-        Raises SchemaUnknown; SchemaMismatch where the table map contradicts it and no other is known.
+        Raises SchemaUnknown; SchemaMismatch if the table map contradicts it and there is no other.
         """
-        place = self._position(request.position)
+        position = self._position(request.position)
         schema = None
         if not schemas.needs_reread(name):
-            schema = schemas.schema(name.database, name.table, place)
+            schema = schemas.schema(name.database, name.table, position)
         contradiction = contradiction_of(request, schema) if schema is not None else None
         if schema is not None and contradiction is None:
             return schema
-        # A server is asked as of the transaction's start: its log cannot be opened in the middle of one.
-        opened = self._decoding.decoder.open_transaction()
+        # Ask the server as of the transaction's start: its log cannot be opened inside a transaction.
+        transaction_start = self._decoding.decoder.open_transaction()
         try:
-            schema = schemas.reread(name, place if opened is None else replace(place, offset=opened))
+            schema = schemas.reread(
+                name, position if transaction_start is None else replace(position, offset=transaction_start)
+            )
         except SchemaUnknown as unknown:
             if contradiction is None:
                 raise
@@ -408,11 +410,11 @@ class _RangeReader:
             raise contradiction
         return schema
 
-    def _told_schema(self, name: TableName, logged: TableSchema, request: Any) -> TableSchema | None:
-        """Return the definition that tells what the log does not, None where none is needed or known.
+    def _declared_schema(self, name: TableName, logged: TableSchema, request: Any) -> TableSchema | None:
+        """Return the definition that supplies what the log does not show, None if unnecessary or unknown.
 
-        A table map shows MariaDB's UUID, INET4, INET6 and VECTOR as strings of bytes; and messages carry
-        types as they were declared.
+        A table map shows MariaDB's UUID, INET4, INET6 and VECTOR as byte strings, and messages carry declared
+        types.
         """
         plain = any(column.type_text.startswith(PLAIN_STRINGS) for column in logged.columns)
         needed = self._in_messages or (plain and self._decoding.decoder.mariadb)
@@ -424,18 +426,19 @@ class _RangeReader:
             # The table is gone by now: its bytes are read as the bytes that the log says they are.
             return None
         except SchemaMismatch:
-            # The log names every column, so a definition of other columns still tells those of its names.
-            place = self._position(request.position)
-            known = self._schemas.schema(name.database, name.table, place)
+            # The log names every column, so a definition with other columns still supplies the types of
+            # matching names.
+            position = self._position(request.position)
+            known = self._schemas.schema(name.database, name.table, position)
             return None if known is None else with_types_of(logged, known)
 
-    def _check_columns(self, name: TableName, columns: Sequence[Column], position: Any) -> None:
-        """Raise OptionInvalid where the one table asked for lacks a column that is asked for."""
-        wanted = self._selection.columns
-        if wanted is None or self._declared is not None or self._selection.tables.single() is None:
+    def _check_columns(self, name: TableName, table_columns: Sequence[Column], position: Any) -> None:
+        """Raise OptionInvalid if the only requested table lacks a requested column."""
+        columns = self._selection.columns
+        if columns is None or self._declared is not None or self._selection.tables.single() is None:
             return
-        known = {column.name for column in columns}
-        for column in wanted:
+        known = {column.name for column in table_columns}
+        for column in columns:
             if column not in known and column not in SYSTEM_COLUMNS:
                 raise OptionInvalid(
                     f"{name} has no column {column!r}",
@@ -444,7 +447,8 @@ class _RangeReader:
                 )
 
     def _follow_statement(self) -> None:
-        """Move the schema history on, and stop where a selected table's rows changed without being logged."""
+        """Apply a statement to the schema history. Raises if a selected table's rows changed without being
+        logged."""
         decoder = self._decoding.decoder
         statement = decoder.take_statement()
         position = self._position(statement.position)
@@ -452,7 +456,7 @@ class _RangeReader:
             refuse_change(statement, self._spelling_of(statement), self._selection.tables, position)
         if not statement.is_change:
             self._report_definition(statement, position)
-        # A statement of an unknown kind counts as a change, and may define tables as well.
+        # A statement of an unknown kind counts as a change, but may also define tables.
         if self._schemas is not None:
             end = self._position(statement.end_position)
             session = StatementSession.of_event(*statement.session)
@@ -460,35 +464,35 @@ class _RangeReader:
                 decoder.forget_tables()
 
     def _report_definition(self, statement: Any, position: Position) -> None:
-        """Hand a definition on as the reader wants it: as a statement, as a message, or as a warning."""
+        """Report a definition as the reader requests it: as a statement, as a message, or as a warning."""
         if self._with_statements:
-            self._statement = self._told_of(statement)
+            self._statement = self._selected_statement(statement)
         elif not statement.is_skipped:
             warn_of_unlogged_rows(statement, self._spelling_of(statement), self._selection.tables, position)
         if self._in_messages:
-            self._decoding.decoder.answer_statement(self._is_told(statement))
+            self._decoding.decoder.answer_statement(self._concerns_selection(statement))
 
-    def _is_told(self, statement: Any) -> bool:
-        """Tell whether a definition belongs in messages: where every table is selected, or one it names."""
+    def _concerns_selection(self, statement: Any) -> bool:
+        """Return whether a definition belongs in messages: all tables are selected, or one that it names."""
         selected = self._selection.tables
         if selected.selects_all:
             return True
-        found = tables_of(statement.text, statement.database, self._spelling_of(statement))
-        tables = set(found.named)
+        statement_tables = tables_of(statement.text, statement.database, self._spelling_of(statement))
+        tables = set(statement_tables.named)
         if statement.table:
             tables.add(TableName(*statement.table))
         named = any(selected.matches(name.database, name.table) for name in tables)
-        return named or any(selected.may_match_in(database) for database in found.databases)
+        return named or any(selected.may_match_in(database) for database in statement_tables.databases)
 
-    def _told_of(self, statement: Any) -> LoggedStatement | None:
-        """Return a statement as readers get it, None where it concerns no selected table."""
-        if statement.is_skipped or self._was_told(statement):
+    def _selected_statement(self, statement: Any) -> LoggedStatement | None:
+        """Return a statement for the reader, None if it concerns no selected table."""
+        if statement.is_skipped or self._is_replayed(statement):
             return None
-        found = tables_of(statement.text, statement.database, self._spelling_of(statement))
+        statement_tables = tables_of(statement.text, statement.database, self._spelling_of(statement))
         selected = self._selection.tables
         if not (
-            any(selected.matches(name.database, name.table) for name in found.named)
-            or any(selected.may_match_in(database) for database in found.databases)
+            any(selected.matches(name.database, name.table) for name in statement_tables.named)
+            or any(selected.may_match_in(database) for database in statement_tables.databases)
         ):
             return None
         return LoggedStatement(
@@ -496,30 +500,30 @@ class _RangeReader:
             statement.database,
             self._position(statement.position),
             self._position(statement.end_position),
-            found.named,
-            found.databases,
-            found.emptied,
+            statement_tables.named,
+            statement_tables.databases,
+            statement_tables.emptied,
             self._transaction(statement),
-            found.unlogged,
+            statement_tables.unlogged,
             StatementSession.of_event(*statement.session).sql_mode,
         )
 
     def _transaction(self, statement: Any) -> Position | None:
-        """Return where the open transaction starts that a statement is part of, None where none is open."""
+        """Return the start of the transaction that contains a statement, None if none is open."""
         start = self._decoding.decoder.open_transaction()
         position = self._position(statement.position)
         return None if start is None else replace(position, offset=start)
 
-    def _was_told(self, statement: Any) -> bool:
-        """Tell whether a statement comes again because a connection was lost inside its transaction."""
-        place = place_of(self._position(statement.position))
-        if self._told_to is not None and place <= self._told_to:
+    def _is_replayed(self, statement: Any) -> bool:
+        """Return whether a statement is replayed because a connection was lost inside its transaction."""
+        key = place_of(self._position(statement.position))
+        if self._last_statement_key is not None and key <= self._last_statement_key:
             return True
-        self._told_to = place
+        self._last_statement_key = key
         return False
 
-    def _position(self, place: str) -> Position:
-        file, _, offset = place.rpartition(":")
+    def _position(self, text: str) -> Position:
+        file, _, offset = text.rpartition(":")
         return Position(self._epoch, file, int(offset))
 
     def _spelling_of(self, statement: Any) -> ServerSpelling:
@@ -529,11 +533,11 @@ class _RangeReader:
 
 
 class RangeFollower(_RangeReader):
-    """A decoder that stays: the log is fed to it as it grows, within one file, and its batches are closed
-    wherever the caller wants.
+    """A decoder that follows a growing log within one file; the caller feeds it and decides when to close
+    batches.
 
-    Takes what `read_range` takes; the bytes come from the caller, from the range's start on. After an error
-    it is of no more use. For one thread at a time.
+    Takes the arguments of `read_range`; the caller supplies the bytes, from the range's start on. It cannot
+    be used after an error. Not thread-safe.
     """
 
     def __init__(
@@ -553,39 +557,40 @@ class RangeFollower(_RangeReader):
 
     @property
     def at_boundary(self) -> bool:
-        """Whether everything fed so far is whole transactions."""
+        """Whether all bytes fed so far are whole transactions."""
         return self._decoding.at_event_end and self._decoding.decoder.open_transaction() is None
 
     @property
     def gtid_set(self) -> str:
-        """The GTIDs of every transaction seen, and what a file that was begun lists as before it."""
+        """The GTIDs of all transactions seen, plus those that the file lists as before it."""
         return self._decoding.decoder.gtid_set
 
     @property
     def commit_time_us(self) -> int:
-        """When the last whole transaction was committed, microseconds UTC since 1970; 0 before the first."""
+        """The commit time of the last whole transaction, in microseconds UTC since 1970; 0 before the
+        first."""
         return self._decoding.decoder.commit_time_us
 
     def feed(self, view: memoryview) -> Iterator[Batch]:
-        """Take bytes of any cut; yield the batches that are full."""
-        yield from self._answered(self._decoding.feed(view))
-        yield from self._answered(self._decoding.rest_of_payload())
+        """Feed bytes cut anywhere; yield the batches that are full."""
+        yield from self._process(self._decoding.feed(view))
+        yield from self._process(self._decoding.rest_of_payload())
 
     def bytes_to_event_end(self, view: memoryview) -> int:
-        """Return how many of the next bytes end the event that they begin with or go on with; it may be less
-        where its length is not known yet."""
+        """Return how many of the next bytes complete the current event, or fewer if its length is not known
+        yet."""
         return self._decoding.bytes_to_event_end(view)
 
     def close_batches(self) -> Iterator[Batch]:
-        """Yield what whole transactions have left in batches that are not full."""
-        yield from self._closed()
+        """Yield the whole transactions buffered in batches that are not full."""
+        yield from self._flush_batches()
 
 
 def schema_version(columns: Sequence[Column]) -> int:
-    """Return the number that stands for a definition: 31 bits of a CRC32 over names, types and charsets.
+    """Return a number that identifies a definition: 31 bits of a CRC32 over names, types and charsets.
 
-    The same columns have the same number in every range, file and run, however the log is cut, which a count
-    could not promise to tasks that know nothing of each other.
+    The same columns have the same number in every range, file and run, no matter how the log is cut. A
+    counter could not guarantee that for tasks that do not communicate.
     """
-    text = "\n".join(f"{one.name}\t{one.type_text}\t{one.charset or ''}" for one in columns)
+    text = "\n".join(f"{column.name}\t{column.type_text}\t{column.charset or ''}" for column in columns)
     return zlib.crc32(text.encode()) & 0x7FFFFFFF

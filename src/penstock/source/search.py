@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding where in a log a GTID set or a time begins, file by file, from the first bytes of each."""
+"""Find where a GTID set or a time begins in a log, file by file, from the first bytes of each file."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -18,15 +18,16 @@ ROTATE_EVENT = 4
 _FORMAT_DESCRIPTION_EVENT = 15
 # MySQL's Previous_gtids and MariaDB's Gtid_list.
 _GTID_LIST_EVENTS = (35, 163)
-# The format description's timestamp is when the file was begun, in seconds.
+# The format description's timestamp is the file's creation time in seconds.
 _SECOND_US = 1_000_000
 _BEGUN_AT = slice(len(MAGIC), len(MAGIC) + 4)
 
 
 def gtid_set_before(source: Source, position: Position) -> LoggedSet:
-    """Return the GTIDs of every transaction before a position: the file's own list and what follows it."""
+    """Return the GTIDs of all transactions before a position: the file's own list plus the transactions after
+    it."""
     whole_file = ByteRange(position.epoch, position.file, FIRST_EVENT_OFFSET, None, aligned=True)
-    # A file begins with the list of what lies before it, so one file is enough.
+    # A file starts with the list of GTIDs before it, so one file is enough.
     stop = max(position.offset, _end_of_list(source, whole_file))
     return _gtid_set_in(source, replace(whole_file, stop=stop))
 
@@ -34,10 +35,10 @@ def gtid_set_before(source: Source, position: Position) -> LoggedSet:
 def gtid_set_after(
     source: Source, start: Position, gtid_set: LoggedSet, end: Position, fingerprint: str = ""
 ) -> LoggedSet:
-    """Return the GTIDs before `end`, where those before `start` are known: bytes between the two are read.
+    """Return the GTIDs before `end`, given those before `start`, by reading the bytes in between.
 
-    Where they lie in different files, the file of `end` is read from its beginning. `fingerprint` is that of
-    a file that holds both.
+    If they are in different files, the file of `end` is read from its start. `fingerprint` belongs to a file
+    that contains both.
     """
     if (start.epoch, start.file) != (end.epoch, end.file) or end.offset < start.offset:
         return source.gtid_set(end)
@@ -46,11 +47,11 @@ def gtid_set_after(
 
 
 def find_gtid_set(source: Source, gtid_set: str) -> Position:
-    """Return the start of the last file before which there is nothing but the set. Raises PositionPurged."""
+    """Return the start of the last file preceded only by transactions of the set. Raises PositionPurged."""
     earliest = source.earliest()
-    asked = GtidSet.parse(gtid_set)
+    requested = GtidSet.parse(gtid_set)
     for extent in reversed(source.extents()):
-        if asked.contains(GtidSet.parse(gtid_set_before(source, extent.position))):
+        if requested.contains(GtidSet.parse(gtid_set_before(source, extent.position))):
             return extent.position
     raise PositionPurged(
         f"{earliest.file} comes after transactions that the GTID set {gtid_set!r} does not have",
@@ -60,22 +61,22 @@ def find_gtid_set(source: Source, gtid_set: str) -> Position:
 
 
 def find_time(source: Source, time_us: int) -> Position:
-    """Return the start of the last file that was begun before the time, else of the first file."""
+    """Return the start of the last file created before the time, else of the first file."""
     files = source.extents()
-    # Whole seconds, cut off: the file before may hold transactions of the rest of that second.
+    # File times are truncated to seconds: the previous file may have transactions of the rest of that second.
     later = bisect_right(files, time_us, key=lambda file: (_begun_seconds(source, file) + 1) * _SECOND_US)
     return files[max(later - 1, 0)].position
 
 
 def find_time_end(source: Source, time_us: int) -> Position | None:
-    """Return the start of the first file that was begun at or after the time, None where none was."""
+    """Return the start of the first file created at or after the time, None if there is none."""
     files = source.extents()
     later = bisect_left(files, time_us, key=lambda file: _begun_seconds(source, file) * _SECOND_US)
     return files[later].position if later < len(files) else None
 
 
 def _gtid_set_in(source: Source, byte_range: ByteRange) -> LoggedSet:
-    """Return the GTIDs of a range, and those that its file lists as before it."""
+    """Return the GTIDs of a range, plus those that its file lists as before it."""
     walk = TransactionWalk(source, byte_range)
     for _ in walk:
         continue
@@ -87,12 +88,12 @@ def _begun_seconds(source: Source, file: Extent) -> int:
 
 
 def _end_of_list(source: Source, whole_file: ByteRange) -> int:
-    """Return where a file's list of earlier GTIDs ends, else where its first transaction may begin."""
+    """Return the end of a file's list of earlier GTIDs, else where its first transaction may begin."""
     offset = FIRST_EVENT_OFFSET
     for event in first_events(source.open(whole_file)):
         kind = event[_TYPE_AT]
         if kind == ROTATE_EVENT and source.live:
-            # The server made it up to name the file: it takes no place in it.
+            # The server generates this event to name the file; it is not in the file.
             continue
         if kind not in (_FORMAT_DESCRIPTION_EVENT, *_GTID_LIST_EVENTS):
             break
@@ -103,13 +104,13 @@ def _end_of_list(source: Source, whole_file: ByteRange) -> int:
 
 
 def first_events(chunks: Iterable[memoryview]) -> Iterator[bytes]:
-    """Yield the events at the beginning of a dump, one by one. For a few events, not for a log."""
-    held = b""
+    """Yield the events at the start of a dump. Suitable for a few events, not for a whole log."""
+    buffered = b""
     for chunk in chunks:
-        held += chunk
-        while len(held) >= _EVENT_HEADER_BYTES:
-            size = int.from_bytes(held[9:13], "little")
-            if size < _EVENT_HEADER_BYTES or len(held) < size:
+        buffered += chunk
+        while len(buffered) >= _EVENT_HEADER_BYTES:
+            size = int.from_bytes(buffered[9:13], "little")
+            if size < _EVENT_HEADER_BYTES or len(buffered) < size:
                 break
-            yield held[:size]
-            held = held[size:]
+            yield buffered[:size]
+            buffered = buffered[size:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live server as byte ranges: bounded dumps, one for each file that a range lies in."""
+"""A live server as byte ranges: bounded dumps, one for each file of a range."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -47,8 +47,7 @@ _Answer = TypeVar("_Answer")
 class ServerSource:
     """A server's own binlog files; see `penstock.source.source.Source`.
 
-    Questions go over one session that is kept and opened again when it is lost; every dump is a
-    connection of its own.
+    Queries share one session, which is reopened if it is lost; every dump has its own connection.
     """
 
     live = True
@@ -67,52 +66,54 @@ class ServerSource:
         return self.options.instance
 
     def close(self) -> None:
-        """End the session, if there is one."""
+        """Close the session, if there is one."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def earliest(self) -> Position:
-        """Return the first position the server still has."""
+        """Return the first position that the server still has."""
         return self._position(self._logs()[0].file)
 
     def head(self) -> Position:
-        """Return the end of the server's log now."""
+        """Return the current end of the server's log."""
         head = self._ask(Connection.head)
         return self._position(head.file, head.offset)
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a position, as its file tells; "" where it has none.
+        """Return the GTIDs of all transactions before a position, according to its file; "" if it has none.
 
-        The transactions that the server has logged and not yet committed are among them, and those that came
-        before its oldest file.
+        Includes transactions that the server has logged but not committed yet, and those before its oldest
+        file.
         """
         if self._ask(Connection.identity).gtid_mode.upper() == "OFF":
             return NO_GTIDS
-        # Asked first: a file that is purged in between may come after the position.
+        # Queried first: a file that is purged in between may come after the position.
         purged = self._ask(Connection.purged)
         logged = gtid_set_before(self, position)
         return union(purged, logged) if purged else logged
 
     def find_gtid_set(self, gtid_set: str) -> Position:
-        """Return where the server itself would begin to send after the set. Raises PositionPurged."""
+        """Return where the server itself would start to send after the set. Raises PositionPurged."""
         with open_stream(self.address, DumpStart(gtid_set=gtid_set), bounded=True) as stream:
             for event in first_events(stream.event_chunks()):
                 if event[_TYPE_AT] == ROTATE_EVENT:
-                    # The name may be followed by a checksum, so it is looked up among the server's own.
-                    after = event[_ROTATE_NAME_AT:]
-                    named = [log.file for log in self._logs() if after.startswith(log.file.encode())]
-                    return self._position(max(named, key=len))
+                    # A checksum may follow the name, so look the name up in the server's own list.
+                    name_and_checksum = event[_ROTATE_NAME_AT:]
+                    matching = [
+                        log.file for log in self._logs() if name_and_checksum.startswith(log.file.encode())
+                    ]
+                    return self._position(max(matching, key=len))
         raise EventMalformed(f"{self.address}: the dump does not begin with the name of a file")
 
     def find_time(self, time_us: int) -> Position:
-        """Return where to read from to get everything committed at or after the time."""
+        """Return where to start reading to get everything committed at or after the time."""
         return find_time(self, time_us)
 
     def extents(self, start: Position | None = None, end: Position | None = None) -> list[Extent]:
-        """Return the files that [start, end) touches, as SHOW BINARY LOGS lists them.
+        """Return the files that overlap [start, end), as SHOW BINARY LOGS lists them.
 
-        None is splittable: a server opens a file at event boundaries only, which a plan does not know.
+        None is splittable: a server opens a file at event boundaries only, and a plan does not know them.
         """
         logs = self._logs()
         epoch = self.options.epoch if start is None else start.epoch
@@ -144,20 +145,20 @@ class ServerSource:
         ranges_min: int = 1,
         range_bytes: int = RANGE_BYTES_DEFAULT,
     ) -> list[ByteRange]:
-        """Cut [start, end) at file boundaries; without an end, at the server's head now."""
+        """Split [start, end) at file boundaries; without an end, at the server's current head."""
         end = end or self.head()
         extents = self.extents(start, end)
         first = start or self._position(extents[0].file)
-        # A server knows no epochs, so both ends are of the one that the start names.
+        # A server has no epochs, so both ends belong to the epoch of the start.
         return cut(extents, first, replace(end, epoch=first.epoch), ranges_min, range_bytes)
 
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
     ) -> Iterator[memoryview]:
-        """Yield what the server sends from the range's start to the end of its log.
+        """Yield the bytes that the server sends from the range's start to the end of its log.
 
-        Raises what `follow` raises: PositionPurged, ServerChanged, ConnectionLost once the tries are used up;
-        and PositionInvalid where the file is another one than the range is of.
+        Raises the errors of `follow`: PositionPurged, ServerChanged, ConnectionLost once the retries are used
+        up; and PositionInvalid if the file is not the one that the range was planned for.
         """
         stretches = follow(
             self.address,
@@ -168,47 +169,52 @@ class ServerSource:
             tries_max=self.options.reconnect_tries,
         )
         for stretch in stretches:
-            yield from self._proved(stretch, byte_range)
+            yield from self._check_fingerprint(stretch, byte_range)
             if stretch.failure is not None and resume_at is None:
                 raise stretch.failure
 
-    def _proved(self, chunks: Iterable[memoryview], byte_range: ByteRange) -> Iterator[memoryview]:
-        """Yield a dump once its format description has proved that it is of the range's file."""
+    def _check_fingerprint(self, chunks: Iterable[memoryview], byte_range: ByteRange) -> Iterator[memoryview]:
+        """Yield a dump once its format description proves that it comes from the range's file."""
         if not byte_range.fingerprint:
             yield from chunks
             return
-        held, proved = b"", False
+        buffered, is_proved = b"", False
         for chunk in chunks:
-            if proved:
+            if is_proved:
                 yield chunk
                 continue
-            held += chunk
-            head = next((one for one in first_events([memoryview(held)]) if _describes(one)), None)
+            buffered += chunk
+            head = next(
+                (event for event in first_events([memoryview(buffered)]) if _is_format_description(event)),
+                None,
+            )
             if head is not None:
-                found = file_fingerprint(head)
-                if found != byte_range.fingerprint:
-                    raise file_replaced(str(self.address), byte_range.position, byte_range.fingerprint, found)
-                proved = True
-                yield memoryview(held)
-        if not proved:
-            yield memoryview(held)
+                fingerprint = file_fingerprint(head)
+                if fingerprint != byte_range.fingerprint:
+                    raise file_replaced(
+                        str(self.address), byte_range.position, byte_range.fingerprint, fingerprint
+                    )
+                is_proved = True
+                yield memoryview(buffered)
+        if not is_proved:
+            yield memoryview(buffered)
 
     def fingerprint(self, file: str) -> str:
-        """Return the fingerprint of a file, as the server sends it now. Raises PositionPurged."""
+        """Return the fingerprint of a file as the server sends it now. Raises PositionPurged."""
         self._heads.pop(file, None)
         return file_fingerprint(self.head_bytes(file))
 
     def align(self, byte_range: ByteRange) -> ByteRange:
-        """Return the range from the front of its file, which is never cut."""
+        """Return the range extended to the start of its file, which is never split."""
         return replace(byte_range, start=FIRST_EVENT_OFFSET, aligned=True)
 
     def joint(self, byte_range: ByteRange) -> None:
-        """Return None: a server's files are never cut."""
+        """Return None: a server's files are never split."""
 
     def schema_history(
         self, position: Position, name: TableName | None = None, *, again: bool = False
     ) -> None:
-        """Return None: a server knows its tables as they are now; `ServerTables` takes them back."""
+        """Return None: a server knows only its current tables; `ServerTables` derives earlier definitions."""
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
         """Return the file's magic and format description."""
@@ -216,13 +222,13 @@ class ServerSource:
             start = DumpStart(position=self._position(file))
             with open_stream(self.address, start, bounded=True) as stream:
                 for event in first_events(stream.event_chunks()):
-                    if _describes(event):
+                    if _is_format_description(event):
                         self._heads[file] = MAGIC + event
                         break
         return self._heads[file]
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
-        """Return where an XA transaction was prepared that commits at a position."""
+        """Return the range where an XA transaction that commits at a position was prepared."""
         return self._prepared.find(xid, before)
 
     def walk(
@@ -244,25 +250,25 @@ class ServerSource:
             raise SourceMissing(f"{self.address} lists no binlog file", hint="Run: penstock check")
         return logs
 
-    def _ask(self, question: Callable[[Connection], _Answer]) -> _Answer:
-        """Ask over the kept session; over a new one where that is lost, a few times."""
-        return ask_again(lambda: question(self._connected()), self.close)
+    def _ask(self, query: Callable[[Connection], _Answer]) -> _Answer:
+        """Run a query over the session; reconnect and retry a few times if the session is lost."""
+        return ask_again(lambda: query(self._connected()), self.close)
 
     def _connected(self) -> Connection:
-        """Return the kept session, else a new one. Raises ServerChanged where another server answers."""
+        """Return the open session, else a new one. Raises ServerChanged if another server answers."""
         if self._session is None:
             session = connect(self.address)
-            # Kept before it is asked anything, so that it is closed if that fails.
+            # Stored before the first query, so that it is closed if the query fails.
             self._session = session
-            found = session.identity().key
-            if self.options.server_key not in (None, found):
+            server_key = session.identity().key
+            if self.options.server_key not in (None, server_key):
                 self.close()
                 raise ServerChanged(
-                    f"{self.address} is now {found}, the positions belong to {self.options.server_key}",
+                    f"{self.address} is now {server_key}, the positions belong to {self.options.server_key}",
                     hint="A file position means nothing on another server: start by GTID set",
                 )
         return self._session
 
 
-def _describes(event: bytes) -> bool:
+def _is_format_description(event: bytes) -> bool:
     return event[_TYPE_AT] == _FORMAT_DESCRIPTION_EVENT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as the shards of one number get them: an update that moves a row is a delete and an insert."""
+"""Rows assigned to shards: an update that moves a row between shards becomes a delete and an insert."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ Slots = npt.NDArray[numpy.int16]
 
 @dataclass(frozen=True)
 class ShardedRows:
-    """Rows with the slot that decides their shard.
+    """Rows with the slot that determines their shard.
 
-    `preimages` tells which rows are the image before an update whose other image follows, in the same shard.
-    `moved` are the rows that are the inserts of moves; the delete stands before each.
+    `preimages` marks the preimages whose postimage follows in the same shard. `moved` are the rows that are
+    inserts of moves; the matching delete precedes each of them.
     """
 
     rows: pyarrow.RecordBatch
@@ -35,11 +35,11 @@ class ShardedRows:
 
 
 def slots_of(rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, preimages: Mask) -> Slots:
-    """Return the slot of each row by its own values of `columns`.
+    """Return the slot of each row, computed from its own values of `columns`.
 
-    A column that an image after an update lacks (`_metadata.absent`) has stayed, and is taken from the image
-    before it; never the other way round, for the image after may hold another value than the row had.
-    Raises OptionInvalid, ServerUnsupported where an image lacks it otherwise.
+    A column missing in a postimage (`_metadata.absent`) is unchanged and is taken from the preimage. The
+    reverse is not possible, because the postimage may have another value. Raises OptionInvalid, and
+    ServerUnsupported if an image lacks the column otherwise.
     """
     filled = _filled_up(rows, columns, table, preimages)
     slots: Slots = pyarrow.array(shard_slots(filled, list(columns), table)).to_numpy()
@@ -54,35 +54,35 @@ def _filled_up(
     absent = compute.struct_field(rows.column("_metadata"), "absent")
     if absent.null_count == len(absent):
         return rows
-    lacking = absent.to_pylist()
+    absent_names = absent.to_pylist()
     for name in columns:
         source = numpy.arange(rows.num_rows)
-        for place in (place for place, names in enumerate(lacking) if names and name in names):
-            before = place - 1
-            if place == 0 or not preimages[before] or name in (lacking[before] or ()):
+        for row in (row for row, names in enumerate(absent_names) if names and name in names):
+            preimage = row - 1
+            if row == 0 or not preimages[preimage] or name in (absent_names[preimage] or ()):
                 raise ServerUnsupported(
                     f"a row image of {table} lacks the shard column {name}, so nothing tells the row's shard",
                     hint="Set binlog_row_image=FULL on the source, or shard by the primary key",
                 )
-            source[place] = before
-        at = rows.schema.get_field_index(name)
-        filled = rows.column(at).take(pyarrow.array(source))
-        rows = rows.set_column(at, rows.schema.field(at), filled)
+            source[row] = preimage
+        column_index = rows.schema.get_field_index(name)
+        filled = rows.column(column_index).take(pyarrow.array(source))
+        rows = rows.set_column(column_index, rows.schema.field(column_index), filled)
     return rows
 
 
 def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int) -> ShardedRows:
-    """Return rows as `count` shards get them; `slots` are of each row's own values.
+    """Assign rows to `count` shards; `slots` belong to each row's own values.
 
-    Each row keeps the slot of its own values: after a change of the number of shards these tell which image
-    of an update was consumed. An update that moves its row to another shard becomes the delete of the row
-    before it and the insert of the one after it.
+    Each row keeps the slot of its own values, so that after a change of the number of shards it is still
+    known which image of an update was consumed. An update that moves its row to another shard becomes a
+    delete of the preimage and an insert of the postimage.
     """
-    (places,) = preimages.nonzero()
-    if not places.size:
-        return ShardedRows(rows, slots, preimages, places)
-    moves = slots[places] % count != slots[places + 1] % count
-    moved = places[moves]
+    (updates,) = preimages.nonzero()
+    if not updates.size:
+        return ShardedRows(rows, slots, preimages, updates)
+    moves = slots[updates] % count != slots[updates + 1] % count
+    moved = updates[moves]
     if moved.size:
         preimages = preimages.copy()
         preimages[moved] = False
@@ -92,20 +92,20 @@ def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int
     return ShardedRows(rows, slots, preimages, moved + 1)
 
 
-def with_kinds(rows: pyarrow.RecordBatch, places: npt.NDArray[Any], kinds: list[str]) -> pyarrow.RecordBatch:
-    """Return rows of which those at `places`, in rising order, are of these kinds of change."""
-    at = rows.schema.get_field_index(CHANGE_TYPE)
+def with_kinds(rows: pyarrow.RecordBatch, indexes: npt.NDArray[Any], kinds: list[str]) -> pyarrow.RecordBatch:
+    """Return rows with the change types of the rows at `places`, in ascending order, replaced."""
+    column_index = rows.schema.get_field_index(CHANGE_TYPE)
     changed = numpy.zeros(rows.num_rows, numpy.bool_)
-    changed[places] = True
-    of_type = pyarrow.array(kinds, rows.schema.field(at).type)
-    column = compute.replace_with_mask(rows.column(at), pyarrow.array(changed), of_type)
-    return rows.set_column(at, rows.schema.field(at), column)
+    changed[indexes] = True
+    change_types = pyarrow.array(kinds, rows.schema.field(column_index).type)
+    column = compute.replace_with_mask(rows.column(column_index), pyarrow.array(changed), change_types)
+    return rows.set_column(column_index, rows.schema.field(column_index), column)
 
 
 def preimages_of(rows: pyarrow.RecordBatch) -> Mask:
-    """Tell of each row whether it is the image before an update, whose other image follows it."""
+    """Return a mask of the preimages whose postimage follows."""
     kinds = rows.column(CHANGE_TYPE)
-    # No other kinds are as long as these two, and to look at lengths alone costs next to nothing.
+    # No other change type has the length of these two, and comparing lengths is cheap.
     offsets = numpy.frombuffer(kinds.buffers()[1], numpy.int32)
     lengths: npt.NDArray[numpy.int32] = numpy.diff(offsets[kinds.offset : kinds.offset + len(kinds) + 1])
     preimages: Mask = lengths == len(PREIMAGE)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam: every source of log bytes is "open this byte range and give me raw events".
+"""The interface of all sources of log bytes: open a byte range and return raw events.
 
-Planning never reads data: extents come from a directory listing or SHOW BINARY LOGS. A transaction
-belongs to the range in which its first byte lies (its GTID event, or the BEGIN where there is none),
-so ranges that touch cover every transaction exactly once, wherever the cuts fall.
+Planning never reads data: extents come from a directory listing or SHOW BINARY LOGS. A transaction belongs to
+the range that contains its first byte (its GTID event, or the BEGIN if there is none), so adjacent ranges
+cover every transaction exactly once, wherever they are cut.
 
-File numbers and offsets are those of the plain log: a compressed file `mysql-bin.000003.zst` is the file
+File numbers and offsets refer to the plain log: a compressed file `mysql-bin.000003.zst` is the file
 `mysql-bin.000003`, and its offsets count decompressed bytes.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.capture.schema_history import SchemaHistory
 
 MAGIC = b"\xfebin"
-# MySQL's encryption at rest; what a server sends is plain.
+# The magic of files with MySQL's encryption at rest; a server sends them decrypted.
 MAGIC_ENCRYPTED = b"\xfdbin"
 FIRST_EVENT_OFFSET = len(MAGIC)
 
@@ -37,13 +37,13 @@ _NUMBER = re.compile(r"\.(\d+)\Z")
 
 
 def file_number(file: str) -> int:
-    """Return the number at the end of a log file's name, 0 for a file that stands alone without one."""
+    """Return the number at the end of a log file's name, 0 for a single file without a number."""
     match = _NUMBER.search(file)
     return int(match.group(1)) if match else 0
 
 
 def place_of(position: Position) -> tuple[int, int, int]:
-    """Return what positions order by, also where a file's name has no number."""
+    """Return the sort key of a position, which also works for file names without a number."""
     return epoch_base(position.epoch), file_number(position.file), position.offset
 
 
@@ -51,11 +51,11 @@ def place_of(position: Position) -> tuple[int, int, int]:
 class ByteRange:
     """The transactions whose first byte lies in [start, stop) of one file.
 
-    `stop` None means to the end of the file. `aligned` tells whether `start` is known to lie between two
-    transactions; otherwise the source says where to open the range (`Source.align`). `is_cut` tells that
-    another range of the same plan goes on at `stop`. Transactions of `gtid_after` are left out: the log has
-    them further in front, from another server. `fingerprint` is the file's, "" to take any file of the name;
-    a live server's is compared. Pickles.
+    `stop` None means the end of the file. `aligned` is true if `start` is known to lie between two
+    transactions; otherwise the source decides where to open the range (`Source.align`). `is_cut` means that
+    another range of the same plan continues at `stop`. Transactions of `gtid_after` are skipped: an earlier
+    part of the log has them from another server. `fingerprint` identifies the file, "" accepts any file with
+    the name; it is checked against a live server. Can be pickled.
     """
 
     epoch: int
@@ -69,7 +69,7 @@ class ByteRange:
 
     @property
     def position(self) -> Position:
-        """Where the range begins."""
+        """The start of the range."""
         return Position(self.epoch, self.file, self.start)
 
     def __str__(self) -> str:
@@ -78,11 +78,11 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Extent:
-    """One log file as planning sees it, in one epoch.
+    """One log file for planning, in one epoch.
 
-    `start` is where its events begin, behind 4 where a log holds the end of a file only. `bytes` is where
-    they end: the size where it lies, of a compressed file that of the compressed bytes. Only a `splittable`
-    one can be opened at any byte.
+    `start` is where its events begin, more than 4 if the log has only the end of the file. `bytes` is where
+    they end: the stored size, which for a compressed file counts compressed bytes. Only a `splittable` file
+    can be opened at any byte.
     """
 
     file: str
@@ -93,24 +93,24 @@ class Extent:
 
     @property
     def position(self) -> Position:
-        """Where its first event begins."""
+        """The position of its first event."""
         return Position(self.epoch, self.file, self.start)
 
     def holds(self, position: Position | None) -> bool:
-        """Tell whether a position lies in this file."""
+        """Return whether a position lies in this file."""
         return position is not None and (position.epoch, position.file) == (self.epoch, self.file)
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What makes a source, wherever it is needed: `open_source` takes it on a driver or an executor.
+    """The parameters of a source; `open_source` accepts them on a driver or an executor.
 
-    One of `paths` (files, folders, glob patterns, or one log folder), `address` (a live server) and `daemon`.
-    `instance` names the source in every row. `epoch` grows whenever the server behind an instance changes;
-    `server_key` is the identity (`ServerIdentity.key`) that positions of this epoch belong to, None to take
-    any. A kept log has epochs of its own: `epochs` are those (number and server key) that positions are
-    written in, () to take the log's own numbers. A lost connection is retried `reconnect_tries` times without
-    progress. Pickles.
+    Exactly one of `paths` (files, folders, glob patterns, or one log folder), `address` (a live server) and
+    `daemon` is set. `instance` names the source in every row. `epoch` increases whenever the server behind an
+    instance changes; `server_key` is the identity (`ServerIdentity.key`) to which positions of this epoch
+    belong, None to accept any. A kept log has its own epochs: `epochs` lists the (number, server key) pairs
+    used in positions, () to use the log's numbers. A lost connection is retried `reconnect_tries` times
+    without progress. Can be pickled.
     """
 
     paths: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class SourceOptions:
 
     @property
     def is_kept(self) -> bool:
-        """Whether this is a log that Penstock keeps: a daemon's, or a log folder."""
+        """Whether the source is a log kept by Penstock: a daemon's log, or a log folder."""
         return self.daemon is not None or (len(self.paths) == 1 and _is_log(self.paths[0]))
 
     @classmethod
@@ -142,10 +142,10 @@ class SourceOptions:
         token: str | Secret | None = None,
         token_file: str | None = None,
     ) -> Self:
-        """Read a server or daemon URL, a path, a folder, a glob pattern, or several paths.
+        """Parse a server or daemon URL, a path, a folder, a glob pattern, or several paths.
 
-        The default instance is `host:port` of a server, the instance's own name at a daemon, a log folder's
-        name, and "files" of files. Raises OptionInvalid.
+        The default instance is `host:port` of a server, the instance of a daemon, the name of a log folder,
+        and "files" for files. Raises OptionInvalid.
         """
         texts = [location] if isinstance(location, str | os.PathLike) else list(location)
         names = [os.fspath(text).removeprefix("file://") for text in texts]
@@ -153,7 +153,7 @@ class SourceOptions:
         if urls and len(names) > 1:
             raise OptionInvalid("a server and other sources are named together", hint="Name one server")
         if urls and is_daemon_url(urls[0]):
-            if any(one is not None for one in (user, password, password_file, server_id)):
+            if any(option is not None for option in (user, password, password_file, server_id)):
                 raise OptionInvalid(
                     "user, password and server id are for a database server",
                     hint="A daemon is shown a token: PENSTOCK_TOKEN, token or token_file",
@@ -187,53 +187,54 @@ class SourceOptions:
 class Source(Protocol):
     """A log that can be opened at byte ranges.
 
-    Not pickled itself: `options` are, and `open_source(options)` gives an equal source elsewhere.
+    A source is not pickled; its `options` are, and `open_source(options)` opens an equal source elsewhere.
     """
 
     @property
     def options(self) -> SourceOptions:
-        """What this source was made from."""
+        """The parameters that this source was opened with."""
 
     @property
     def live(self) -> bool:
-        """Whether a server sends the bytes: they begin with its own rotate event and format description."""
+        """Whether a server sends the bytes; they then start with its own rotate event and format
+        description."""
 
     def close(self) -> None:
-        """Let go of what is held between calls. The source can be used again."""
+        """Release connections and files. The source can be used again."""
 
     @property
     def instance(self) -> str:
         """The name that rows of this source carry."""
 
     def earliest(self) -> Position:
-        """Return the first position there is. Raises SourceMissing where there is no file."""
+        """Return the first available position. Raises SourceMissing if there is no file."""
 
     def head(self) -> Position:
-        """Return the end of the last whole transaction known now."""
+        """Return the end of the last whole transaction at this moment."""
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a position, "" where the log has none."""
+        """Return the GTIDs of all transactions before a position, "" if the log has none."""
 
     def fingerprint(self, file: str) -> str:
         """Return the fingerprint of a file as it is now; see `penstock.fingerprint`."""
 
     def find_gtid_set(self, gtid_set: str) -> Position:
-        """Return a position with no transaction outside the set before it: the start of reading after it.
+        """Return a position preceded only by transactions of the set, from which to read after the set.
 
-        Transactions of the set may follow it, so the reader still filters. Raises PositionPurged.
+        Transactions of the set may follow it, so the reader must still filter. Raises PositionPurged.
         """
 
     def find_time(self, time_us: int) -> Position:
-        """Return a position before which no transaction was committed at or after the time.
+        """Return a position before which no commit is at or after the time.
 
-        The time is microseconds UTC since 1970.
+        The time is in microseconds UTC since 1970.
         """
 
     def extents(self, start: Position | None = None, end: Position | None = None) -> list[Extent]:
-        """Return the files that [start, end) touches, in order, without reading data.
+        """Return the files that overlap [start, end), in order, without reading data.
 
-        Raises SequenceGap where a file is missing between two, PositionPurged where `start` lies before the
-        first file, PositionInvalid where it lies past the last.
+        Raises SequenceGap if a file between two others is missing, PositionPurged if `start` is before the
+        first file, PositionInvalid if it is after the last.
         """
 
     def split(
@@ -243,9 +244,9 @@ class Source(Protocol):
         ranges_min: int = 1,
         range_bytes: int = RANGE_BYTES_DEFAULT,
     ) -> list[ByteRange]:
-        """Cut [start, end) into ranges of about `range_bytes`, at least `ranges_min` where that is possible.
+        """Split [start, end) into ranges of about `range_bytes`, at least `ranges_min` if possible.
 
-        None means from the first byte there is, to the end of the last file. Raises what `extents` raises.
+        None means the first available byte, or the end of the last file. Raises the errors of `extents`.
         """
 
     def open(
@@ -253,44 +254,43 @@ class Source(Protocol):
     ) -> Iterator[memoryview]:
         """Yield raw event bytes from the range's start on, past its stop as far as the caller asks.
 
-        Every buffer is of no more use once the next one is asked for. When a connection is lost, `resume_at`
-        is asked for a transaction boundary and the bytes begin again there, within bounds; without it
+        Requesting the next buffer invalidates the previous one. After a lost connection, `resume_at` returns
+        a transaction boundary where the bytes resume, with a bounded number of retries; without `resume_at`,
         ConnectionLost is raised.
         """
 
     def align(self, byte_range: ByteRange) -> ByteRange:
-        """Return a range that is not aligned from an event on that begins at or before its start.
+        """Extend a range that is not aligned back to an event at or before its start.
 
-        The event is proved by the log's index, or by following event headers from the front of the file; it
-        is never recognized by its bytes. The range is aligned where no transaction is open there.
+        The log's index proves the event's start, or following event headers from the start of the file; an
+        event is never recognized by its bytes. The returned range is aligned if no transaction is open there.
         """
 
     def joint(self, byte_range: ByteRange) -> int | None:
-        """Return the offset at which an event must begin, so that the next range of a cut file is read.
+        """Return the offset at which an event must start, so that the next range of a cut file can be read.
 
-        None where no other range goes on at the stop.
+        None if no other range continues at the stop.
         """
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
-        """Return the file's magic and format description, which bytes from its middle need to be read.
+        """Return the file's magic and format description, needed to decode bytes from its middle.
 
-        Only a log of several epochs asks which one's file it is.
+        `epoch` matters only for a log with several epochs.
         """
 
     def schema_history(
         self, position: Position, name: TableName | None = None, *, again: bool = False
     ) -> "SchemaHistory | None":
-        """Return the definitions in force at a position, of one table or of all, as a log keeps them.
+        """Return the definitions in force at a position, of one table or of all, as the log keeps them.
 
-        With `again` the table is read again by the daemon that captures the log, if there is one.
-
-        None where the source keeps none: then the server is asked, or the schema is given.
+        With `again`, the daemon that captures the log reads the table again, if there is one. None if the
+        source keeps no definitions; then the server is queried, or the caller supplies the schema.
         """
 
     def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
-        """Return where an XA transaction was prepared that commits at a position, None if unknown.
+        """Return the range where an XA transaction that commits at a position was prepared, None if unknown.
 
-        `xid` is its id as statements have it: `X'67747269',X'',1`.
+        `xid` is the id as in SQL statements: `X'67747269',X'',1`.
         """
 
     def walk(
@@ -300,14 +300,15 @@ class Source(Protocol):
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> Position:
-        """Return the last transaction end up to `end` with at most so many rows and log bytes after `start`.
+        """Return the last transaction end up to `end` with at most that many rows and log bytes after
+        `start`.
 
-        At least one transaction, where there is one. Reads event headers, no row values.
+        Includes at least one transaction, if there is one. Reads event headers but no row values.
         """
 
 
 def open_source(options: SourceOptions) -> Source:
-    """Make the source that the options describe. Neither connects nor lists anything yet."""
+    """Open the source described by the options. Does not connect or list anything yet."""
     if options.address is not None:
         from penstock.source.server import ServerSource
 
@@ -325,10 +326,10 @@ def open_source(options: SourceOptions) -> Source:
     return FileSource(options)
 
 
-def shown_tables(source: Source, asked: TablePatterns) -> TablePatterns:
-    """Return which tables a reader sees: those it asks for, else those that a daemon shows by itself."""
-    if source.options.daemon is None or asked.include or asked.exclude:
-        return asked
+def shown_tables(source: Source, selected: TablePatterns) -> TablePatterns:
+    """Return the tables that a reader sees: those it selects, else those that the daemon shows by default."""
+    if source.options.daemon is None or selected.include or selected.exclude:
+        return selected
     from penstock.source.daemon import DaemonSource
 
     assert isinstance(source, DaemonSource), "a source with a daemon's address is a daemon's"
@@ -336,7 +337,7 @@ def shown_tables(source: Source, asked: TablePatterns) -> TablePatterns:
 
 
 def _is_log(path: str) -> bool:
-    """Tell whether a path is a log's folder, of this host or by a URL."""
+    """Return whether a path is a log folder, local or at a URL."""
     if "://" in path:
         return True
     return is_log_folder(Path(path))
@@ -352,10 +353,10 @@ def cut(
 ) -> list[ByteRange]:
     """Cut consecutive extents into ranges that cover [start, end), in order.
 
-    A file is cut where `boundary`, asked for the last transaction boundary at or before a position, says,
-    and all its ranges are aligned. Without it cuts fall anywhere, and each range finds its first event by
-    itself; none is under RANGE_BYTES_MIN, so that this costs little. `start` and `end` must be transaction
-    boundaries.
+    With `boundary`, which returns the last transaction boundary at or before a position, files are cut at
+    those boundaries and all ranges are aligned. Otherwise files are cut anywhere and each range finds its
+    first event itself; no range is smaller than RANGE_BYTES_MIN, to keep that cheap. `start` and `end` must
+    be transaction boundaries.
     """
     spans = []
     for extent in extents:
@@ -371,8 +372,8 @@ def cut(
         step = ((last or extent.bytes) - first) // max(pieces, 1)
         inner = [first + step * piece for piece in range(1, pieces)]
         if boundary is not None:
-            places = (Position(extent.epoch, extent.file, offset) for offset in inner)
-            inner = sorted({offset for offset in map(boundary, places) if offset > first})
+            positions = (Position(extent.epoch, extent.file, offset) for offset in inner)
+            inner = sorted({offset for offset in map(boundary, positions) if offset > first})
         for begin, stop in itertools.pairwise([first, *inner, last]):
             assert begin is not None, "only the last cut may be the end of a file"
             aligned = begin == first or boundary is not None

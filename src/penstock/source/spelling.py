@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose statements a source's log holds: MariaDB and MySQL mean different things by the same words."""
+"""The SQL dialect of a source's log: MariaDB and MySQL give different meanings to the same words."""
 
 from penstock._native import Decoder
 from penstock.capture.ddl.tokens import ServerSpelling
@@ -7,7 +7,7 @@ from penstock.source.source import Source, file_number
 
 
 def spelling_of(source: Source) -> ServerSpelling:
-    """Return how the server spells its statements, as its format description tells. Raises SourceMissing."""
+    """Return the server's SQL dialect, according to its format description. Raises SourceMissing."""
     file = source.earliest().file
     head = source.head_bytes(file)
     decoder = Decoder(

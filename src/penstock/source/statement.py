@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a logged statement changes without logging rows, and which tables it names."""
+"""The tables that a logged statement names, and the rows that it changes without logging them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from penstock.source.table_references import take_deleted_tables, take_updated_t
 
 _BEFORE_INSERT_TARGET = ("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO")
 _BEFORE_CREATED = (("OR", "REPLACE"), ("TABLE",), ("IF", "NOT", "EXISTS"))
-# MariaDB's ANALYZE runs the statement behind it, unless one of these follows.
+# MariaDB's ANALYZE executes the statement after it, unless one of these words follows.
 _ANALYZE_TABLE = ("TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG")
 _NO_TOKEN = Token(Kind.MARK, "")
 
@@ -32,9 +32,9 @@ _NO_TOKEN = Token(Kind.MARK, "")
 class RowChange:
     """A change of rows that was logged as a statement.
 
-    `tables` are those that the text names as changed. `unknown` says why others may have changed too, "" if
-    the text shows no reason for it. `databases` are those that the text can name, in lower case.
-    `may_cascade` tells whether it can change or delete the rows that a foreign key refers to.
+    `tables` are the tables that the text names as changed. `unknown` says why others may have changed too, ""
+    if nothing in the text suggests it. `databases` are those that the text can name, in lower case.
+    `may_cascade` is true if the statement can change or delete rows that a foreign key refers to.
     """
 
     tables: frozenset[TableName]
@@ -43,12 +43,12 @@ class RowChange:
     may_cascade: bool = False
 
     def doubt(self, accessed: Sequence[str] | None, selected: TablePatterns) -> str:
-        """Return why selected tables that it does not name may have changed; "" for no reason.
+        """Return why selected tables that the text does not name may have changed; "" for no reason.
 
-        `accessed` are the databases in its event: MySQL logs those that it read or changed, also through
-        views, triggers and functions, and none where there are more than 16 or a foreign key refers to one
-        of the tables. None where the log does not say. A trigger or view that stays within the databases
-        that the text names does not show.
+        `accessed` are the databases listed in the event, None if the log does not say. MySQL logs the
+        databases that were read or changed, also through views, triggers and functions, but none if there are
+        more than 16 or a foreign key refers to one of the tables. A trigger or view within the databases that
+        the text names cannot be detected.
         """
         if self.unknown and (not accessed or any(map(selected.may_match_in, accessed))):
             return self.unknown
@@ -65,10 +65,10 @@ class RowChange:
 
 
 def change_of(text: str, database: str, spelling: ServerSpelling) -> RowChange | None:
-    """Return what a statement changes without logging rows; None for one that is not known to change any.
+    """Return what a statement changes without logging rows; None if it is not known to change any.
 
-    `database` is the session's current one. CREATE TABLE ... SELECT is a change of its table: in row
-    format it is logged without the SELECT. Tables that a change only reads do not count. Never raises.
+    `database` is the session's current database. CREATE TABLE ... SELECT counts as a change of its table: in
+    row format it is logged without the SELECT. Tables that are only read do not count. Never raises.
     """
     statement = Statement(TokenCursor(read_tokens(text, spelling)), database, spelling)
     cursor = statement.cursor
@@ -76,29 +76,29 @@ def change_of(text: str, database: str, spelling: ServerSpelling) -> RowChange |
         verb, queries_at = _take_verb(cursor)
         if verb in ("SELECT", "DO", "CALL", "VALUES"):
             return RowChange(frozenset(), "it was logged for the routines that it calls")
-        if verb not in _CHANGED:
+        if verb not in _TABLE_READERS:
             return None
-        tables = _CHANGED[verb](statement)
+        tables = _TABLE_READERS[verb](statement)
         if tables is None:
             return None
     except (TextUnreadable, NotUnderstood):
         return RowChange(frozenset(statement.named), "its text cannot be read to its end")
-    # Up to the place that was reached, an INSERT and its like have names alone.
+    # Up to the current token, INSERT and similar statements contain only names.
     start = 0 if verb in ("UPDATE", "DELETE") else cursor.taken
-    # Literals do not count, but the places of a WITH's queries are by number of tokens.
+    # Literals do not matter, but the query positions of a WITH are counted in tokens including literals.
     tokens = read_tokens(text, spelling, without_literals=not queries_at)
-    rest = _Rest.read(tokens, start, queries_at)
-    databases = {name.database.lower() for name in tables} | rest.qualifiers
-    if rest.has_query:
+    remainder = _Remainder.read(tokens, start, queries_at)
+    databases = {name.database.lower() for name in tables} | remainder.qualifiers
+    if remainder.has_query:
         databases.add(database.lower())
-    may_cascade = verb in ("UPDATE", "DELETE") or rest.may_replace
-    return RowChange(frozenset(tables), rest.unknown, frozenset(databases), may_cascade)
+    may_cascade = verb in ("UPDATE", "DELETE") or remainder.may_replace
+    return RowChange(frozenset(tables), remainder.unknown, frozenset(databases), may_cascade)
 
 
 def _take_verb(cursor: TokenCursor) -> tuple[str, set[int]]:
-    """Take a statement's first word and what may stand before it.
+    """Take a statement's verb and everything before it.
 
-    Return the word in capitals, and the indexes of the tokens that name the queries of a WITH.
+    Return the verb in capitals, and the indexes of the tokens that name the queries of a WITH.
     """
     if not skip_to_verb(cursor):
         raise NotUnderstood
@@ -122,7 +122,7 @@ def _take_verb(cursor: TokenCursor) -> tuple[str, set[int]]:
     return cursor.take().upper, queries_at
 
 
-def _inserted(statement: Statement) -> set[TableName]:
+def _take_inserted_table(statement: Statement) -> set[TableName]:
     cursor = statement.cursor
     while cursor.accept_any(*_BEFORE_INSERT_TARGET):
         continue
@@ -133,7 +133,7 @@ def _inserted(statement: Statement) -> set[TableName]:
     return {table}
 
 
-def _loaded(statement: Statement) -> set[TableName]:
+def _take_loaded_table(statement: Statement) -> set[TableName]:
     cursor = statement.cursor
     while not cursor.accept("INTO", "TABLE"):
         if cursor.ended:
@@ -142,7 +142,7 @@ def _loaded(statement: Statement) -> set[TableName]:
     return {statement.take_table()}
 
 
-def _created(statement: Statement) -> set[TableName] | None:
+def _take_created_table(statement: Statement) -> set[TableName] | None:
     """Return the table of a CREATE TABLE ... SELECT, None for any other CREATE."""
     cursor = statement.cursor
     for words in _BEFORE_CREATED:
@@ -164,54 +164,54 @@ def _created(statement: Statement) -> set[TableName] | None:
             if cursor.within_parentheses() is None:
                 cursor.take()
     except (TextUnreadable, NotUnderstood):
-        # The readers of definitions say what follows from it.
+        # The parser of definitions handles this statement.
         pass
     return None
 
 
-# What each verb changes; None where the statement is a definition and no more.
-_CHANGED: dict[str, Callable[[Statement], set[TableName] | None]] = {
-    "INSERT": _inserted,
-    "REPLACE": _inserted,
+# Reads the tables that each verb changes; None if the statement is only a definition.
+_TABLE_READERS: dict[str, Callable[[Statement], set[TableName] | None]] = {
+    "INSERT": _take_inserted_table,
+    "REPLACE": _take_inserted_table,
     "UPDATE": take_updated_tables,
     "DELETE": take_deleted_tables,
-    "LOAD": _loaded,
-    "CREATE": _created,
+    "LOAD": _take_loaded_table,
+    "CREATE": _take_created_table,
 }
 
 
 @dataclass
-class _Rest:
-    """What the tokens of a change show beyond its tables."""
+class _Remainder:
+    """Properties of a change's tokens beyond its tables."""
 
     unknown: str = ""
     qualifiers: set[str] = field(default_factory=set)
-    """What stands before a dot, in lower case."""
+    """The words before a dot, in lower case."""
     has_query: bool = False
     may_replace: bool = False
 
     @classmethod
-    def read(cls, tokens: Iterable[Token], start: int, queries_at: set[int]) -> "_Rest":
-        """Read all tokens; those from `start` on can call functions, but for the names of queries."""
-        rest = cls()
+    def read(cls, tokens: Iterable[Token], start: int, queries_at: set[int]) -> "_Remainder":
+        """Read all tokens. Only tokens from `start` on, except query names, can be function calls."""
+        remainder = cls()
         before = last = _NO_TOKEN
         try:
             for index, token in enumerate(tokens):
                 if token.upper == "(":
                     if index > start and index - 1 not in queries_at and _may_be_routine(before, last):
-                        rest.unknown = f"it calls {last.text}(), which can change any"
+                        remainder.unknown = f"it calls {last.text}(), which can change any"
                 elif token.upper == ".":
-                    rest.qualifiers.add(last.text.lower())
-                rest.has_query |= token.upper in ("SELECT", "TABLE")
-                rest.may_replace |= token.upper in ("REPLACE", "DUPLICATE")
+                    remainder.qualifiers.add(last.text.lower())
+                remainder.has_query |= token.upper in ("SELECT", "TABLE")
+                remainder.may_replace |= token.upper in ("REPLACE", "DUPLICATE")
                 before, last = last, token
         except TextUnreadable:
-            rest.unknown = "its text cannot be read to its end"
-        return rest
+            remainder.unknown = "its text cannot be read to its end"
+        return remainder
 
 
 def _may_be_routine(before: Token, name: Token) -> bool:
-    """Tell whether a token before a parenthesis can name a stored or loadable function."""
+    """Return whether a token before a parenthesis can name a stored or loadable function."""
     if name.kind in (Kind.MARK, Kind.STRING) or before.upper == "AS":
         return False
     upper = name.text.upper()
@@ -222,8 +222,8 @@ def _may_be_routine(before: Token, name: Token) -> bool:
 class StatementTables:
     """The tables that a definition names.
 
-    `named` are all that it defines, renames, drops, alters or empties, and `databases` those that it drops.
-    `emptied` lose all their rows; those of `unlogged` come or go in part. The log shows neither.
+    `named` are all tables that it defines, renames, drops, alters or empties, and `databases` those that it
+    drops. `emptied` tables lose all rows; `unlogged` tables gain or lose some rows. The log shows neither.
     """
 
     named: frozenset[TableName]
@@ -233,7 +233,7 @@ class StatementTables:
 
 
 def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTables:
-    """Return the tables that a statement defines, alters or empties, as far as it can be read.
+    """Return the tables that a statement defines, alters or empties, as far as it can be parsed.
 
     Never raises.
     """
@@ -255,17 +255,17 @@ def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTa
     statement = Statement(TokenCursor(read_tokens(text, spelling)), database, spelling)
     unlogged: set[TableName] = set()
     try:
-        emptied |= _emptied(statement)
-        unlogged |= _unlogged(statement)
+        emptied |= _take_emptied_table(statement)
+        unlogged |= _take_unlogged_tables(statement)
     except (TextUnreadable, NotUnderstood):
-        # What it defines is in doubt then, and so are its rows.
+        # The statement's definitions are in doubt, and so are its rows.
         unlogged |= statement.named
     named |= statement.named | emptied
     return StatementTables(frozenset(named), frozenset(databases), frozenset(emptied), frozenset(unlogged))
 
 
-def _emptied(statement: Statement) -> set[TableName]:
-    """Return the table that a TRUNCATE or CREATE OR REPLACE TABLE empties; else stop at the verb."""
+def _take_emptied_table(statement: Statement) -> set[TableName]:
+    """Return the table that a TRUNCATE or CREATE OR REPLACE TABLE empties; otherwise stop at the verb."""
     cursor = statement.cursor
     if not skip_to_verb(cursor):
         return set()
@@ -275,8 +275,8 @@ def _emptied(statement: Statement) -> set[TableName]:
     return {statement.take_table()} if cursor.accept("CREATE", "OR", "REPLACE", "TABLE") else set()
 
 
-def _unlogged(statement: Statement) -> set[TableName]:
-    """Return the tables whose rows an ALTER TABLE moves, drops or imports; none for any other statement."""
+def _take_unlogged_tables(statement: Statement) -> set[TableName]:
+    """Return the tables whose rows an ALTER TABLE moves, drops or imports; none for other statements."""
     cursor = statement.cursor
     if not cursor.accept("ALTER"):
         return set()
@@ -289,17 +289,17 @@ def _unlogged(statement: Statement) -> set[TableName]:
     if cursor.accept("WAIT"):
         cursor.take()
     cursor.accept("NOWAIT")
-    # ALTER IGNORE drops rows that a new key does not allow, and changes values that do not fit.
+    # ALTER IGNORE drops rows that violate a new key, and changes values that do not fit.
     tables = {table} if ignores else set()
     for part in cursor.parts():
-        moved = _moved(part, statement)
-        if moved is not None:
-            tables |= {table, *moved}
+        moved_tables = _take_moved_tables(part, statement)
+        if moved_tables is not None:
+            tables |= {table, *moved_tables}
     return tables
 
 
-def _moved(part: TokenCursor, statement: Statement) -> set[TableName] | None:
-    """Return the other tables of a part of an ALTER TABLE that moves rows; None where it moves none."""
+def _take_moved_tables(part: TokenCursor, statement: Statement) -> set[TableName] | None:
+    """Return the other tables of an ALTER TABLE clause that moves rows; None if it moves none."""
     if part.next.upper in ("DROP", "TRUNCATE") and part.ahead(1).upper == "PARTITION":
         return set()
     if part.next.upper in ("DISCARD", "IMPORT") and part.has("TABLESPACE"):

@@ -18,7 +18,7 @@ from penstock.commit_versions import next_epoch
 from penstock.errors import PenstockError, PositionInvalid, PositionPurged, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.model import Position, ServerAddress
-from penstock.source.asking import PAUSES_OF_A_STREAM_SECONDS, ask_again
+from penstock.source.asking import STREAM_PAUSES_SECONDS, ask_again
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.offsets import EARLIEST, LATEST, Offset
 from penstock.source.read_settings import ReadSettings
@@ -36,7 +36,7 @@ class StreamLog:
     """
 
     def __init__(
-        self, settings: ReadSettings, pauses_seconds: Sequence[float] = PAUSES_OF_A_STREAM_SECONDS
+        self, settings: ReadSettings, pauses_seconds: Sequence[float] = STREAM_PAUSES_SECONDS
     ) -> None:
         self._settings = settings
         self._pauses_seconds = pauses_seconds

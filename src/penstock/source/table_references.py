@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables that an UPDATE or DELETE changes, by the references between its keywords.
+"""The tables that an UPDATE or DELETE changes, read from its table references.
 
 Source: the manuals of MySQL and MariaDB, "JOIN Clause", "UPDATE Statement", "DELETE Statement".
 """
@@ -13,7 +13,7 @@ from penstock.model import TableName
 _OPTIONS = ("LOW_PRIORITY", "QUICK", "IGNORE", "HISTORY")
 _QUERY_STARTS = ("SELECT", "WITH", "VALUES", "TABLE")
 _BEFORE_TABLE = (",", "JOIN", "STRAIGHT_JOIN")
-# What can follow a table and is not its alias.
+# Words that can follow a table and are not its alias.
 _NO_ALIASES = words_of(
     """CROSS FOR FORCE IGNORE INNER JOIN LEFT LIMIT NATURAL ON ORDER PARTITION RETURNING RIGHT SET
     STRAIGHT_JOIN USE USING WHERE"""
@@ -22,14 +22,14 @@ _NO_ALIASES = words_of(
 
 @dataclass(frozen=True)
 class _Reference:
-    """A table in a list of table references; `alias` is the name that it has in the statement."""
+    """A table in a list of table references; `alias` is its name in the statement."""
 
     table: TableName
     alias: str
 
 
 def take_updated_tables(statement: Statement) -> set[TableName]:
-    """Take an UPDATE up to its SET; return the tables it names, all of which it can change.
+    """Parse an UPDATE up to its SET; return the tables it names, all of which it can change.
 
     Tables of subqueries are only read. Raises NotUnderstood, TextUnreadable.
     """
@@ -42,7 +42,7 @@ def take_updated_tables(statement: Statement) -> set[TableName]:
 
 
 def take_deleted_tables(statement: Statement) -> set[TableName]:
-    """Take a DELETE up to its WHERE; return the tables it deletes from.
+    """Parse a DELETE up to its WHERE; return the tables it deletes from.
 
     Raises NotUnderstood, TextUnreadable.
     """
@@ -64,7 +64,7 @@ def take_deleted_tables(statement: Statement) -> set[TableName]:
 
 
 def _take_targets(statement: Statement) -> list[TableName]:
-    """Take `table [.*], table [.*] ...`."""
+    """Parse `table [.*], table [.*] ...`."""
     targets = []
     while True:
         first, second = statement.take_name(), ""
@@ -78,22 +78,22 @@ def _take_targets(statement: Statement) -> list[TableName]:
 
 
 def _resolve(targets: list[TableName], references: list[_Reference]) -> set[TableName]:
-    """Return the tables that targets stand for, by name or alias; all of them where one stands for none."""
+    """Return the tables that targets refer to, by name or alias; all tables if a target matches none."""
     tables: set[TableName] = set()
     for target in targets:
-        meant = {
+        matching = {
             reference.table
             for reference in references
             if reference.table == target or reference.alias.upper() == target.table.upper()
         }
-        if not meant:
+        if not matching:
             return {reference.table for reference in references} | set(targets)
-        tables |= meant
+        tables |= matching
     return tables
 
 
 def _take_references(statement: Statement, ends: tuple[str, ...]) -> list[_Reference]:
-    """Take table references up to one of these keywords, or to the statement's end."""
+    """Parse table references up to one of these keywords, or to the end of the statement."""
     cursor = statement.cursor
     references: list[_Reference] = []
     is_table_due = True
@@ -121,7 +121,7 @@ def _take_references(statement: Statement, ends: tuple[str, ...]) -> list[_Refer
 
 
 def _take_alias(cursor: TokenCursor) -> str:
-    """Take `[PARTITION (...)] [[AS] alias]`; return the alias, "" where none comes."""
+    """Parse `[PARTITION (...)] [[AS] alias]`; return the alias, "" if there is none."""
     if cursor.accept("PARTITION"):
         cursor.within_parentheses()
     is_alias = cursor.accept("AS") or (

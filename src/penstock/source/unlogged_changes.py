@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What readers do where rows of selected tables changed without being logged: they stop, or warn."""
+"""The reaction to changes of selected tables whose rows were not logged: an error or a warning."""
 
 from typing import Any
 
@@ -23,43 +23,47 @@ _log = structlog.get_logger(__name__)
 def refuse_change(
     statement: Any, spelling: ServerSpelling, selected: TablePatterns, position: Position
 ) -> None:
-    """Raise StatementLogged where a statement changed selected tables, or may have, without logging rows."""
+    """Raise StatementLogged if a statement changed, or may have changed, selected tables without logging
+    rows."""
     change = change_of(statement.text, statement.database, spelling)
     if change is None:
         if not statement.is_change:
             return
         change = RowChange(frozenset(), "its kind is not known")
-    hit = [str(name) for name in sorted(change.tables) if selected.matches(name.database, name.table)]
-    if hit:
-        what = f"a change of {', '.join(hit)} was logged as a statement"
+    changed = [str(name) for name in sorted(change.tables) if selected.matches(name.database, name.table)]
+    if changed:
+        problem = f"a change of {', '.join(changed)} was logged as a statement"
     elif doubt := change.doubt(statement.accessed, selected):
-        what = f"a change was logged as a statement, and which tables it changed is not known: {doubt}"
+        problem = f"a change was logged as a statement, and which tables it changed is not known: {doubt}"
     else:
         return
     end = statement.transaction_end
-    where = (
+    end_text = (
         f"at {end}" if end else f"`penstock inspect FILE --start {statement.position}` shows where it ends"
     )
     raise StatementLogged(
-        f"{what}: {statement.text[:_TEXT_SHOWN_MAX]}",
+        f"{problem}: {statement.text[:_TEXT_SHOWN_MAX]}",
         position=str(position),
-        hint=_HINT.format(position=statement.position, end=where),
+        hint=_HINT.format(position=statement.position, end=end_text),
     )
 
 
 def warn_of_unlogged_rows(
     statement: Any, spelling: ServerSpelling, selected: TablePatterns, position: Position
 ) -> None:
-    """Log a warning where a definition gave rows to selected tables, or took them, without logging them."""
-    found = tables_of(statement.text, statement.database, spelling)
-    place = {"position": str(position), "statement": statement.text[:_TEXT_SHOWN_MAX]}
+    """Log a warning if a definition added or removed rows of selected tables without logging them."""
+    statement_tables = tables_of(statement.text, statement.database, spelling)
+    context = {"position": str(position), "statement": statement.text[:_TEXT_SHOWN_MAX]}
     for warning, tables in (
-        ("a table was emptied without its rows in the log", found.emptied),
-        ("rows of a table came or went without being logged", found.unlogged - found.emptied),
+        ("a table was emptied without its rows in the log", statement_tables.emptied),
+        (
+            "rows of a table came or went without being logged",
+            statement_tables.unlogged - statement_tables.emptied,
+        ),
     ):
         for name in sorted(tables):
             if selected.matches(name.database, name.table):
-                _log.warning(warning, table=str(name), **place)
-    for database in sorted(found.databases):
+                _log.warning(warning, table=str(name), **context)
+    for database in sorted(statement_tables.databases):
         if selected.may_match_in(database):
-            _log.warning("a database was dropped without its rows in the log", database=database, **place)
+            _log.warning("a database was dropped without its rows in the log", database=database, **context)

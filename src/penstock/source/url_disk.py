@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of an object store as a disk that is only read, by any URL that fsspec knows: `s3://bucket/shop`."""
+"""A read-only disk in an object store, at any URL that fsspec supports: `s3://bucket/shop`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +11,19 @@ from penstock.limits import MIB
 from penstock.logstore.disk import AppendFile, Disk, Held
 from penstock.logstore.object_store import open_store
 
-# The folder's own path on its disk.
+# The root folder of the disk.
 ROOT = Path("/")
 
 _HINT_URL = "Write penstock://host:7070/instance, mysql://user@host, or s3://bucket/folder of a log"
 
-# A request costs about as much as this takes, so that is the least that is asked for.
+# A request costs about as much as reading this many bytes, so each request reads at least this many.
 _REQUEST_BYTES = MIB
 
 
 class UrlDisk(Disk):
-    """The files below a URL, by their path below it. Every method that would write raises OptionInvalid.
+    """The files below a URL, by relative path. Every method that would write raises OptionInvalid.
 
-    Raises DependencyMissing where fsspec, or the package for this kind of URL, is not installed.
+    Raises DependencyMissing if fsspec or its package for the scheme is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,33 +33,33 @@ class UrlDisk(Disk):
     def open_read(self, path: Path) -> "UrlFile":
         """Open a file for reading. Raises SourceMissing, ConnectionLost."""
         with self._reaching(path):
-            return UrlFile(self, path, int(self._files.info(self._place(path))["size"]))
+            return UrlFile(self, path, int(self._files.info(self._store_path(path))["size"]))
 
     def list(self, folder: Path) -> list[str]:
-        """Return the names in a folder, sorted; none where there is no folder."""
+        """Return the names in a folder, sorted. A missing folder has none."""
         try:
             with self._reaching(folder):
-                # Other processes write here, so nothing that fsspec remembers counts.
-                self._files.invalidate_cache(self._place(folder))
-                found = self._files.ls(self._place(folder), detail=False)
+                # Other processes write to the folder, so drop fsspec's cached listing.
+                self._files.invalidate_cache(self._store_path(folder))
+                names = self._files.ls(self._store_path(folder), detail=False)
         except SourceMissing:
             return []
-        return sorted(PurePosixPath(one).name for one in found)
+        return sorted(PurePosixPath(name).name for name in names)
 
     def exists(self, path: Path) -> bool:
-        """Tell whether there is such a file or folder."""
+        """Return whether a file or folder exists."""
         with self._reaching(path):
-            return bool(self._files.exists(self._place(path)))
+            return bool(self._files.exists(self._store_path(path)))
 
     def size(self, path: Path) -> int:
         """Return a file's size."""
         with self._reaching(path):
-            return int(self._files.info(self._place(path))["size"])
+            return int(self._files.info(self._store_path(path))["size"])
 
     def get(self, path: Path, start: int, stop: int) -> bytes:
         """Return the bytes of [start, stop) of a file."""
         with self._reaching(path):
-            return bytes(self._files.cat_file(self._place(path), start=start, end=stop))
+            return bytes(self._files.cat_file(self._store_path(path), start=start, end=stop))
 
     def append_open(self, path: Path) -> AppendFile:
         """Refuse."""
@@ -96,12 +96,12 @@ class UrlDisk(Disk):
     def _refuse(self) -> NoReturn:
         raise OptionInvalid(f"{self._url} is only read", hint="A log is written on its daemon's own disk")
 
-    def _place(self, path: Path) -> str:
+    def _store_path(self, path: Path) -> str:
         return f"{self._root}/{path.relative_to(ROOT)}" if path != ROOT else self._root
 
     @contextmanager
     def _reaching(self, path: Path) -> Iterator[None]:
-        """Turn what a store answers with into our errors; each kind of store has exceptions of its own."""
+        """Translate store exceptions into Penstock errors. Every kind of store has its own exceptions."""
         try:
             yield
         except FileNotFoundError as problem:
@@ -115,7 +115,7 @@ class UrlDisk(Disk):
 
 
 class UrlFile:
-    """A file of a store, open for reading; the last piece that was fetched is kept. Closing does nothing."""
+    """A file of a store, open for reading. The last fetched piece is cached. Closing does nothing."""
 
     def __init__(self, disk: UrlDisk, path: Path, size: int) -> None:
         self.path = path
@@ -124,21 +124,21 @@ class UrlFile:
         self._kept: tuple[int, bytes] = (0, b"")
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer where the file ends."""
+        """Return the bytes of [start, stop), fewer at the end of the file."""
         stop = min(stop, self.size)
         if start >= stop:
             return b""
-        at, piece = self._kept
-        if not at <= start <= stop <= at + len(piece):
-            at, piece = (
+        piece_start, piece = self._kept
+        if not piece_start <= start <= stop <= piece_start + len(piece):
+            piece_start, piece = (
                 start,
                 self._disk.get(self.path, start, min(max(stop, start + _REQUEST_BYTES), self.size)),
             )
-            self._kept = at, piece
-        return piece[start - at : stop - at]
+            self._kept = piece_start, piece
+        return piece[start - piece_start : stop - piece_start]
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Drop the cached piece."""
         self._kept = (0, b"")
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding transaction ends by event headers alone, without decoding a value.
+"""Find transaction ends from event headers alone, without decoding values.
 
-Where a file can be opened at any byte, only a window before the place in question is decoded: the source says
-where an event begins (`Source.align`).
+If a file can be opened at any byte, only a window before the target is decoded; the source knows where an
+event starts (`Source.align`).
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from penstock.model import Position
 from penstock.source.decoding import RangeDecoding
 from penstock.source.source import ByteRange, Extent, Source, place_of
 
-# A window in which no transaction ends is followed by one this many times as large.
+# If no transaction ends in a window, the next window is this many times larger.
 _WINDOW_GROWTH = 8
 
 
 class TransactionWalk:
     """The transactions that start in a range, in batches of one row each: file, offset, end_offset, rows, ...
 
-    A transaction that is not finished where the bytes end is left out.
+    An unfinished transaction at the end of the bytes is left out.
     """
 
     def __init__(self, source: Source, byte_range: ByteRange) -> None:
@@ -30,7 +30,7 @@ class TransactionWalk:
 
     @property
     def gtid_set(self) -> str:
-        """The GTIDs seen so far: what the file lists as before it, and those of the transactions."""
+        """The GTIDs seen so far: those listed in the file's header, and those of the transactions."""
         return self._decoding.gtid_set
 
     def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
@@ -43,9 +43,9 @@ class TransactionWalk:
 
 
 def last_transaction_end(source: Source, start: Position, bytes_now: int | None) -> Position:
-    """Return the end of the last whole transaction from a transaction boundary to the end of its file.
+    """Return the end of the last whole transaction between a transaction boundary and the end of its file.
 
-    `bytes_now` is the file's size, None where it can be read from the front only.
+    `bytes_now` is the file's size, None if the file can only be read from its start.
     """
     to_file_end = ByteRange(start.epoch, start.file, start.offset, None, aligned=True)
     return _last_end_in(source, to_file_end, bytes_now or 0, OFFSET_MAX) or start
@@ -58,10 +58,10 @@ def walk(
     rows_max: int | None = None,
     bytes_max: int | None = None,
 ) -> Position:
-    """Return the last transaction end up to `end` with at most so many rows and log bytes after `start`.
+    """Return the last transaction end up to `end` with at most that many rows and log bytes after `start`.
 
-    At least one transaction where there is one: a limit never stops the reading for good. A limit of bytes
-    alone reads a window before the answer; a limit of rows reads all up to it.
+    Includes at least one transaction, if there is one: a limit never blocks reading forever. A limit on bytes
+    alone reads a window before the result; a limit on rows reads everything up to it.
     """
     if rows_max is None:
         if bytes_max is None:
@@ -71,11 +71,11 @@ def walk(
             extent, target = _after_bytes(extents, start, end, bytes_max)
             if target == end:
                 return end
-            if not source.live and (found := _last_end_before(source, extent, start, target)) is not None:
-                return found
+            if not source.live and (walked_to := _last_end_before(source, extent, start, target)) is not None:
+                return walked_to
     rows_left = OFFSET_MAX if rows_max is None else rows_max
     bytes_left = OFFSET_MAX if bytes_max is None else bytes_max
-    found = start
+    walked_to = start
     for byte_range in source.split(start, end, range_bytes=OFFSET_MAX):
         for batch in TransactionWalk(source, byte_range):
             rows = pyarrow.compute.cumulative_sum(batch["rows"])
@@ -84,13 +84,13 @@ def walk(
             within = pyarrow.compute.and_(
                 pyarrow.compute.less_equal(rows, rows_left), pyarrow.compute.less_equal(sizes, bytes_left)
             )
-            # Both sums rise, so those within the limits come first.
+            # Both sums increase, so the transactions within the limits come first.
             fit = within.true_count
             if fit < batch.num_rows:
-                if fit == 0 and found == start:
+                if fit == 0 and walked_to == start:
                     fit = 1
-                return _end_of(byte_range.epoch, batch, fit - 1) if fit else found
-            found = _end_of(byte_range.epoch, batch, fit - 1)
+                return _end_of(byte_range.epoch, batch, fit - 1) if fit else walked_to
+            walked_to = _end_of(byte_range.epoch, batch, fit - 1)
             rows_left -= rows[-1].as_py()
             bytes_left -= sizes[-1].as_py()
     return end
@@ -99,45 +99,46 @@ def walk(
 def _after_bytes(
     extents: list[Extent], start: Position, end: Position, bytes_max: int
 ) -> tuple[Extent, Position]:
-    """Return the place so many log bytes after `start`, at most `end`, and the file it lies in."""
-    left = bytes_max
+    """Return the position `bytes_max` log bytes after `start`, at most `end`, and the file that contains
+    it."""
+    bytes_left = bytes_max
     for extent in extents:
         first = start.offset if extent.holds(start) else extent.start
         last = end.offset if extent.holds(end) else extent.bytes
-        if left < last - first:
-            return extent, Position(extent.epoch, extent.file, first + left)
-        left -= last - first
+        if bytes_left < last - first:
+            return extent, Position(extent.epoch, extent.file, first + bytes_left)
+        bytes_left -= last - first
     return extents[-1], end
 
 
 def _last_end_before(source: Source, extent: Extent, start: Position, target: Position) -> Position | None:
-    """Return the last transaction end after `start` and up to `target`, None where there is none."""
+    """Return the last transaction end after `start` and up to `target`, None if there is none."""
     first = start.offset if extent.holds(start) else extent.start
     byte_range = ByteRange(target.epoch, target.file, first, target.offset, aligned=True)
-    found = _last_end_in(source, byte_range, target.offset, target.offset)
-    if found is None and place_of(start) < place_of(extent.position):
+    last_end = _last_end_in(source, byte_range, target.offset, target.offset)
+    if last_end is None and place_of(start) < place_of(extent.position):
         return extent.position
-    return found
+    return last_end
 
 
 def _last_end_in(source: Source, byte_range: ByteRange, tail: int, end_max: int) -> Position | None:
     """Return the last end, at most `end_max`, of a transaction that starts in an aligned range.
 
-    Reads windows that end at `tail` and grow until one holds such an end or they reach the range's start.
+    Reads windows that end at `tail` and grow until one contains such an end or reaches the range's start.
     """
     window = RANGE_BYTES_MIN
     while True:
         first = max(byte_range.start, tail - window)
         aligned = first == byte_range.start
-        found = None
+        last_end = None
         for batch in TransactionWalk(
             source, ByteRange(byte_range.epoch, byte_range.file, first, byte_range.stop, aligned)
         ):
             ends = batch.filter(pyarrow.compute.less_equal(batch["end_offset"], end_max))
             if ends.num_rows:
-                found = _end_of(byte_range.epoch, ends, ends.num_rows - 1)
-        if found is not None or aligned:
-            return found
+                last_end = _end_of(byte_range.epoch, ends, ends.num_rows - 1)
+        if last_end is not None or aligned:
+            return last_end
         window *= _WINDOW_GROWTH
 
 
