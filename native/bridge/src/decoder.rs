@@ -2,6 +2,7 @@
 
 use penstock_kernel::emit::dialect::{ddl, DialectOptions};
 use penstock_kernel::emit::typed::ChangeFilter;
+use penstock_kernel::event::rotate;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{self, Answer, Emit, Options, Resume, State};
 use pyo3::buffer::PyBuffer;
@@ -115,7 +116,7 @@ impl Decoder {
         server_zone_seconds: i32,
         executed: Option<&str>,
     ) -> PyResult<Decoder> {
-        let number = file_number.map_or_else(|| stream::file_number(file), Ok).map_err(|error| raise(py, &error))?;
+        let number = file_number.map_or_else(|| rotate::file_number(file), Ok).map_err(|error| raise(py, &error))?;
         let emit = emit_of(py, emit)?;
         let executed = set_of(py, executed)?;
         let dialect = dialect.map(|name| dialect_of(name, message_per_row, server_zone_seconds, executed));

@@ -1,7 +1,7 @@
 //! Replication packets in, event bytes out; and events found by their headers.
 
 use penstock_kernel::event::headers;
-use penstock_kernel::packet;
+use penstock_kernel::frame::packet;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -2,7 +2,7 @@
 //!
 //! Pure: no Python, no files, no sockets, no clock, no threads. How a byte becomes a column:
 //!
-//! 1. `packet` strips the replication protocol's frames, where the bytes come from a live server.
+//! 1. `frame::packet` strips the replication protocol's frames, where the bytes come from a live server.
 //! 2. `stream` cuts the bytes into events, checks each checksum, tracks positions and transactions.
 //! 3. `event` takes an event body apart; `event::table_map` says what the row images hold.
 //! 4. `column` reads one value of one type as a [`column::Value`], a view of the bytes.
@@ -22,10 +22,10 @@ pub mod cursor;
 pub mod emit;
 pub mod error;
 pub mod event;
+pub mod frame;
 pub mod gtid;
 pub mod limits;
 pub mod objects;
-pub mod packet;
 pub mod partition;
 pub mod resultset;
 pub mod row_hash;

@@ -22,9 +22,9 @@ use crate::emit::system::{self, EventView, Images, SystemColumns, TableRef};
 use crate::emit::{Batch, TransactionView};
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::Change;
+use crate::frame::packet::{server_error, ServerError};
 use crate::gtid::Gtid;
 use crate::limits::EVENT_BYTES_MAX;
-use crate::packet::{server_error, ServerError};
 
 const HEADER_BYTES: usize = 4;
 const PAYLOAD_BYTES_MAX: usize = 0xff_ffff;

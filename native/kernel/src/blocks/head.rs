@@ -6,16 +6,17 @@
 //!
 //! Both events in the middle are marked as made up, and say no position of their own.
 
-use super::intake::split_head;
 use crate::checksum::crc32;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::format_description::Format;
 use crate::event::rotate::Rotate;
 use crate::event::{mariadb_gtid, previous_gtids, EventKind, Header, FLAG_ARTIFICIAL};
+use crate::frame::events::{
+    check_magic, checked_body, checksum_holds, checksum_holds_without_flag, event_size, mismatch,
+};
 use crate::gtid::GtidSet;
 use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES, MAGIC_BYTES};
-use crate::stream::frame::{checked_body, event_size};
 
 const MAGIC: [u8; MAGIC_BYTES] = *b"\xfebin";
 const ROTATE_CODE: u8 = 4;
@@ -129,4 +130,29 @@ fn made_up<'a>(bytes: &'a [u8], at: usize, format: &Format, wanted: EventKind) -
             .hint("give a binlog file to penstock as a file; only segments have such a head"));
     }
     Ok((checked_body(Some(format), false, true, kind, event)?, at + size))
+}
+
+/// The format description at a file's front, as bytes and taken apart.
+pub(super) fn split_head(head: &[u8]) -> Result<(&[u8], Format)> {
+    let Some(magic) = head.first_chunk::<MAGIC_BYTES>() else {
+        return Err(Error::new(ErrorKind::FileTruncated, "the file's first bytes are missing"));
+    };
+    check_magic(*magic)?;
+    let rest = head.get(MAGIC_BYTES..).unwrap_or_default();
+    let size =
+        event_size(rest)?.ok_or_else(|| Error::new(ErrorKind::FileTruncated, "the format description is not whole"))?;
+    let event = rest.get(..size).unwrap_or_default();
+    let header = Header::read(&mut Cursor::new(event))?;
+    if EventKind::from_code(header.code) != Some(EventKind::FormatDescription) {
+        return Err(malformed("the first event is no format description"));
+    }
+    Ok((event, read_format(&header, event)?))
+}
+
+pub(super) fn read_format(header: &Header, event: &[u8]) -> Result<Format> {
+    let format = Format::read(event.get(EVENT_HEADER_BYTES..).unwrap_or_default())?;
+    if !checksum_holds_without_flag(event, header) && !checksum_holds(event) {
+        return Err(mismatch());
+    }
+    Ok(format)
 }

@@ -1,20 +1,16 @@
 //! Bytes and packets to events: what belongs to the file, what the server made up, and where holes are.
 
+use super::cutter::{BlockCutter, State, OFFSET_MAX, TRANSACTION_BLOCKS_MAX};
 use super::gathered::Fate;
+use super::head::{read_format, split_head};
 use super::record::{Block, FLAG_BEGINS};
-use super::{BlockCutter, State, OFFSET_MAX, TRANSACTION_BLOCKS_MAX};
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
-use crate::event::format_description::Format;
 use crate::event::heartbeat::Heartbeat;
-use crate::event::rotate::Rotate;
+use crate::event::rotate::{file_number, Rotate};
 use crate::event::{EventKind, Header};
-use crate::limits::{EVENT_BYTES_MAX, EVENT_HEADER_BYTES, MAGIC_BYTES};
-use crate::stream::file_number;
-use crate::stream::frame::{
-    check_magic, checked_body, checksum_holds, checksum_holds_without_flag, declared_size, event_size, is_artificial,
-    mismatch, span_at,
-};
+use crate::frame::events::{check_magic, checked_body, declared_size, event_size, is_artificial, span_at};
+use crate::limits::{EVENT_BYTES_MAX, MAGIC_BYTES};
 
 /// A position that seems further ahead than this lies behind: positions are told modulo 2^32.
 const AHEAD_BYTES_MAX: u64 = 1 << 31;
@@ -297,31 +293,6 @@ impl BlockCutter {
         self.format_description = event.to_vec();
         Ok(())
     }
-}
-
-/// The format description at a file's front, as bytes and taken apart.
-pub(super) fn split_head(head: &[u8]) -> Result<(&[u8], Format)> {
-    let Some(magic) = head.first_chunk::<MAGIC_BYTES>() else {
-        return Err(Error::new(ErrorKind::FileTruncated, "the file's first bytes are missing"));
-    };
-    check_magic(*magic)?;
-    let rest = head.get(MAGIC_BYTES..).unwrap_or_default();
-    let size =
-        event_size(rest)?.ok_or_else(|| Error::new(ErrorKind::FileTruncated, "the format description is not whole"))?;
-    let event = rest.get(..size).unwrap_or_default();
-    let header = Header::read(&mut Cursor::new(event))?;
-    if EventKind::from_code(header.code) != Some(EventKind::FormatDescription) {
-        return Err(malformed("the first event is no format description"));
-    }
-    Ok((event, read_format(&header, event)?))
-}
-
-fn read_format(header: &Header, event: &[u8]) -> Result<Format> {
-    let format = Format::read(event.get(EVENT_HEADER_BYTES..).unwrap_or_default())?;
-    if !checksum_holds_without_flag(event, header) && !checksum_holds(event) {
-        return Err(mismatch());
-    }
-    Ok(format)
 }
 
 #[cold]

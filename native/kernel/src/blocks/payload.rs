@@ -2,21 +2,15 @@
 
 use zstd::stream::raw::{Decoder as Zstd, Operation};
 
-use super::BlockCutter;
+use super::cutter::BlockCutter;
+use super::unpacking::Unpacking;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 use crate::event::transaction_payload::{Compression, TransactionPayload};
 use crate::event::{EventKind, Header};
+use crate::frame::events::{event_size, Span};
+use crate::frame::unpack::{broken, unpack, CHUNK_BYTES};
 use crate::limits::EVENT_HEADER_BYTES;
-use crate::stream::frame::{event_size, Span};
-use crate::stream::payload::{broken, unpack, CHUNK_BYTES};
-
-/// What decompresses payloads, kept from one to the next: making it anew costs more than a small payload.
-#[derive(Default)]
-pub(super) struct Unpacking {
-    zstd: Option<Zstd<'static>>,
-    buffer: Vec<u8>,
-}
 
 impl BlockCutter {
     /// Looks into a payload. Its checksum has held, so what cannot be read is kept, and said to be uncounted.

@@ -1,8 +1,9 @@
 //! What each event means for transactions, tables and blocks.
 
+use super::cutter::{BlockCutter, Statement};
+use super::open::Open;
 use super::record::{Run, FLAG_STATEMENT, FLAG_UNCOUNTED};
 use super::tables::ALL_TABLES;
-use super::{BlockCutter, Statement};
 use crate::emit::dialect::ddl::outcome_of_failed;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
@@ -10,21 +11,7 @@ use crate::event::gtid::{self, TransactionHead};
 use crate::event::query::{Query, Verb};
 use crate::event::session::Session;
 use crate::event::{mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header, FLAG_IGNORABLE};
-use crate::gtid::Gtid;
-use crate::stream::frame::{unknown, Span};
-
-/// A transaction of which the end has not come.
-#[derive(Debug, Clone)]
-pub(super) struct Open {
-    pub start: u64,
-    pub gtid: Gtid,
-    pub server_id: u32,
-    pub time_us: i64,
-    /// Its events so far.
-    pub events: u32,
-    /// BEGIN was seen, so a commit is due. Before it, one statement alone is the whole transaction.
-    pub begun: bool,
-}
+use crate::frame::events::{unknown, Span};
 
 impl BlockCutter {
     /// Takes one event, of the log or from inside a payload.

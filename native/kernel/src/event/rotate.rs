@@ -1,7 +1,7 @@
 //! The log goes on in another file.
 
 use crate::cursor::Cursor;
-use crate::error::{malformed, Result};
+use crate::error::{malformed, Error, ErrorKind, Result};
 
 /// Where the log goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,4 +20,17 @@ impl Rotate {
         let file = std::str::from_utf8(cursor.take_rest()).map_err(|_| malformed("the next file's name"))?;
         Ok(Rotate { offset, file: file.to_owned() })
     }
+}
+
+/// The number at the end of a file's name, 0 where there is none.
+pub fn file_number(file: &str) -> Result<u32> {
+    let digits = file.bytes().rev().take_while(u8::is_ascii_digit).count();
+    let text = file.get(file.len() - digits..).unwrap_or_default();
+    if text.is_empty() {
+        return Ok(0);
+    }
+    text.parse()
+        .ok()
+        .filter(|number| *number < 1 << 23)
+        .ok_or_else(|| Error::new(ErrorKind::LimitExceeded, format!("the number of file `{file}` is over 8388607")))
 }

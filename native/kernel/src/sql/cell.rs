@@ -12,7 +12,6 @@ use arrow_array::{
 };
 use arrow_schema::{DataType, TimeUnit};
 
-use super::no_column;
 use crate::emit::system;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -116,6 +115,11 @@ impl<'a> Cells<'a> {
         let texts = spares.values().as_string_opt::<i32>()?;
         (first..end).find(|entry| keys.value(*entry) == self.name).map(|entry| texts.value(entry))
     }
+}
+
+#[cold]
+fn no_column(name: &str) -> Error {
+    Error::new(ErrorKind::OptionInvalid, format!("the batch has no column `{name}`"))
 }
 
 fn spares_of(batch: &RecordBatch) -> Option<&MapArray> {

@@ -8,9 +8,9 @@ mod spelled;
 pub mod values;
 
 use arrow_array::RecordBatch;
-
-use crate::error::{Error, ErrorKind, Result};
 use cell::Cells;
+
+use crate::error::Result;
 
 /// A run of rows as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,9 +24,4 @@ pub struct Piece {
 /// The columns of a batch by name.
 fn cells_of<'a>(batch: &'a RecordBatch, columns: &[String]) -> Result<Vec<Cells<'a>>> {
     columns.iter().map(|name| Cells::of(batch, name)).collect()
-}
-
-#[cold]
-fn no_column(name: &str) -> Error {
-    Error::new(ErrorKind::OptionInvalid, format!("the batch has no column `{name}`"))
 }

@@ -1,7 +1,7 @@
 //! What each event does to the stream.
 
+use super::decoder::{Decoder, Emitter, Flow};
 use super::statement::Statement;
-use super::{Decoder, Emitter, Flow};
 use crate::cursor::Cursor;
 use crate::emit::dialect::ddl::outcome_of_failed;
 use crate::emit::dialect::{StatementKind, StatementView};
@@ -13,9 +13,8 @@ use crate::event::gtid::{self, TransactionHead};
 use crate::event::query::{Query as QueryBody, Verb};
 use crate::event::rotate::Rotate as RotateBody;
 use crate::event::session::Session;
-use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid};
-use crate::event::{EventKind, Header, FLAG_IGNORABLE};
-use crate::stream::frame::Span;
+use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header, FLAG_IGNORABLE};
+use crate::frame::events::Span;
 
 /// An event as emitters see it.
 pub(super) fn event_view(header: &Header, span: Span) -> EventView {

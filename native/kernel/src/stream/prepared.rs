@@ -6,10 +6,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::frame::Span;
 use crate::event::format_description::Format;
 use crate::event::xa::XaId;
 use crate::event::Header;
+use crate::frame::events::Span;
 use crate::limits::{EVENT_HEADER_BYTES, PREPARED_TRANSACTIONS_MAX};
 
 /// The bytes that say where a kept event lies: the offsets of its first byte and of the byte after it.

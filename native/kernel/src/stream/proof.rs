@@ -1,6 +1,7 @@
 //! What the log says of a table judges the definition at hand.
 
-use super::tables::{logged_sources, TableRequest};
+use super::open_tables::TableRequest;
+use super::sources::logged_sources;
 use crate::charset::Charset;
 use crate::column::{DeclaredColumn, Form, Kind};
 use crate::emit::typed::SourceColumn;

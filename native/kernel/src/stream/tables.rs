@@ -1,172 +1,24 @@
 //! Tables that the log announces, and what was said of them.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::decoder::{Decoder, Emitter, Flow};
 use super::message_tables::{table_view, Keys};
+use super::open_tables::{Answer, OpenTable, TableRequest, Usage};
 use super::proof::{charset_of, source_columns};
-use super::{Decoder, Emitter, Flow};
-use crate::column::{DeclaredColumn, Kind};
+use super::sources::{declared_columns, logged_columns, logged_sources};
+use crate::column::Kind;
 use crate::emit::envelope::EnvelopeTable;
-use crate::emit::messages::MessageTable;
 use crate::emit::system::TableRef;
 use crate::emit::typed::{Plan, RowsView, SourceColumn, TableBatch};
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
 use crate::event::rows::{count_changes, RowsHead, TABLE_ID_NONE};
-use crate::event::table_map::{self, LogColumn, TableMap};
+use crate::event::table_map::{self, TableMap};
 use crate::event::{EventKind, Header};
+use crate::frame::events::Span;
 use crate::limits::TABLES_OPEN_MAX;
-use crate::stream::frame::Span;
-
-/// Table ids are dropped at this count; the server announces a table again before its next rows.
-const TABLES_KEPT_MAX: usize = 4096;
-const _: () = assert!(TABLES_KEPT_MAX < TABLES_OPEN_MAX);
-
-/// So many table ids are compared one by one before they are searched.
-const TABLES_RECENT_MAX: usize = 8;
-
-/// A table that was not seen before: how is it to be read?
-#[derive(Debug, Clone)]
-pub struct TableRequest {
-    /// The database.
-    pub database: Arc<str>,
-    /// The table.
-    pub table: Arc<str>,
-    /// How many columns its rows have.
-    pub column_count: usize,
-    /// The columns, where the log alone tells all of them.
-    pub columns: Option<Vec<DeclaredColumn>>,
-    /// Names of the primary key's columns, where the log tells.
-    pub primary_key: Vec<Arc<str>>,
-    /// Where the table map stands.
-    pub file: Arc<str>,
-    /// The offset of the table map.
-    pub offset: u64,
-    /// The table map, by which `prove` judges definitions.
-    pub(super) map: Arc<TableMap>,
-    /// Whether the log is MariaDB's.
-    pub(super) mariadb: bool,
-}
-
-/// How a table is to be read.
-#[derive(Debug, Clone)]
-pub enum Answer {
-    /// Its rows are not wanted.
-    Skip,
-    /// Its rows are wanted.
-    Read {
-        /// Its columns; None takes them from the log.
-        columns: Option<Vec<DeclaredColumn>>,
-        /// The log names the columns, and `columns` only tells the types that lie in plainer ones (MariaDB's UUID,
-        /// INET4, INET6 and VECTOR), where it has a column of that name.
-        from_log: bool,
-        /// Grows with every change of its definition.
-        schema_version: i32,
-        /// Columns to decode, system columns among them; None means all.
-        wanted: Option<Vec<String>>,
-        /// The columns of the batch, where they are fixed beforehand.
-        declared: Option<Vec<DeclaredColumn>>,
-        /// Names of the primary key's columns where the log does not tell them; for messages.
-        primary_key: Vec<String>,
-        /// Names of the columns by which rows are put into shards; None means the primary key. For messages.
-        shard_columns: Option<Vec<String>>,
-    },
-}
-
-enum Usage {
-    Skip,
-    /// Rows are counted, not decoded.
-    Walk,
-    Typed(usize),
-    Envelope(EnvelopeTable),
-    Messages(Box<MessageTable>),
-}
-
-pub(super) struct OpenTable {
-    body: Box<[u8]>,
-    database: Arc<str>,
-    table: Arc<str>,
-    /// How the rows of a table that is not read are passed over, where the log alone tells.
-    kinds: Option<Vec<Kind>>,
-    usage: Usage,
-}
-
-/// See the module's text.
-#[derive(Default)]
-pub(super) struct Tables {
-    open: HashMap<u64, Arc<OpenTable>>,
-    /// The tables announced last, among which the next nearly always is.
-    recent: Vec<(u64, Arc<OpenTable>)>,
-    /// Where in `recent` the table announced last stands.
-    last: usize,
-    known: HashMap<Box<[u8]>, Arc<OpenTable>>,
-    pub request: Option<TableRequest>,
-    pub answer: Option<Answer>,
-}
-
-impl Tables {
-    pub fn clear(&mut self) {
-        self.open.clear();
-        self.recent.clear();
-        self.known.clear();
-        self.request = None;
-        self.answer = None;
-    }
-
-    /// The table that rows events call by this number.
-    #[inline]
-    fn get(&self, id: u64) -> Option<&Arc<OpenTable>> {
-        match self.recent.get(self.last) {
-            Some((last, table)) if *last == id => Some(table),
-            _ => match self.recent.iter().find(|(held, _)| *held == id) {
-                Some((_, table)) => Some(table),
-                None => self.open.get(&id),
-            },
-        }
-    }
-
-    /// Notes that the table was announced just now.
-    #[inline]
-    fn announce(&mut self, id: u64) {
-        match self.recent.iter().position(|(held, _)| *held == id) {
-            Some(at) => self.last = at,
-            None => {
-                if let Some(table) = self.open.get(&id).cloned() {
-                    self.remember(id, table);
-                }
-            }
-        }
-    }
-
-    /// Puts a table among the recent, in place of one of them where there are many.
-    fn remember(&mut self, id: u64, table: Arc<OpenTable>) {
-        let next = if self.recent.len() < TABLES_RECENT_MAX { self.recent.len() } else { self.last + 1 };
-        self.last = next % TABLES_RECENT_MAX;
-        match self.recent.get_mut(self.last) {
-            Some(place) => *place = (id, table),
-            None => self.recent.push((id, table)),
-        }
-    }
-
-    fn insert(&mut self, id: u64, table: Arc<OpenTable>) {
-        self.recent.retain(|(held, _)| *held != id);
-        self.remember(id, table.clone());
-        self.open.insert(id, table);
-    }
-
-    /// Bounds the memory of long streams on servers that open tables again and again.
-    pub fn trim(&mut self) {
-        if self.open.len() > TABLES_KEPT_MAX {
-            self.open.clear();
-            self.recent.clear();
-        }
-        if self.known.len() > TABLES_KEPT_MAX {
-            self.known.clear();
-        }
-    }
-}
 
 impl Decoder {
     // Two of three events come here or to `rows`; called, and not inlined, they cost a tenth of decoding small rows.
@@ -388,68 +240,6 @@ fn passing_kinds(map: &TableMap, usage: &Usage) -> Result<Option<Vec<Kind>>> {
     }
 }
 
-/// The columns as the log alone tells them, or None where it does not.
-fn logged_columns(map: &TableMap) -> Result<Option<Vec<DeclaredColumn>>> {
-    if !map.is_complete() {
-        return Ok(None);
-    }
-    let mut columns = Vec::with_capacity(map.columns.len());
-    for column in &map.columns {
-        let kind = match Kind::from_wire(column.wire, &column.hints) {
-            Ok(kind) => kind,
-            // Names are there, but a type is not: a declaration can tell it.
-            Err(error) if error.kind() == ErrorKind::SchemaUnknown => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        columns.push(DeclaredColumn {
-            name: column.name.as_deref().unwrap_or_default().to_owned(),
-            type_text: kind.type_text(),
-            charset: column
-                .hints
-                .charset
-                .filter(|charset| !charset.is_binary())
-                .map(|charset| charset.name().to_owned()),
-            nullable: column.nullable,
-        });
-    }
-    Ok(Some(columns))
-}
-
-fn declared_columns(columns: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
-    columns
-        .iter()
-        .map(|column| Ok(SourceColumn { name: column.name.as_str().into(), kind: column.kind(mariadb)? }))
-        .collect()
-}
-
-/// The columns as the log describes them. A table map shows some of MariaDB's types as plain strings, so a declared
-/// column of the same name may say which it is; the table map still has to fit it.
-pub(super) fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
-    let named = |column: &LogColumn| {
-        column.name.clone().ok_or_else(|| {
-            Error::new(ErrorKind::SchemaUnknown, "the log does not name the columns")
-                .hint("SET GLOBAL binlog_row_metadata = FULL on the server, or give `schemas`")
-        })
-    };
-    map.columns
-        .iter()
-        .map(|column| {
-            let name = named(column)?;
-            let declared = declared.iter().filter(|_| mariadb).find(|declared| *declared.name == *name);
-            let special = declared.and_then(|declared| declared.kind(mariadb).ok()).filter(is_told_only_by_declaration);
-            let kind = match special.and_then(|kind| kind.fit(column.wire).ok()) {
-                Some(kind) => kind,
-                None => Kind::from_wire(column.wire, &column.hints)?,
-            };
-            Ok(SourceColumn { name, kind })
-        })
-        .collect()
-}
-
-fn is_told_only_by_declaration(kind: &Kind) -> bool {
-    matches!(kind, Kind::Uuid | Kind::Inet4 | Kind::Inet6 | Kind::Vector { .. })
-}
-
 /// The definition that envelope rows carry.
 fn definition_text(table: &TableRef, map: &TableMap, columns: &[SourceColumn], mariadb: bool) -> String {
     let mut out = String::new();
@@ -492,6 +282,3 @@ fn push_json(text: &str, out: &mut String) {
     }
     out.push('"');
 }
-
-#[cfg(test)]
-mod tests;

@@ -26,8 +26,8 @@ use crate::emit::messages::Messages;
 use crate::emit::system::EventView;
 use crate::emit::TransactionView;
 use crate::error::{Error, ErrorKind, Result};
+use crate::event::rotate::file_number;
 use crate::event::session::Backslash;
-use crate::stream::file_number;
 pub use walk::{Image, Images, Row};
 
 /// Which dialect, and what it lets be chosen.

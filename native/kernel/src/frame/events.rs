@@ -1,0 +1,136 @@
+//! Events in bytes: magic, sizes, checksums, positions.
+
+use crate::checksum::{crc32, crc32_of_two};
+use crate::cursor::Cursor;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::format_description::Format;
+use crate::event::{EventKind, Header, FLAG_ARTIFICIAL, FLAG_IN_USE};
+use crate::limits::{CHECKSUM_BYTES, EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
+
+const MAGIC_PLAIN: [u8; 4] = *b"\xfebin";
+const MAGIC_ENCRYPTED: [u8; 4] = *b"\xfdbin";
+
+/// Where an event stands: its first byte and the first byte behind it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub start: u64,
+    pub end: u64,
+}
+
+pub(crate) fn check_magic(magic: [u8; 4]) -> Result<()> {
+    match magic {
+        MAGIC_PLAIN => Ok(()),
+        MAGIC_ENCRYPTED => Err(Error::new(ErrorKind::LogEncrypted, "the file is encrypted at rest")
+            .hint("read it from the server (mysql://...), which decrypts it, or SET GLOBAL binlog_encryption = OFF")),
+        _ => Err(Error::new(ErrorKind::MagicInvalid, "the file does not start as a binlog does")
+            .hint("a binlog starts with the bytes fe 62 69 6e; give .gz and .zst files their suffix")),
+    }
+}
+
+/// The header of the event at the front, once it is there and its size plausible.
+#[inline(always)]
+pub(crate) fn front_header(rest: &[u8]) -> Result<Option<Header>> {
+    let Some(mut head) = rest.get(..EVENT_HEADER_BYTES).map(Cursor::new) else { return Ok(None) };
+    let header = Header::read(&mut head)?;
+    let size = header.size as usize;
+    if size < EVENT_HEADER_BYTES {
+        return Err(malformed(format!("an event of {size} bytes, less than its header")));
+    }
+    if size > EVENT_BYTES_MAX {
+        return Err(Error::new(ErrorKind::LimitExceeded, format!("an event of {size} bytes")));
+    }
+    Ok(Some(header))
+}
+
+/// The size of the event at the front, once its header is there and plausible.
+pub(crate) fn declared_size(rest: &[u8]) -> Result<Option<usize>> {
+    Ok(front_header(rest)?.map(|header| header.size as usize))
+}
+
+/// The size of the event at the front, once all of it is there.
+pub(crate) fn event_size(rest: &[u8]) -> Result<Option<usize>> {
+    Ok(declared_size(rest)?.filter(|size| rest.len() >= *size))
+}
+
+/// Whether the last four bytes are the CRC32 of the others.
+pub(crate) fn checksum_holds(event: &[u8]) -> bool {
+    match event.split_last_chunk::<CHECKSUM_BYTES>() {
+        Some((bytes, checksum)) => crc32(bytes) == u32::from_le_bytes(*checksum),
+        None => false,
+    }
+}
+
+/// The same for a format description, whose in-use flag changes without the checksum.
+pub(crate) fn checksum_holds_without_flag(event: &[u8], header: &Header) -> bool {
+    let Some((bytes, checksum)) = event.split_last_chunk::<CHECKSUM_BYTES>() else { return false };
+    let Some((head, tail)) = bytes.split_at_checked(EVENT_HEADER_BYTES) else { return false };
+    let mut head = head.to_vec();
+    head.truncate(EVENT_HEADER_BYTES - 2);
+    head.extend_from_slice(&(header.flags & !FLAG_IN_USE).to_le_bytes());
+    crc32_of_two(&head, tail) == u32::from_le_bytes(*checksum)
+}
+
+pub(crate) fn mismatch() -> Error {
+    Error::new(ErrorKind::ChecksumMismatch, "an event's CRC32 does not match its bytes")
+        .hint("copy the file from the server again; penstock inspect shows what comes before")
+}
+
+pub(crate) fn unknown(code: u8) -> Error {
+    Error::new(ErrorKind::EventUnknown, format!("event type {code} is not known"))
+        .hint("penstock inspect --events shows where it stands; a newer Penstock may know it")
+}
+
+/// The body without header and checksum, after the checksum was verified.
+pub(crate) fn checked_body<'a>(
+    format: Option<&Format>,
+    live: bool,
+    verify: bool,
+    kind: Option<EventKind>,
+    event: &'a [u8],
+) -> Result<&'a [u8]> {
+    let whole = event.get(EVENT_HEADER_BYTES..).unwrap_or_default();
+    let checksum = match format {
+        _ if kind == Some(EventKind::FormatDescription) => return Ok(whole),
+        Some(format) => format.checksum,
+        // Only a live stream sends an event before the format description: the rotation that names the file.
+        None if live => checksum_holds(event),
+        None => return Err(malformed("the first event is no format description")),
+    };
+    if !checksum {
+        return Ok(whole);
+    }
+    if verify && !checksum_holds(event) {
+        return Err(mismatch());
+    }
+    let bytes = whole.len().checked_sub(CHECKSUM_BYTES);
+    bytes.and_then(|bytes| whole.get(..bytes)).ok_or_else(|| malformed(format!("an event of {} bytes", event.len())))
+}
+
+/// Events that a server makes up for the stream stand in no file and move no position.
+pub(crate) fn is_artificial(header: &Header, kind: Option<EventKind>) -> bool {
+    match kind {
+        Some(EventKind::Heartbeat | EventKind::HeartbeatV2) => true,
+        Some(EventKind::FormatDescription) => header.end_position == 0,
+        Some(EventKind::Rotate) => header.timestamp == 0 || header.flags & FLAG_ARTIFICIAL != 0,
+        _ => header.flags & FLAG_ARTIFICIAL != 0,
+    }
+}
+
+/// Where the event stands. A file is read without holes; a live server leaves events out, wraps its 32-bit
+/// positions, and MariaDB 11.8 writes none inside transactions, so there positions only move forward.
+#[inline]
+pub(crate) fn span_at(offset: u64, header: &Header, live: bool) -> Result<Span> {
+    let size = u64::from(header.size);
+    let plain = Span { start: offset, end: offset + size };
+    if header.end_position == 0 || header.end_position == plain.end as u32 {
+        return Ok(plain);
+    }
+    if !live {
+        let message = format!("the event says it ends at {}, not at {}", header.end_position, plain.end);
+        return Err(Error::new(ErrorKind::SequenceGap, message)
+            .hint("bytes are missing before this event, or were put in; copy the file from the server again"));
+    }
+    let ahead = header.end_position.wrapping_sub(plain.end as u32);
+    let end = plain.end + u64::from(ahead);
+    Ok(Span { start: end - size, end })
+}

@@ -1,0 +1,71 @@
+//! The columns of a table, as the log and declarations describe them.
+
+use crate::column::{DeclaredColumn, Kind};
+use crate::emit::typed::SourceColumn;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::table_map::{LogColumn, TableMap};
+
+/// The columns as the log alone tells them, or None where it does not.
+pub(super) fn logged_columns(map: &TableMap) -> Result<Option<Vec<DeclaredColumn>>> {
+    if !map.is_complete() {
+        return Ok(None);
+    }
+    let mut columns = Vec::with_capacity(map.columns.len());
+    for column in &map.columns {
+        let kind = match Kind::from_wire(column.wire, &column.hints) {
+            Ok(kind) => kind,
+            // Names are there, but a type is not: a declaration can tell it.
+            Err(error) if error.kind() == ErrorKind::SchemaUnknown => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        columns.push(DeclaredColumn {
+            name: column.name.as_deref().unwrap_or_default().to_owned(),
+            type_text: kind.type_text(),
+            charset: column
+                .hints
+                .charset
+                .filter(|charset| !charset.is_binary())
+                .map(|charset| charset.name().to_owned()),
+            nullable: column.nullable,
+        });
+    }
+    Ok(Some(columns))
+}
+
+pub(super) fn declared_columns(columns: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
+    columns
+        .iter()
+        .map(|column| Ok(SourceColumn { name: column.name.as_str().into(), kind: column.kind(mariadb)? }))
+        .collect()
+}
+
+/// The columns as the log describes them. A table map shows some of MariaDB's types as plain strings, so a declared
+/// column of the same name may say which it is; the table map still has to fit it.
+pub(super) fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
+    let named = |column: &LogColumn| {
+        column.name.clone().ok_or_else(|| {
+            Error::new(ErrorKind::SchemaUnknown, "the log does not name the columns")
+                .hint("SET GLOBAL binlog_row_metadata = FULL on the server, or give `schemas`")
+        })
+    };
+    map.columns
+        .iter()
+        .map(|column| {
+            let name = named(column)?;
+            let declared = declared.iter().filter(|_| mariadb).find(|declared| *declared.name == *name);
+            let special = declared.and_then(|declared| declared.kind(mariadb).ok()).filter(is_told_only_by_declaration);
+            let kind = match special.and_then(|kind| kind.fit(column.wire).ok()) {
+                Some(kind) => kind,
+                None => Kind::from_wire(column.wire, &column.hints)?,
+            };
+            Ok(SourceColumn { name, kind })
+        })
+        .collect()
+}
+
+fn is_told_only_by_declaration(kind: &Kind) -> bool {
+    matches!(kind, Kind::Uuid | Kind::Inet4 | Kind::Inet6 | Kind::Vector { .. })
+}
+
+#[cfg(test)]
+mod tests;
