@@ -159,8 +159,8 @@ class LoggedStatement:
 
     It lies at [`position`, `end`). `tables` are all tables that it names, `databases` those that it drops,
     `emptied` the tables that it empties, `unlogged` those whose rows it adds or removes without logging them.
-    `transaction` is the start of the transaction that contains it, None if it stands alone. `sql_mode` has the
-    session's SQL modes that change how the text is read. Can be pickled.
+    `transaction` is the start of the transaction that contains it, None if it stands alone. `sql_mode` has
+    the session's SQL modes that change how the text is read. Can be pickled.
     """
 
     text: str
