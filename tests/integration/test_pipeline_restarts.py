@@ -3,6 +3,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.engine.run import PipelineRun
 from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import OF_STATEMENT, Surprise, TaskPlan, place_key
 from penstock.engine.tracked_table import Learned
-from penstock.errors import LeaseLost, PositionInvalid, PrivilegeMissing
+from penstock.errors import LeaseLost, OptionInvalid, PositionInvalid, PrivilegeMissing
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
@@ -346,6 +347,33 @@ def test_a_table_without_a_key_is_loaded_exactly_in_a_batch_of_its_own(
     works, _, _ = feeding.loading.next(replace(standing, loads=done))
     assert [(work.table.table, work.exact) for work in works] == [("t", False)]
     state.close()
+
+
+def test_keyless_table_is_not_loaded_into_a_target_that_has_rows_of_others(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Its load empties the target first, as no key tells which rows are its own."""
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (n INT); INSERT INTO t VALUES (1)", database=database)
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+
+    def plan(name: str, *steps: dict[str, Any], earlier: dict[str, Any] | None = None) -> list[str]:
+        settings = pipeline_of(
+            mysql_server, database, sink, tmp_path / name, name=name, load="full", steps=list(steps)
+        )
+        with closing(PipelineState.open(settings.state, settings.name)) as state:
+            driver = Driver(settings, state, database)
+            standing = replace(driver.standing, earlier=earlier)
+            return list(driver.loading.planned(standing, driver.tables).loads)
+
+    with pytest.raises(OptionInvalid, match="may have rows of others"):
+        plan("shards", {"shard": {"of": 2, "keep": 0, "columns": ["n"]}})
+    assert plan("first") == [f"shop/{database}.t"]
+    mariadb_server.sql("INSERT INTO t VALUES (7)", database=database)
+    with pytest.raises(OptionInvalid, match="has rows that this pipeline has not written"):
+        plan("second")
+    assert plan("reset", earlier={}) == [f"shop/{database}.t"]
+    mariadb_server.sql(f"DROP DATABASE {database}")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from penstock.changes import Target
 from penstock.model import Column, TableName
 from penstock.pipeline.settings import StepSettings, pipeline_of_values
 from penstock.pipeline.step import ShardValue
-from penstock.pipeline.verify.merges import in_shard, may_share_rows, shard_of, targets_of_table
+from penstock.pipeline.verify.merges import (
+    in_shard,
+    may_have_others,
+    may_share_rows,
+    shard_of,
+    targets_of_table,
+)
 
 ROUTE = {"tables": "shop.orders_*", "to": "shop.orders", "shard_column": "part"}
 
@@ -74,3 +80,24 @@ def test_rows_go_to_the_known_tables_that_they_can_name() -> None:
     ]
     chain = [one.make() for one in steps_of({"route": {"to": "shop.all"}})]
     assert [str(one.name) for one in targets_of_table(chain, table("orders"), [])] == ["shop.all"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "others"),
+    [
+        ([], False),
+        ([{"route": {"to": "all.{table}"}}], False),
+        ([{"route": {"to": "all.orders"}}], True),
+        ([{"shard": {"of": 2, "keep": 0, "columns": ["id"]}}], True),
+        ([{"only": ["insert"]}], True),
+        ([{"soft_delete": {}}], True),
+    ],
+)
+def test_target_may_have_rows_of_others_where_tables_shards_or_earlier_rows_share_it(
+    steps: list[dict[str, Any]], others: bool
+) -> None:
+    tables = {name: table(name) for name in ("a", "b")}
+    chain = [one.make() for one in steps_of(*steps)]
+    assert may_have_others(chain, tables, "a") == others
+    is_kept = "only" in str(steps) or "soft_delete" in str(steps)
+    assert may_have_others(chain, tables, "a", first=True) == (others and not is_kept)

@@ -23,6 +23,7 @@ from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, Standing, TableLoad, split_key, table_key
+from penstock.pipeline.verify.merges import may_have_others
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
 
@@ -186,12 +187,8 @@ class Loading:
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.targets_of_source(key) is None:
             return None
-        if tables.is_keyless(key) and self._sink.keeps_state and tables.shares_target(key):
-            raise OptionInvalid(
-                f"{key} has no key, and its target has rows of other tables: rows that are read again could"
-                " not be told from those",
-                hint="Give the table a primary key, or write it to a target of its own",
-            )
+        if tables.is_keyless(key) and self._sink.keeps_state:
+            self._refuse_others(key, tables, first=wish is None and not remove)
         settings = self._settings.load
         session, watermark = self._session(source)
         chunks = plan_over(session, target, rows=settings.chunk_rows)
@@ -222,6 +219,26 @@ class Loading:
             floor=floor if not source.options.is_kept else 0,
             read_to=before.read_to if before is not None else 0,
         )
+
+    def _refuse_others(self, key: str, tables: PipelineTables, *, first: bool) -> None:
+        """Raise OptionInvalid where emptying a keyless table's target, before it is read, would delete rows
+        that are not the table's. Of a `first` load all that are there are not."""
+        hint = "Give the table a primary key, or write it to a target of its own"
+        if may_have_others(self._settings.make_steps(), tables.known_targets(), key, first=first):
+            raise OptionInvalid(
+                f"{key} has no key, and its target may have rows of others: rows that are read again could"
+                " not be told from those",
+                hint=hint,
+            )
+        made = tables.targets_of_source(key)
+        target = None if made is None else tables.targets.get(made.name)
+        if first and target is not None and any(rows.num_rows for rows in self._sink.read(target)):
+            raise OptionInvalid(
+                f"{key} has no key, and {target.name} has rows that this pipeline has not written: its load"
+                " would delete them",
+                hint=f"{hint}; or empty the target. To have the load delete them:"
+                f" penstock pipelines reset {self._settings.path or self._settings.name} --yes",
+            )
 
     def _session(self, source: PipelineSource) -> tuple[LoadSession, Watermark]:
         """Return a session for planning, and a place in the log: what is read from now on holds every change

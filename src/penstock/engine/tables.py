@@ -60,7 +60,12 @@ from penstock.pipeline.table_changes import (
     consequences_of,
     same_rows,
 )
-from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_rows, shard_of
+from penstock.pipeline.verify.merges import (
+    Emptied,
+    emptied_through,
+    may_share_rows,
+    shard_of,
+)
 from penstock.sinks.sink import Evolution, Sink
 from penstock.sinks.sql_rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
@@ -143,10 +148,9 @@ class PipelineTables:
         table = self._tables.get(key)
         return table is not None and not table.current.row_key
 
-    def shares_target(self, key: str) -> bool:
-        """Whether rows of other tables come into a table's target."""
-        made = self.targets_of_source(key)
-        return made is not None and self._shares(key, made.name)
+    def known_targets(self) -> dict[str, Target]:
+        """Return every table as its source has it now, by key."""
+        return {key: table.current for key, table in self._tables.items()}
 
     def may_meet(self, key: str) -> bool:
         """Whether rows of other tables may have the keys of a table's rows in one target."""
@@ -398,12 +402,8 @@ class PipelineTables:
         if made.name not in self.targets and not named_by_rows(self._steps, source):
             return Emptied.STAYS
         found = emptied_through(self._steps, source)
-        shared = found is Emptied.WHOLE and self._shares(key, made.name)
+        shared = found is Emptied.WHOLE and any(self._sharing(key, made.name))
         return Emptied.COMPARED if shared else found
-
-    def _shares(self, key: str, target: TableName) -> bool:
-        """Tell whether rows of other tables come into the same target."""
-        return any(True for _ in self._sharing(key, target))
 
     def _sharing(self, key: str, target: TableName) -> Iterator[str]:
         for other, table in self._tables.items():

@@ -12,13 +12,15 @@ import typer
 
 from penstock.admin.dead_letters import list_dead_letters, replay_dead_letters
 from penstock.admin.rendering import write_json
+from penstock.changes import Target
 from penstock.coordinate.store import open_store
 from penstock.errors import OptionInvalid
 from penstock.model import Position, TableName
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 from penstock.pipeline.skipping import transaction_at
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import PipelineState, Standing, table_key
+from penstock.pipeline.verify.merges import may_have_others
 from penstock.source.bounds import Bound, parse_bound
 
 HELP = "Show, pause, resume, reset and repair pipelines."
@@ -158,7 +160,16 @@ def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run:
         if not yes:
             raise OptionInvalid(told, hint="Give --yes to do it")
 
+        known = (state.get_large("tables") or {"tables": {}})["tables"]
+        tables = {key: Target.from_json(one["current"]) for key, one in known.items() if not one["gone"]}
+
         def keyless(table: TableName) -> None:
+            if may_have_others(settings.make_steps(), tables, table_key(name, table)):
+                raise OptionInvalid(
+                    f"{table} has no key: its rows would be in the target twice, and the target may have rows"
+                    " of others, so that it cannot be emptied and read again",
+                    hint="Give the table a primary key, or a target of its own",
+                )
             if settings.source(name).server is None:
                 raise OptionInvalid(
                     f"{table} has no key: its rows would be in the target twice, and no server is named"

@@ -2,7 +2,7 @@
 """Which rows of a target belong to which of its sources: where a shard column tells, and where a table is
 emptied."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -15,6 +15,7 @@ from penstock.changes import Target
 from penstock.model import TableName
 from penstock.pipeline.settings import StepSettings
 from penstock.pipeline.step import ShardValue, Step, could_be_named, named_by_rows, target_through
+from penstock.pipeline.steps.soft_delete import SoftDeleteStep
 from penstock.pipeline.verify.kept_keys import keeps_column
 
 
@@ -48,6 +49,27 @@ def emptied_through(chain: Sequence[Step], table: Target) -> Emptied:
     if target is None:
         return Emptied.STAYS
     return found if loads or found is Emptied.WHOLE else Emptied.UNKNOWN
+
+
+def may_have_others(
+    chain: Sequence[Step], tables: Mapping[str, Target], key: str, *, first: bool = False
+) -> bool:
+    """Tell whether a table's target may have rows that are not the table's as it is now: of other tables, of
+    shards that other pipelines write, or, unless it is the `first` load, rows that the table lost.
+
+    `tables` are those of sources, by key. What other pipelines write under the same name is not known.
+    """
+    target: Target | None = tables[key]
+    for step in chain:
+        if target is None:
+            return False
+        marks = isinstance(step, SoftDeleteStep) and step.settings.concerns(target)
+        keeps_lost = marks or not step.removes(target)
+        if step.slots_of(target) is not None or step.named_by_rows(target) or (keeps_lost and not first):
+            return True
+        target = step.target(target)
+    others = (target_through(chain, table) for other, table in tables.items() if other != key)
+    return target is not None and any(other is not None and other.name == target.name for other in others)
 
 
 def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[TableName]) -> list[Target]:
