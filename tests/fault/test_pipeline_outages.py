@@ -180,7 +180,9 @@ def test_rows_deleted_while_the_state_was_away_are_deleted_from_the_target(
 @pytest.mark.deep(
     guard="tests/integration/test_pipeline_restarts.py::test_tables_are_taken_as_they_are_now_where_the_log_until_now_is_lost"
 )
+@pytest.mark.parametrize("on_lost", ["resnapshot", "repair"])
 def test_purged_changes_stop_the_run_or_have_every_table_read_again(
+    on_lost: str,
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
     mariadb_server: Server,
@@ -201,10 +203,13 @@ def test_purged_changes_stop_the_run_or_have_every_table_read_again(
     source_server.sql("INSERT INTO purged.t VALUES (5, 5, 5)")
     with pytest.raises(PositionPurged):
         run_to_end(spark, settings)
-    again = pipeline_of(source_server, "purged", sink, tmp_path, source={**source, "on_lost": "resnapshot"})
+    again = pipeline_of(source_server, "purged", sink, tmp_path, source={**source, "on_lost": on_lost})
     run_to_end(spark, again)
     source_server.sql("DELETE FROM purged.t WHERE id = 3")
     run_to_end(spark, again)
     query = "SELECT * FROM purged.t ORDER BY id"
     assert mariadb_server.sql(query) == source_server.sql(query) == [(1, 10, 5), (4, 4, 4), (5, 5, 5)]
+    with opened(again) as state:
+        narrowed = [wish.what for wish in state.requests() if wish.what]
+    assert len(narrowed) == (1 if on_lost == "repair" else 0)
     mariadb_server.sql("DROP DATABASE purged")

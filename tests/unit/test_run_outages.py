@@ -303,14 +303,17 @@ def test_mirror_whose_state_is_gone_is_left_as_it_is(tmp_path: Path, monkeypatch
     refuse_lost_state(other, sink, Standing.new())
 
 
-def test_feed_is_never_written_again_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop", "on_lost": "resnapshot"}
+@pytest.mark.parametrize("on_lost", ["resnapshot", "repair"])
+def test_feed_is_never_written_again_after_a_loss(
+    on_lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop", "on_lost": on_lost}
     sink = {"files": {"path": str(tmp_path / "feed")}}
     settings = pipeline_of_values({"name": "test", "source": source, "sink": sink}, tmp_path)
     run, _ = run_of(settings, monkeypatch, ends)
-    with pytest.raises(OptionInvalid, match="on_lost: resnapshot would write every row again"):
+    with pytest.raises(OptionInvalid, match=f"on_lost: {on_lost} would write every row again"):
         run.run()
-    files = {"name": "test", "source": {"path": "/logs", "on_lost": "resnapshot"}, "sink": sink}
+    files = {"name": "test", "source": {"path": "/logs", "on_lost": on_lost}, "sink": sink}
     with pytest.raises(OptionInvalid, match="name the server of the log"):
         pipeline_of_values(files, tmp_path)
 

@@ -15,7 +15,7 @@ from penstock.model import TableName
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.settings import PipelineSettings
-from penstock.pipeline.state import Standing
+from penstock.pipeline.state import Standing, table_key
 from penstock.pipeline.step import named_by_rows, target_through
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
@@ -79,6 +79,24 @@ def _first_targets(settings: PipelineSettings) -> list[Target]:
             if target is not None and not named_by_rows(steps, table):
                 found[target.name] = target
     return [found[name] for name in sorted(found)]
+
+
+def refuse_keyless(
+    known: Mapping[str, Target], source: str, tables: list[TableName], problem: PositionPurged
+) -> None:
+    """Raise the problem where a table's rows cannot be found in the target, to be deleted. `known` are the
+    tables of sources, by key."""
+    keyless = [
+        str(table)
+        for table in tables
+        if (target := known.get(table_key(source, table))) and not target.primary_key
+    ]
+    if keyless:
+        raise PositionPurged(
+            f"{problem.message}; tables without a primary key cannot be read again: {', '.join(keyless)}",
+            position=problem.position,
+            hint="Empty their targets, then begin again: penstock pipelines reset FILE --yes",
+        ) from problem
 
 
 def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import pyarrow
 
 from penstock.engine.task_plan import TaskPlan
+from penstock.pipeline.verify.comparison import Spreading
 
 
 class Driver(Protocol):
@@ -17,6 +18,10 @@ class Driver(Protocol):
     @property
     def cores(self) -> int:
         """How many tasks run at once."""
+
+    @property
+    def spreading(self) -> Spreading:
+        """Where comparisons of large tables run."""
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; return their words, in the columns of BETWEEN and in any order.

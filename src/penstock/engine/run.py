@@ -10,7 +10,13 @@ from typing import Any
 
 import structlog
 
-from penstock.engine.beginning import at_their_servers, check_sink, refuse_lost_state, refuse_paused
+from penstock.engine.beginning import (
+    at_their_servers,
+    check_sink,
+    refuse_keyless,
+    refuse_lost_state,
+    refuse_paused,
+)
 from penstock.engine.driver import Driver
 from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
@@ -32,11 +38,11 @@ from penstock.errors import (
     ServerChanged,
     TransientError,
 )
-from penstock.model import TableName
 from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
+from penstock.pipeline.verify.narrowing import narrow_rereads
 from penstock.sinks.sink import BatchMark, Sink, Spread
 from penstock.source.offsets import Offset
 
@@ -270,7 +276,7 @@ class PipelineRun:
                 # Tables are read after this place, so no change of theirs is missed.
                 offsets[name] = self._retried(partial(log.after_loss, begin), state).to_json()
                 tables = self._tables.jump(log.source)
-                self._refuse_keyless(name, tables, lost)
+                refuse_keyless(self._tables.known_targets(), name, tables, lost)
                 _log.error(
                     "changes were purged before they were read: every table is read again",
                     source=name,
@@ -281,21 +287,9 @@ class PipelineRun:
                     self._loading.reread(name, table, f"purged at {time.time_ns()}", remove=True)
         if offsets == standing.offsets:
             raise problem
-        return state.write(replace(standing, offsets=offsets))
-
-    def _refuse_keyless(self, source: str, tables: list[TableName], problem: PositionPurged) -> None:
-        """Raise the problem where a table's rows cannot be found in the target, to be deleted."""
-        keyless = [
-            str(table)
-            for table in tables
-            if (target := self._tables.source_target(table_key(source, table))) and not target.primary_key
-        ]
-        if keyless:
-            raise PositionPurged(
-                f"{problem.message}; tables without a primary key cannot be read again: {', '.join(keyless)}",
-                position=problem.position,
-                hint="Empty their targets, then begin again: penstock pipelines reset FILE --yes",
-            ) from problem
+        standing = state.write(replace(standing, offsets=offsets))
+        narrow_rereads(self._settings, state, self._driver.spreading)
+        return standing
 
     @staticmethod
     def _is_first_load(standing: Standing) -> bool:

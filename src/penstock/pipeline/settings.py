@@ -388,11 +388,11 @@ def _policy_of(whole: Mapping[str, Any]) -> str | None:
 
 def _source_of(section: SourceSection) -> PipelineSource:
     options = section.options()
-    if section.on_lost == "resnapshot":
+    if section.on_lost != "stop":
         if section.server_address() is None:
-            raise ValueError("on_lost: resnapshot reads tables again: name the server of the log")
+            raise ValueError(f"on_lost: {section.on_lost} reads tables again: name the server of the log")
         if not section.fail_on_data_loss:
-            raise ValueError("on_lost: resnapshot and fail_on_data_loss: false exclude each other")
+            raise ValueError(f"on_lost: {section.on_lost} and fail_on_data_loss: false exclude each other")
     return PipelineSource(
         name=options.instance,
         options=options,

@@ -112,10 +112,11 @@ class SourceSection(Section):
     fail_on_data_loss: bool = Field(
         default=True, description="true: stop if the log was purged; false: continue after the gap"
     )
-    on_lost: Literal["stop", "resnapshot"] = Field(
+    on_lost: Literal["stop", "resnapshot", "repair"] = Field(
         default="stop",
-        description="if the log was purged: stop; or resnapshot: continue at its end, read every table"
-        " again from the server, and delete rows that only the target has",
+        description="if the log was purged: stop; or continue at its end and read every table again from the"
+        " server (resnapshot), or compare every table and read only the rows that differ (repair); both"
+        " delete rows that only the target has",
     )
 
     @field_validator("start")

@@ -22,6 +22,7 @@ from penstock.engine.task_plan import BETWEEN_SQL, TaskPlan
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost, OptionInvalid
 from penstock.spark.shipping import shipped
+from penstock.spark.verifying import SparkSpreading
 
 _ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _TASKS_PER_PART = 8
@@ -36,6 +37,7 @@ class SparkDriver:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self.cores = _cores_of(session)
+        self.spreading = SparkSpreading(session)
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost where Spark lost a task,
