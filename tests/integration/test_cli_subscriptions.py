@@ -286,7 +286,8 @@ def test_a_subscription_is_forgotten_unless_it_is_consumed(orders: Kept) -> None
     assert orders.run("delete", "orders", "--dry-run").code == 0
     assert orders.run("delete", "orders").code == 2
     assert orders.subscriptions.get("shop", "orders") is not None
-    assert orders.run("delete", "orders", "--yes").code == 0
+    (deleted,) = orders.run("delete", "orders", "--yes", "--json").objects
+    assert deleted["released"] is False, "the daemon was asked, and had no hold of it"
     assert orders.subscriptions.get("shop", "orders") is None
     missing = orders.run("show", "orders")
     assert missing.code == 2

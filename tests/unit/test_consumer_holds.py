@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from penstock.admin.asked_daemon import AskedDaemon
 from penstock.client import Subscriber, intake
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.engine import source_log
 from penstock.engine.source_log import SourceLog
-from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.holds import Hold, Holds, consumer_hold_name
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
 from penstock.pipeline.settings import load_pipeline
-from penstock.serve.consumers import hold_name
 from penstock.settings import LogSettings
 from penstock.source.offsets import Offset
 from tests.canal_client import CanalClient
@@ -80,7 +80,22 @@ def test_subscriber_holds_the_log_where_it_has_consumed_up_to(daemon: ServedLog)
     # It may be set back by hand.
     consume(daemon, "cache/host-2", first)
     assert holds(daemon) == {"cache": first}
-    assert daemon.ask("DELETE", f"/v1/instances/{INSTANCE}/holds/{hold_name('cache')}").status == 200
+    assert daemon.ask("DELETE", f"/v1/instances/{INSTANCE}/holds/{consumer_hold_name('cache')}").status == 200
+    assert holds(daemon) == {}
+
+
+def test_consumer_that_is_deleted_releases_the_log_at_once(daemon: ServedLog) -> None:
+    asked = AskedDaemon.find(INSTANCE, f"http://127.0.0.1:{daemon.port()}", None)
+    first, second, *_ = places(daemon.log)
+    consume(daemon, "cache", first)
+    assert holds(daemon) == {"cache": first}
+    # Not written yet, and not to be written any more.
+    consume(daemon, "cache", second)
+    try:
+        assert asked.release_consumer("cache")
+        assert not asked.release_consumer("cache")
+    finally:
+        asked.close()
     assert holds(daemon) == {}
 
 
@@ -207,7 +222,7 @@ def test_consumer_that_does_not_come_back_holds_nothing_in_the_end(log: Log) -> 
         consume(daemon, "cache", first)
         holds(daemon)
         (kept,) = Holds(log.disk, log.layout).all()
-        assert kept == Hold(hold_name("cache"), first, kept.expires_us, "everything")
+        assert kept == Hold(consumer_hold_name("cache"), first, kept.expires_us, "everything")
         assert 0 <= (kept.expires_us or 0) - begun_us - 7200_000_000 < WAIT_SECONDS_MAX * 1_000_000
 
 
@@ -231,7 +246,7 @@ def test_consumer_does_not_hold_a_log_of_memory() -> None:
     [("orders-cache", "orders-cache"), ("a.b", "a.2e.b"), ("a/ä", "a.2f..e4."), ("x" * 200, "x" * 40)],
 )
 def test_hold_says_whose_it_is(consumer: str, name: str) -> None:
-    found = hold_name(consumer).removeprefix("penstock.consumer.")
+    found = consumer_hold_name(consumer).removeprefix("penstock.consumer.")
     assert found.startswith(name)
-    assert len(hold_name(consumer)) <= 128
-    assert hold_name(consumer + "y") != hold_name(consumer)
+    assert len(consumer_hold_name(consumer)) <= 128
+    assert consumer_hold_name(consumer + "y") != consumer_hold_name(consumer)

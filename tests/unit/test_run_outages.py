@@ -385,7 +385,7 @@ def test_run_begins_at_the_server_that_its_positions_belong_to(
 
 def test_further_servers_without_a_first_one_are_refused(tmp_path: Path) -> None:
     source = {"path": "/logs", "servers": ["127.0.0.1:2"]}
-    with pytest.raises(OptionInvalid, match="neither names one"):
+    with pytest.raises(OptionInvalid, match="neither url nor server names one"):
         pipeline_of_values({"name": "test", "source": source, "sink": "stdout"}, tmp_path)
 
 

@@ -16,6 +16,7 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
+from penstock.logstore.holds import consumer_hold_name
 from penstock.model import Position, Tls
 from penstock.settings import LOOPBACK_DEFAULT, PORT_DEFAULT, load_settings
 from penstock.source.bounds import Bound
@@ -192,6 +193,14 @@ class AskedDaemon:
     def remove_hold(self, reader: str) -> None:
         """Remove a hold. Raises SourceMissing, AccessDenied."""
         self._client.delete(f"holds/{quote(reader, safe='')}")
+
+    def release_consumer(self, consumer: str) -> bool:
+        """Remove the hold of a named consumer; return whether there was one. Raises AccessDenied."""
+        try:
+            self.remove_hold(consumer_hold_name(consumer))
+        except SourceMissing:
+            return False
+        return True
 
     # --- Answers ----------------------------------------------------------------------------
 

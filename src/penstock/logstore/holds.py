@@ -212,6 +212,11 @@ class Holds:
         return self._folder / f"{name}{_SUFFIX}"
 
 
+def consumer_hold_name(consumer: str) -> str:
+    """Return the name of a named consumer's hold, which says whose it is."""
+    return CONSUMER_PREFIX + reader_name(consumer)
+
+
 def reader_name(text: str) -> str:
     """Return the part of a hold's name that identifies its reader, for a reader name of any characters."""
     name = re.sub(r"[^0-9A-Za-z_-]", lambda match: f".{ord(match[0]):x}.", text)

@@ -19,7 +19,7 @@ import structlog
 
 from penstock.errors import PenstockError
 from penstock.limits import CONSUMER_HOLD_PAUSE_SECONDS, HOLD_AGE_SECONDS_DEFAULT
-from penstock.logstore.holds import CONSUMER_PREFIX, Hold, Holds, reader_name
+from penstock.logstore.holds import Hold, Holds, consumer_hold_name
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
@@ -29,11 +29,6 @@ _log = structlog.get_logger(__name__)
 
 # A hold that has not moved is renewed so many times before it would expire.
 _RENEWALS = 8
-
-
-def hold_name(consumer: str) -> str:
-    """Return the name of a consumer's hold, which says whose it is."""
-    return CONSUMER_PREFIX + reader_name(consumer)
 
 
 @dataclass
@@ -103,6 +98,13 @@ class Consumers:
         self._known.pop((instance, consumer), None)
         self._forgotten.add((instance, consumer))
 
+    def release(self, instance: str, reader: str) -> None:
+        """Forget what the consumer of a hold told until now; the hold has been removed."""
+        for key in [
+            key for key in self._known if key[0] == instance and consumer_hold_name(key[1]) == reader
+        ]:
+            del self._known[key]
+
     async def run(self) -> None:
         """Write holds until it is cancelled."""
         while True:
@@ -134,7 +136,7 @@ class Consumers:
             if isinstance(log, MemoryLog):
                 return
             holds = Holds(log.disk, log.layout)
-            name = hold_name(consumer)
+            name = consumer_hold_name(consumer)
             if found.held is None:
                 in_force = holds.readable(time.time_ns() // 1000)
                 found.held = next((one.position for one in in_force if one.name == name), None)
@@ -158,7 +160,7 @@ class Consumers:
         try:
             log = self._log_of(instance)
             if not isinstance(log, MemoryLog):
-                Holds(log.disk, log.layout).remove(hold_name(consumer))
+                Holds(log.disk, log.layout).remove(consumer_hold_name(consumer))
         except PenstockError as problem:
             _log.warning("a hold is left to expire", instance=instance, consumer=consumer, why=str(problem))
 

@@ -17,7 +17,15 @@ from penstock.admin.rendering import Field, LineWriter, bytes_text, time_text, w
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import ShardView, Subscription, Subscriptions
-from penstock.errors import ConnectionLost, OptionInvalid, PenstockError, SourceMissing
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    SourceMissing,
+)
+from penstock.logstore.holds import consumer_hold_name
 from penstock.model import Position
 from penstock.settings import load_settings
 from penstock.source.bounds import Bound
@@ -390,10 +398,11 @@ def delete(
     yes: Yes = False,
     coordination: Coordination = None,
     config: Config = None,
+    url: Url = None,
     json: Json = False,
 ) -> None:
-    """Delete a subscription and its checkpoints."""
-    with _Place.of(coordination, None, config) as place:
+    """Delete a subscription with its checkpoints, and release the log that it held."""
+    with _Place.of(coordination, url, config) as place:
         chosen = place.choose(subscription)
         shards = [_ShownShard(view, Lag()) for view in place.registry.shards(chosen)]
         owners = _refuse_owned(chosen, shards, "delete", force=force)
@@ -410,7 +419,23 @@ def delete(
         if not dry_run:
             _confirm(yes, f"Forget {_name(chosen)} and its checkpoints?")
             place.registry.delete(chosen.instance, chosen.name)
+            line["released"] = _release(place, chosen)
         _done(json, line, dry_run, "deleted")
+
+
+def _release(place: _Place, chosen: Subscription) -> bool | None:
+    """Have the daemon keep nothing for a subscription any longer; None where it could not be asked."""
+    try:
+        daemon = place.daemon(chosen.instance)
+        return None if daemon is None else daemon.release_consumer(chosen.name)
+    except (AccessDenied, AuthenticationFailed, ConnectionLost) as problem:
+        reader = consumer_hold_name(chosen.name)
+        typer.echo(
+            f"the log is kept for it until log.retention.hold_age: {problem}. To end that:"
+            f" penstock holds remove {chosen.instance} {reader}",
+            err=True,
+        )
+        return None
 
 
 def _wanted(

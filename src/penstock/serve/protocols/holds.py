@@ -71,9 +71,12 @@ async def _remove(served: Served, request: Request) -> Response:
     """Remove a hold: what only it kept leaves the log with the next pass of retention."""
     account, log = account_of(request), log_of(served, request)
     reader = request.path_params["reader"]
-    account.prove_reads(request.path_params["instance"], reader)
+    instance = request.path_params["instance"]
+    account.prove_reads(instance, reader)
     holds = log if isinstance(log, MemoryLog) else Holds(log.disk, log.layout)
     await run_in_threadpool(holds.give_up, reader, account.name, admin=account.admin)
+    # What its consumer told before would set it again.
+    served.consumers.release(instance, reader)
     return JSONResponse({"reader": reader})
 
 
