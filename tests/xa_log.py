@@ -39,6 +39,14 @@ class XaLog:
         *head, statement = self.commit
         return [*head, replace(statement, body=statement.body.replace(COMMIT, ROLLBACK))]
 
+    def commit_numbered(self, number: int) -> Group:
+        """Return the commit with another sequence number of MariaDB; MySQL's is the same."""
+        sequence = number.to_bytes(8, "little")
+        return [
+            replace(event, body=sequence + event.body[8:]) if event.code == MARIADB_GTID else event
+            for event in self.commit
+        ]
+
     def many_rows(self, count: int) -> Group:
         """Return the prepared transaction with its rows so many times."""
         rows = [one for one in self.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE)]

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -39,21 +40,27 @@ class KeptXaLog:
             log.disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=0), clock=lambda: self.now_us
         )
 
-    def add(self, number: int, *groups: Group) -> None:
-        """Add a file to the log."""
+    def add(self, number: int, *groups: Group, epoch: int = 0) -> None:
+        """Add a file to the log; the first one of an epoch begins it, on a server of its own."""
         path = self.xa.write(self.log.folder.parent / f"mysql-bin.{number:06}", groups)
         data = path.read_bytes()
         path.unlink()
         first = first_event_end(data)
-        head, source = data[:first], {"epoch": 0, "flavor": self.flavor}
+        head, source = data[:first], {"epoch": epoch, "flavor": self.flavor}
         if number == 1:
             self.log.begin_epoch(
-                **source, server_key="a", server_id=1, version="9", file=path.name, offset=first, gtid_set=""
+                **source,
+                server_key="ab"[epoch],
+                server_id=1 + epoch,
+                version="9",
+                file=path.name,
+                offset=first,
+                gtid_set="",
             )
         cutter = BlockCutter(
             **source, file=path.name, offset=first, live=False, block_bytes=BLOCK_BYTES, head=head
         )
-        self.log.begin_file(path.name, first, head[4:], cutter.gtid_set, **source, server_id=1)
+        self.log.begin_file(path.name, first, head[4:], cutter.gtid_set, **source, server_id=1 + epoch)
         cutter.feed(data[first:])
         start, end, boundary = cutter.data_start, cutter.data_end, cutter.boundary
         self.log.append(cutter.take_data(), start, end, boundary, cutter.take_records())
@@ -111,6 +118,46 @@ def test_what_is_prepared_stays_until_it_commits(kept: KeptXaLog) -> None:
     assert kept.files == ["mysql-bin.000004"]
     with pytest.raises(PreparedMissing):
         list(read_binlog(kept.log.folder, start=str(committed), emit="envelope"))
+
+
+def test_rows_prepared_before_a_fail_over_come_once_with_the_commit_on_the_new_server(
+    kept: KeptXaLog,
+) -> None:
+    def read(start: str | None = None) -> list[dict[str, Any]]:
+        return [
+            row
+            for batch in read_binlog(kept.log.folder, start=start, emit="envelope")
+            for row in pyarrow.record_batch(batch).to_pylist()
+        ]
+
+    kept.add(1, epoch=1)
+    kept.upkeep()
+    (transaction,) = kept.prepared.transactions
+    assert (transaction.xid, transaction.position.epoch) == (XID, 0)
+    assert [hold.position for hold in kept.held()] == [transaction.position]
+    before = read()
+    # Of a server's transactions MariaDB knows the newest one of each domain alone.
+    kept.add(2, kept.xa.commit_numbered(99), epoch=1)
+    committed = kept.log.extents()[-1]
+    found = read(str(committed.first))
+    [version] = {row["_commit_version"] for row in found}
+    assert (
+        committed.first.commit_version
+        <= version
+        < replace(committed.first, offset=committed.end).commit_version
+    )
+    assert read() == [*before, *found]
+    kept.upkeep()
+    assert (kept.prepared.transactions, kept.held()) == ((), [])
+
+
+def test_commit_on_a_new_server_without_the_prepared_rows_stops_by_name(kept: KeptXaLog) -> None:
+    kept.add(1, epoch=1)
+    kept.retention.run(kept.log)
+    assert {extent.first.epoch for extent in kept.log.extents()} == {1}
+    kept.add(2, kept.xa.commit_numbered(99), epoch=1)
+    with pytest.raises(PreparedMissing):
+        list(read_binlog(kept.log.folder, emit="envelope"))
 
 
 def test_a_rollback_gives_what_was_prepared_up(kept: KeptXaLog) -> None:

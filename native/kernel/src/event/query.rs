@@ -408,7 +408,7 @@ mod tests {
         let text = r"SET STATEMENT a='\' FOR INSERT INTO t VALUES (1) /* ' FOR ALTER TABLE t ADD c INT */";
         assert_eq!(verb(text.as_bytes(), || Backslash::Plain), Verb::Change);
         assert_eq!(verb(text.as_bytes(), || Backslash::Escapes), Verb::Definition);
-        assert_eq!(after_prefix(r"SET STATEMENT a='\' FOR DROP TABLE t", Backslash::Plain), Some(" DROP TABLE t"));
+        assert_eq!(after_prefix(r"SET STATEMENT a='\' FOR DROP TABLE t", Backslash::Plain), Some("DROP TABLE t"));
         assert_eq!(after_prefix(r"SET STATEMENT a='\' FOR DROP TABLE t", Backslash::Escapes), None);
     }
 

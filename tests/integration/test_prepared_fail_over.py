@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An XA transaction that is prepared on one server and committed on the replica that takes over."""
+
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from penstock.binlog import read_binlog
+from penstock.model import Position
+from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position
+from tests.fixture_types import StartServer
+from tests.patience import wait_until
+from tests.replicas import gtids_executed, replica_of
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_log_prepared.py"
+    "::test_rows_prepared_before_a_fail_over_come_once_with_the_commit_on_the_new_server"
+)
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+def test_rows_prepared_on_the_old_primary_come_once_when_the_new_one_commits(
+    start_server: StartServer, tmp_path: Path, flavor: str
+) -> None:
+    primary = start_server(flavor)
+    follower = replica_of(primary, start_server)
+    primary.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT PRIMARY KEY)")
+    settings = settings_of(
+        tmp_path,
+        primary.url(),
+        servers=[f"127.0.0.1:{follower.port}"],
+        start="earliest",
+        fail_over_after="300ms",
+    )
+    with capturing(settings) as capture:
+        for number in (1, 2):
+            # One is committed by the new primary, the other one rolled back.
+            primary.sql(
+                f"XA START 'x{number}'; INSERT INTO d.t VALUES ({number});"
+                f" XA END 'x{number}'; XA PREPARE 'x{number}'"
+            )
+        wait_for_position(capture, head_of(primary))
+        wait_until(lambda: gtids_executed(follower) == gtids_executed(primary))
+        primary.kill()
+        follower.sql("STOP SLAVE" if flavor == "mariadb" else "STOP REPLICA")
+        follower.sql("INSERT INTO d.t VALUES (3)")
+        follower.sql("XA COMMIT 'x1'")
+        follower.sql("XA ROLLBACK 'x2'")
+        follower.sql("INSERT INTO d.t VALUES (4)")
+        wait_for(capture, lambda status: status.position == f"1/{head_of(follower)}")
+        begun = capture.snapshot()
+    assert begun.epoch == 1
+    rows = [
+        row
+        for batch in read_binlog(tmp_path / "shop", ["d.t"])
+        for row in pyarrow.record_batch(batch).to_pylist()
+    ]
+    assert [row["a"] for row in rows] == [3, 1, 4]
+    versions = [row["_commit_version"] for row in rows]
+    assert versions == sorted(set(versions))
+    assert versions[0] >= Position(1, head_of(follower).file, 4).commit_version
