@@ -75,7 +75,7 @@ fn append_rare(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u8]) ->
             Some(bytes) => inet::append6(&bytes, runs),
             None => Err(wrong(sent, kind)),
         },
-        (Kind::Vector { .. }, _) => Err(wrong(sent, kind)),
+        (Kind::Vector { .. }, _) => Err(vector::odd(sent)),
         (kind, _) => Err(misplaced("a value of a result set", kind)),
     }
 }

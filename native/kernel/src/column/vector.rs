@@ -1,7 +1,7 @@
 //! VECTOR: little-endian 32-bit floats. MySQL keeps them as a BLOB, MariaDB as a VARBINARY.
 
 use crate::cursor::Cursor;
-use crate::error::{value_malformed, Result};
+use crate::error::{value_malformed, Error, Result};
 
 use super::float;
 use super::store::{Appended, Runs};
@@ -12,8 +12,16 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     if bytes.len() % 4 == 0 {
         Ok(bytes)
     } else {
-        Err(value_malformed(format!("a VECTOR of {} bytes", bytes.len())))
+        Err(odd(bytes))
     }
+}
+
+/// The error of bytes that are no floats. MySQL 9 keeps the bytes of a BLOB that ALTER TABLE makes a VECTOR, whatever
+/// their number is.
+#[cold]
+pub(super) fn odd(bytes: &[u8]) -> Error {
+    value_malformed(format!("a VECTOR of {} bytes, which is no number of 32-bit floats", bytes.len()))
+        .hint("find such rows by LENGTH(CAST(column AS BINARY)) % 4 <> 0, and correct or remove them at the source")
 }
 
 pub(super) fn append(bytes: &[u8], runs: &mut Runs<f32>) -> Appended {
@@ -62,6 +70,8 @@ mod tests {
 
     #[test]
     fn a_vector_of_odd_length_is_malformed() {
-        assert!(read(1, &mut Cursor::new(b"\x03abc")).is_err());
+        let error = read(1, &mut Cursor::new(b"\x06abcdef")).unwrap_err();
+        assert!(error.to_string().contains("a VECTOR of 6 bytes"), "{error}");
+        assert!(format!("{error:?}").contains("LENGTH(CAST(column AS BINARY))"), "{error:?}");
     }
 }
