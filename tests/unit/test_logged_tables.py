@@ -87,14 +87,18 @@ def test_reader_gives_up_waiting_with_an_error_that_may_be_tried_again(
     with pytest.raises(SchemaPending, match=r"shop\.orders is still being read") as pending:
         tables_of(log).schema("shop", "orders", at(300))
     assert "ALTER TABLE orders" in pending.value.message
-    assert f"penstock schema set shop.orders --at {at(200)} --ddl FILE" in str(pending.value.hint)
+    assert f"penstock schema set shop.orders --log FOLDER --at {at(200)} --ddl FILE" in str(
+        pending.value.hint
+    )
 
 
 def test_reader_stops_at_once_where_nobody_can_tell(kept: SchemaLog[SchemaHistory], log: WatchedLog) -> None:
     kept.settle(at(200), [refusal_line(ORDERS, "the server no longer has the table")])
     with pytest.raises(SchemaUnknown, match="the server no longer has the table") as unknown:
         tables_of(log).schema("shop", "orders", at(300))
-    assert str(unknown.value.hint).endswith(f"penstock schema set shop.orders --at {at(200)} --ddl FILE")
+    assert str(unknown.value.hint).endswith(
+        f"penstock schema set shop.orders --log FOLDER --at {at(200)} --ddl FILE"
+    )
     assert len(log.asked) == 1
 
 

@@ -491,5 +491,6 @@ def _listed(name: TableName | None, doubt: Doubt, failure: str | None) -> dict[s
         "reason": doubt.reason,
         "state": "stopped" if doubt.refusal is not None else _BEING_READ,
         "why": doubt.refusal or failure,
-        "command": f"penstock schema set {name} --at {since or 'POSITION'} --ddl FILE",
+        "command": f"penstock schema set {name} --url penstock://HOST:7070/INSTANCE"
+        f" --at {since or 'POSITION'} --ddl FILE",
     }

@@ -143,7 +143,8 @@ def server_behind(connection: Connection, gtid_set: str, position: Position | No
     return ServerBehind(
         f"{connection.address} lacks transactions that the log has: {missing}",
         position=None if position is None else str(position),
-        hint="It is asked again until it has them. Where they are lost: penstock position accept",
+        hint="It is asked again until it has them. Where they are lost: penstock position accept INSTANCE"
+        " --config penstock.yaml --server HOST:PORT",
         missing=missing,
     )
 

@@ -57,7 +57,7 @@ class LoggedTables:
             doubt = None if history is None else history.doubt(name)
             if history is None or doubt is None:
                 return None if history is None else history.schema(name.database, name.table)
-            command = f"penstock schema set {name} --at {doubt.since or position} --ddl FILE"
+            command = self._command(name, doubt.since or position)
             since = f"since {doubt.since}: {doubt.reason}" if doubt.since else "since before the log"
             if doubt.refusal is not None:
                 raise SchemaUnknown(
@@ -73,6 +73,9 @@ class LoggedTables:
                 )
             time.sleep(_PAUSE_SECONDS)
 
+    def _command(self, name: TableName, since: Position) -> str:
+        return f"penstock schema set {name} {self._source.options.log_option} --at {since} --ddl FILE"
+
     def reread(self, name: TableName, position: Position) -> TableSchema:
         """Make the daemon that captures the log read the table again. Raises SchemaUnknown."""
         known = self._known.pop(name, None)
@@ -81,7 +84,7 @@ class LoggedTables:
             raise SchemaUnknown(
                 f"the log does not know the definition of {name} here",
                 position=str(position),
-                hint=f"{_HINT}; or: penstock schema set {name} --at {position} --ddl FILE",
+                hint=f"{_HINT}; or: {self._command(name, position)}",
             )
         self._known[name] = schema
         return schema

@@ -127,6 +127,11 @@ class SourceOptions:
         """Whether the source is a log kept by Penstock: a daemon's log, or a log folder."""
         return self.daemon is not None or (len(self.paths) == 1 and _is_log(self.paths[0]))
 
+    @property
+    def log_option(self) -> str:
+        """The option by which `penstock schema` names this log."""
+        return f"--url {self.daemon}" if self.daemon else f"--log {next(iter(self.paths), 'FOLDER')}"
+
     @classmethod
     def parse(
         cls,

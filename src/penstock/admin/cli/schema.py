@@ -114,7 +114,8 @@ def _in_force(source: Source, name: TableName, position: Position) -> TableSchem
         raise SchemaUnknown(
             f"the definition of {name} is in doubt since {doubt.since}: {doubt.refusal or doubt.reason}",
             position=str(position),
-            hint=f"Give it by hand: penstock schema set {name} --at {doubt.since or position} --ddl FILE",
+            hint=f"Give it by hand: penstock schema set {name} {source.options.log_option}"
+            f" --at {doubt.since or position} --ddl FILE",
         )
     if found is None:
         raise SchemaUnknown(
