@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports that count a connection from the moment it is accepted until its descriptor is closed.
+"""Listening sockets that count each connection from accept until its descriptor is closed.
 
-An event loop tells a protocol of a connection once its TLS handshake is over. What connects and says nothing
-costs a descriptor from the first moment, so it is counted here, below the loop.
+An event loop reports a connection only after its TLS handshake. A silent client costs a descriptor from the
+start, so connections are counted below the loop.
 """
 
 import socket
@@ -16,17 +16,17 @@ from penstock.limits import (
     HANDSHAKES_PER_PEER_MAX,
 )
 
-# How many connections are accepted before the event loop looks after those that there are.
+# The number of connections accepted before the event loop serves the existing ones.
 _ACCEPTED_AT_ONCE = 64
 
-# Where a peer is: the address, and its port on that host.
+# A peer: its address and its port.
 _Address = tuple[str, int]
 
 
 class Admission:
-    """How many connections there are, and whose. Belongs to the event loop.
+    """Counts connections in total and per peer. Belongs to the event loop.
 
-    A connection over TLS is in its handshake until `greeted` is called for it.
+    A TLS connection is in its handshake until `greeted` is called for it.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Admission:
 
     @property
     def in_handshake(self) -> int:
-        """How many are in their TLS handshake."""
+        """The number of connections in their TLS handshake."""
         return len(self._handshakes)
 
     def refusal(self, peer: str) -> str | None:
-        """Return why one more connection of a peer is refused, None where it is not."""
+        """Return why another connection of a peer is refused, None if it is allowed."""
         if self.open >= CONNECTIONS_MAX or self._by_peer[peer] >= CONNECTIONS_PER_PEER_MAX:
             return "too many connections"
         if self.in_handshake >= HANDSHAKES_MAX or self._handshakes_by_peer[peer] >= HANDSHAKES_PER_PEER_MAX:
@@ -49,7 +49,7 @@ class Admission:
         return None
 
     def accepted(self, descriptor: int, peer: str, *, with_handshake: bool) -> None:
-        """Count a connection that was accepted."""
+        """Count an accepted connection."""
         self.open += 1
         self._by_peer[peer] += 1
         if with_handshake:
@@ -57,16 +57,16 @@ class Admission:
             self._handshakes_by_peer[peer] += 1
 
     def greeted(self, descriptor: int) -> None:
-        """Note that a connection's handshake is over."""
+        """Record the end of a connection's handshake."""
         peer = self._handshakes.pop(descriptor, None)
         if peer is not None:
-            _take_one(self._handshakes_by_peer, peer)
+            _decrement(self._handshakes_by_peer, peer)
 
     def closed(self, descriptor: int, peer: str) -> None:
-        """Count a connection as gone, before its descriptor is."""
+        """Count a connection as closed, before its descriptor is closed."""
         self.greeted(descriptor)
         self.open -= 1
-        _take_one(self._by_peer, peer)
+        _decrement(self._by_peer, peer)
 
 
 class AcceptedSocket(socket.socket):
@@ -76,7 +76,7 @@ class AcceptedSocket(socket.socket):
     peer = ""
 
     def close(self) -> None:
-        """Close it, and count it as gone."""
+        """Close the connection and stop counting it."""
         admission, self.admission = self.admission, None
         if admission is not None:
             admission.closed(self.fileno(), self.peer)
@@ -84,7 +84,8 @@ class AcceptedSocket(socket.socket):
 
 
 class ListeningSocket(socket.socket):
-    """A port whose connections are counted. `refused` is told of each that is one too many, and why."""
+    """A listening socket that counts connections. `refused` is called for each rejected one with the
+    reason."""
 
     def __init__(self, bound: socket.socket, admission: Admission, *, with_handshake: bool) -> None:
         super().__init__(fileno=bound.detach())
@@ -96,8 +97,8 @@ class ListeningSocket(socket.socket):
     def accept(self) -> tuple[socket.socket, _Address]:
         """Accept the next connection.
 
-        Raises ConnectionAbortedError for one too many, and BlockingIOError after each few: an event loop then
-        looks after everybody else first, so that connections that have ended meanwhile do not count.
+        Raises ConnectionAbortedError for a rejected one, and BlockingIOError after a batch of connections, so
+        that the event loop first serves the others and connections that have ended are no longer counted.
         """
         self._accepted = (self._accepted + 1) % (_ACCEPTED_AT_ONCE + 1)
         if not self._accepted:
@@ -115,7 +116,7 @@ class ListeningSocket(socket.socket):
         return accepted, address
 
 
-def _take_one(counter: Counter[str], name: str) -> None:
+def _decrement(counter: Counter[str], name: str) -> None:
     counter[name] -= 1
     if counter[name] <= 0:
         del counter[name]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: accounts, how each protocol proves one, and what an account may read and use.
+"""Access control: accounts, how each protocol authenticates them, their permissions and quotas.
 
     access = Access.of_settings(settings.listen, settings.access)
-    account = access.of_token(text)                      # or of_basic, of_canal; None: nobody we know
+    account = access.of_token(text)                      # or of_basic, of_canal; None: unknown
     tables = account.readable("shop", "orders-cache", TablePatterns("shop.*"))      # raises AccessDenied
     with account.request():                              # raises QuotaReached
         await asyncio.sleep(account.spend(len(piece), time.monotonic()))
 
-Where no credentials are set, and at a listener that asks for none, everybody is `WHOLE`.
+Without configured credentials, and at a listener that requires none, every client has the account `WHOLE`.
 """
 
 import base64
@@ -25,33 +25,33 @@ from penstock.errors import AccessDenied, QuotaReached
 from penstock.model import Secret, TableName, TablePatterns
 from penstock.settings import AccountSettings, Listening, ListenSettings
 
-# What an account may be sent at once after it was quiet, in seconds of its rate.
+# The burst that an idle account may receive at once, in seconds of its rate.
 _BURST_SECONDS = 1.0
 
-# Who waits for longer is told to come again, instead of being kept waiting.
+# A client that would have to wait longer is told to retry later.
 _DEBT_SECONDS_MAX = 5.0
 
 _SCRAMBLED_BYTES = 2 * hashlib.sha1(usedforsecurity=False).digest_size
 
 
 class PermittedTables(TablePatterns):
-    """The tables that are asked for, as far as an account may read them. Hashable, as what it narrows."""
+    """The requested tables, limited to those an account may read. Hashable, like its base class."""
 
-    def __init__(self, asked: TablePatterns, permitted: TablePatterns) -> None:
-        super().__init__(list(asked.include), list(asked.exclude))
+    def __init__(self, requested: TablePatterns, permitted: TablePatterns) -> None:
+        super().__init__(list(requested.include), list(requested.exclude))
         self.permitted = permitted
 
     def matches(self, database: str, table: str) -> bool:
-        """Tell whether the table is asked for and permitted."""
+        """Return whether the table is requested and permitted."""
         return super().matches(database, table) and self.permitted.matches(database, table)
 
     @property
     def selects_all(self) -> bool:
-        """Whether every table is asked for and permitted."""
+        """Whether all tables are requested and permitted."""
         return super().selects_all and self.permitted.selects_all
 
     def may_match_in(self, database: str) -> bool:
-        """Tell whether a table of that database can be asked for and permitted."""
+        """Return whether a table of that database can be requested and permitted."""
         return super().may_match_in(database) and self.permitted.may_match_in(database)
 
     def __eq__(self, other: object) -> bool:
@@ -65,7 +65,7 @@ class PermittedTables(TablePatterns):
 
 @dataclass(frozen=True)
 class Quota:
-    """What an account may use: None is no bound."""
+    """The limits of an account. None means unlimited."""
 
     bytes_per_second: int | None = None
     requests_max: int | None = None
@@ -73,7 +73,7 @@ class Quota:
 
 @dataclass(eq=False)
 class Account:
-    """Somebody who is let in, what they may do, and what they use now. Belongs to the event loop."""
+    """An authenticated client: its permissions and current usage. Belongs to the event loop."""
 
     name: str
     instances: tuple[str, ...] = ("*",)
@@ -82,47 +82,47 @@ class Account:
     admin: bool = False
     quota: Quota = field(default_factory=Quota)
     requests: int = 0
-    _owed_bytes: float = 0.0
-    _owed_at: float = 0.0
+    _debt_bytes: float = 0.0
+    _debt_at: float = 0.0
 
     # --- Permissions ------------------------------------------------------------------------
 
     def may_read(self, instance: str, subscription: str | None = None) -> bool:
-        """Tell whether it may read some tables of an instance, as that subscription if one is named."""
+        """Return whether the account may read tables of an instance, as a subscription if one is named."""
         return _matches(instance, self.instances) and (
             subscription is None or _matches(subscription, self.subscriptions)
         )
 
     def may_read_table(self, database: str, table: str) -> bool:
-        """Tell whether it may read a table, of an instance that it may read."""
+        """Return whether the account may read a table of a readable instance."""
         return self.tables.matches(database, table)
 
     def may_administer(self, instance: str, subscription: str | None = None) -> bool:
-        """Tell whether it may reset, move, resize and delete subscriptions of an instance."""
+        """Return whether the account may reset, move, resize and delete subscriptions of an instance."""
         return self.admin and self.may_read(instance, subscription)
 
     def readable(
         self, instance: str, subscription: str | None = None, tables: TablePatterns | None = None
     ) -> TablePatterns:
-        """Return the tables that are asked for, narrowed to what it may read. Raises AccessDenied.
+        """Return the requested tables, limited to those the account may read. Raises AccessDenied.
 
-        A table that is asked for by its very name is refused rather than left out in silence.
+        A table requested by its exact name is refused rather than silently omitted.
         """
         self.prove_reads(instance, subscription)
-        asked = tables if tables is not None else TablePatterns()
+        requested = tables if tables is not None else TablePatterns()
         if not self.tables.include and not self.tables.exclude:
-            return asked
-        for pattern in asked.include:
-            one = TablePatterns([pattern]).single()
-            if one is not None and not self.tables.matches(one.database, one.table):
+            return requested
+        for pattern in requested.include:
+            table = TablePatterns([pattern]).single()
+            if table is not None and not self.tables.matches(table.database, table.table):
                 raise AccessDenied(
-                    f"account {self.name} may not read {one}",
+                    f"account {self.name} may not read {table}",
                     hint=f"It may read {', '.join(self.tables.include) or 'others'}: access in penstock.yaml",
                 )
-        return PermittedTables(asked, self.tables)
+        return PermittedTables(requested, self.tables)
 
     def prove_reads(self, instance: str, subscription: str | None = None) -> None:
-        """Raise AccessDenied unless it may read the instance, as that subscription if one is named."""
+        """Raise AccessDenied unless the account may read the instance, as a subscription if one is named."""
         if not _matches(instance, self.instances):
             raise AccessDenied(
                 f"account {self.name} may not read instance {instance}",
@@ -135,7 +135,7 @@ class Account:
             )
 
     def prove_reads_whole_log(self, instance: str) -> None:
-        """Raise AccessDenied unless it may read raw bytes, which hold every table."""
+        """Raise AccessDenied unless the account may read raw bytes, which contain all tables."""
         self.prove_reads(instance)
         if self.tables.include or self.tables.exclude:
             raise AccessDenied(
@@ -144,11 +144,11 @@ class Account:
             )
 
     def prove_reads_table(self, instance: str, name: TableName) -> None:
-        """Raise AccessDenied unless it may read a table."""
+        """Raise AccessDenied unless the account may read a table."""
         self.readable(instance, tables=TablePatterns([name.sql]))
 
     def prove_administers(self, instance: str, subscription: str | None = None) -> None:
-        """Raise AccessDenied unless it may change subscriptions of an instance."""
+        """Raise AccessDenied unless the account may change subscriptions of an instance."""
         self.prove_reads(instance, subscription)
         if not self.admin:
             raise AccessDenied(
@@ -157,10 +157,11 @@ class Account:
             )
 
     def prove_may_take_over(self, subscription: str, owner: str) -> None:
-        """Raise AccessDenied where a subscription's cursor is another account's, and not this one's to take.
+        """Raise AccessDenied if a subscription belongs to another account and this one may not take it over.
 
-        An admin may take it, and an account whose `subscriptions` name it by more than a wildcard alone.
-        `owner` is "" where that is not known. That the account may read as the subscription is proved before.
+        An admin may take it over, and so may an account whose `subscriptions` name it by more than a
+        wildcard. `owner` is "" if unknown. The caller has already checked that the account may read as the
+        subscription.
         """
         is_named = any(
             fnmatchcase(subscription, pattern) for pattern in self.subscriptions if pattern.strip("*")
@@ -175,7 +176,7 @@ class Account:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request as under way inside the block. Raises QuotaReached."""
+        """Count a request as running inside the block. Raises QuotaReached."""
         if self.quota.requests_max is not None and self.requests >= self.quota.requests_max:
             raise QuotaReached(
                 f"account {self.name} has {self.requests} requests under way, which is all it may have",
@@ -188,16 +189,16 @@ class Account:
             self.requests -= 1
 
     def spend(self, size: int, now: float) -> float:
-        """Note that `size` bytes are sent, and return the seconds to wait before more may be."""
+        """Count `size` sent bytes, and return the seconds to wait before sending more."""
         rate = self.quota.bytes_per_second
         if rate is None:
             return 0.0
-        self._owed_bytes = max(self._owed_bytes - (now - self._owed_at) * rate, 0.0) + size
-        self._owed_at = now
-        return max(self._owed_bytes / rate - _BURST_SECONDS, 0.0)
+        self._debt_bytes = max(self._debt_bytes - (now - self._debt_at) * rate, 0.0) + size
+        self._debt_at = now
+        return max(self._debt_bytes / rate - _BURST_SECONDS, 0.0)
 
     def prove_may_be_sent(self, now: float) -> None:
-        """Raise QuotaReached where what was sent before would keep a new request waiting for long."""
+        """Raise QuotaReached if earlier sends would delay a new request for too long."""
         wait = self.spend(0, now)
         if wait > _DEBT_SECONDS_MAX:
             raise QuotaReached(
@@ -207,17 +208,17 @@ class Account:
             )
 
     def retry_seconds(self, now: float) -> int:
-        """Return after how many seconds a request that was refused may be tried again, 1 or more."""
+        """Return the seconds after which a refused request may be retried, at least 1."""
         return max(int(self.spend(0, now) - _DEBT_SECONDS_MAX) + 1, 1)
 
 
-# Who may do everything: who has listen.token, and everybody where no credentials are set.
+# The account of clients with listen.token, and of all clients if no credentials are configured.
 WHOLE = Account("everything", admin=True)
 
 
 @dataclass(frozen=True)
-class _Known:
-    """An account with what proves it."""
+class _Credentials:
+    """An account with its credentials."""
 
     account: Account
     token: Secret | None
@@ -226,11 +227,12 @@ class _Known:
 
 
 class Access:
-    """The accounts of a daemon. Every comparison goes over all of them and takes the same time."""
+    """The accounts of a daemon. Each check compares all accounts, so it takes the same time for any of
+    them."""
 
     def __init__(
         self,
-        known: Sequence[_Known] = (),
+        known: Sequence[_Credentials] = (),
         open_listeners: frozenset[Listening] = frozenset(),
         *,
         canal_accept_plain: bool = False,
@@ -241,27 +243,27 @@ class Access:
 
     @classmethod
     def of_settings(cls, listen: ListenSettings, accounts: Sequence[AccountSettings]) -> "Access":
-        """Return the accounts that the settings name, their secrets read now. Raises ValueError."""
+        """Return the accounts of the settings, reading their secrets. Raises ValueError."""
         known = [
-            _Known(
+            _Credentials(
                 Account(
-                    one.name,
-                    one.instances,
-                    one.subscriptions,
-                    TablePatterns(list(one.tables)),
-                    one.admin,
-                    Quota(one.bytes_per_second, one.requests_max),
+                    settings.name,
+                    settings.instances,
+                    settings.subscriptions,
+                    TablePatterns(list(settings.tables)),
+                    settings.admin,
+                    Quota(settings.bytes_per_second, settings.requests_max),
                 ),
-                one.token_secret(),
-                one.user,
-                one.password_secret(),
+                settings.token_secret(),
+                settings.user,
+                settings.password_secret(),
             )
-            for one in accounts
+            for settings in accounts
         ]
         token = listen.secret()
         if token is not None:
-            # For Canal's clients, who know no tokens, it is a password that goes with any user.
-            known.append(_Known(WHOLE, token, None, token))
+            # Canal clients have no tokens: for them the token is a password that works with any user.
+            known.append(_Credentials(WHOLE, token, None, token))
         return cls(
             known,
             frozenset(name for name in listen.places() if listen.asks_nobody(name)),
@@ -269,65 +271,67 @@ class Access:
         )
 
     def asks(self, listener: Listening) -> bool:
-        """Tell whether a listener lets in only who is known; else everybody is `WHOLE` there."""
+        """Return whether a listener requires authentication; otherwise every client is `WHOLE`."""
         return bool(self._known) and listener not in self._open
 
     def of_token(self, text: str) -> Account | None:
-        """Return whose bearer token it is."""
-        found = None
-        for one in self._known:
-            if _equal(text.encode(), _bytes_of(one.token)) and one.token is not None:
-                found = one.account
-        return found
+        """Return the account with a bearer token."""
+        account = None
+        for known in self._known:
+            if _equal(text.encode(), _bytes_of(known.token)) and known.token is not None:
+                account = known.account
+        return account
 
     def of_password(self, user: str, password: str) -> Account | None:
-        """Return whose user and password these are."""
-        found = None
-        for one in self._known:
-            proved = _equal(password.encode(), _bytes_of(one.password)) and one.password is not None
-            if proved and one.user in (None, user):
-                found = one.account
-        return found
+        """Return the account with a user and password."""
+        account = None
+        for known in self._known:
+            proved = _equal(password.encode(), _bytes_of(known.password)) and known.password is not None
+            if proved and known.user in (None, user):
+                account = known.account
+        return account
 
     def of_authorization(self, header: str) -> Account | None:
-        """Return who an Authorization header proves, `Bearer TOKEN` or `Basic ...`."""
-        scheme, _, given = header.partition(" ")
+        """Return the account proved by an Authorization header, `Bearer TOKEN` or `Basic ...`."""
+        scheme, _, credentials = header.partition(" ")
         if scheme.lower() == "bearer":
-            return self.of_token(given.strip())
+            return self.of_token(credentials.strip())
         if scheme.lower() == "basic":
             try:
-                user, _, password = base64.b64decode(given.strip(), validate=True).decode().partition(":")
+                user, _, password = (
+                    base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
+                )
             except (binascii.Error, UnicodeDecodeError):
                 return None
             return self.of_password(user, password)
         return None
 
-    def of_canal(self, user: str, given: bytes, seed: bytes) -> Account | None:
-        """Return who answers Canal's handshake: `given` is the hex text that it sent for `seed`.
+    def of_canal(self, user: str, proof: bytes, seed: bytes) -> Account | None:
+        """Return the account that answers Canal's handshake; `given` is the hex text sent for `seed`.
 
-        With listen.canal_accept_plain the password itself is taken as well, which some clients send.
+        With listen.canal_accept_plain, the password itself is accepted too, because some clients send it.
         """
         if not self.asks("canal"):
             return WHOLE
         try:
-            token = bytes.fromhex(given.decode("ascii")) if len(given) == _SCRAMBLED_BYTES else b""
+            token = bytes.fromhex(proof.decode("ascii")) if len(proof) == _SCRAMBLED_BYTES else b""
         except ValueError:
             token = b""
-        found = None
-        for one in self._known:
-            proved = _equal(token, scramble411(_bytes_of(one.password), seed))
+        account = None
+        for known in self._known:
+            proved = _equal(token, scramble411(_bytes_of(known.password), seed))
             if self._canal_accept_plain:
-                proved |= _equal(given, _bytes_of(one.password))
-            if proved and one.password is not None and one.user in (None, user):
-                found = one.account
-        return found
+                proved |= _equal(proof, _bytes_of(known.password))
+            if proved and known.password is not None and known.user in (None, user):
+                account = known.account
+        return account
 
 
 def scramble411(password: bytes, seed: bytes) -> bytes:
     """Return the 20 bytes that prove a password for a seed: SHA1(p) xor SHA1(seed + SHA1(SHA1(p)))."""
 
     def sha1(content: bytes) -> bytes:
-        # The protocol's own choice.
+        # The protocol prescribes SHA-1.
         return hashlib.sha1(content, usedforsecurity=False).digest()
 
     first = sha1(password)
@@ -335,7 +339,7 @@ def scramble411(password: bytes, seed: bytes) -> bytes:
 
 
 def account_of(request: Request) -> Account:
-    """Return who sent a request, as the guard has found."""
+    """Return the account of a request, as set by the guard."""
     account = request.state.account
     assert isinstance(account, Account), "the guard stands before every route"
     return account
@@ -345,8 +349,8 @@ def _bytes_of(secret: Secret | None) -> bytes:
     return b"" if secret is None else secret.reveal().encode()
 
 
-def _equal(given: bytes, own: bytes) -> bool:
-    return hmac.compare_digest(given, own)
+def _equal(received: bytes, expected: bytes) -> bool:
+    return hmac.compare_digest(received, expected)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

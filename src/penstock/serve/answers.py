@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that are sent as their client takes them, and end when it has gone."""
+"""Responses that are streamed at the client's pace, and end when the client disconnects."""
 
 import asyncio
 from abc import abstractmethod
@@ -10,31 +10,31 @@ from starlette.types import Receive, Scope, Send
 
 
 class StreamedAnswer(Response):
-    """An answer that goes on until it ends by itself, or its client has gone.
+    """A response that is streamed until it is complete or the client disconnects.
 
-    A client that takes nothing for `SEND_SECONDS_MAX` has gone, too: its connection is cut.
+    A client that reads nothing for `SEND_SECONDS_MAX` is treated as disconnected: its connection is closed.
     """
 
     @abstractmethod
     async def stream(self, send: Send) -> None:
-        """Send the answer, its start and its end among it."""
+        """Send the response, including its start and end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the answer ends, or the client is gone."""
+        """Send until the response is complete or the client disconnects."""
         streaming = asyncio.ensure_future(self.stream(send))
-        gone = asyncio.ensure_future(_gone(receive))
+        disconnected = asyncio.ensure_future(_wait_disconnect(receive))
         try:
-            await asyncio.wait((streaming, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((streaming, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if streaming.done():
                 streaming.result()
         finally:
-            for task in (streaming, gone):
+            for task in (streaming, disconnected):
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
 
 
-async def _gone(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
+async def _wait_disconnect(receive: Receive) -> None:
+    """Return once the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

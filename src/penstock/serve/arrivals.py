@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for what arrives in a log: threads that capture tell, tasks of the event loop wait."""
+"""Notifications of new data in a log, from capture threads to tasks of the event loop."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 
 class Arrivals:
-    """Wakes those who wait in the event loop when a thread has made something visible.
+    """Wakes tasks of the event loop when a thread publishes new data.
 
-    `arrived` may be called by any thread, and costs next to nothing while nobody waits.
+    Any thread may call `arrived`; it is cheap while nobody waits.
     """
 
     def __init__(self) -> None:
@@ -19,26 +19,27 @@ class Arrivals:
         self.closing = False
 
     def arrived(self, instance: str) -> None:
-        """Wake everybody who waits for an instance."""
+        """Wake all tasks that wait for an instance."""
         self._numbers[instance] = self._numbers.get(instance, 0) + 1
         loop = self._loop
-        # A loop that has ended has nobody left to wake.
+        # A closed loop has no waiting tasks.
         if loop is not None and self._waiters.get(instance) and not loop.is_closed():
             loop.call_soon_threadsafe(self._wake, instance)
 
     def number(self, instance: str) -> int:
-        """Return what changes whenever something arrives: who has looked for news since need not wait."""
+        """Return a number that changes with every arrival, so that a caller can detect news without
+        waiting."""
         return self._numbers.get(instance, 0)
 
     def close(self) -> None:
-        """Let nobody wait any longer. Called in the event loop."""
+        """Stop all waiting. Called in the event loop."""
         self.closing = True
         for instance in list(self._waiters):
             self._wake(instance)
 
     @contextmanager
     def waiting(self, instance: str) -> Iterator[asyncio.Event]:
-        """Give an event that is set by whatever arrives from now on: look for news only inside, then wait."""
+        """Return an event set by any later arrival. Check for new data only inside the block, then wait."""
         self._loop = asyncio.get_running_loop()
         event = asyncio.Event()
         self._waiters.setdefault(instance, set()).add(event)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port for Canal's clients, in the event loop of the others: each connection is a session of its own."""
+"""The port for Canal clients, in the shared event loop: each connection has its own session."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ Session = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class CanalListener:
-    """Accepts connections and gives each to `session`; whatever ends one ends no other."""
+    """Accepts connections and runs `session` for each. An error in one session does not affect the others."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CanalListener:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Accept from now on."""
+        """Start accepting connections."""
         self._server = await asyncio.start_server(
             self._serve,
             sock=self._port,
@@ -44,7 +44,7 @@ class CanalListener:
         )
 
     async def stop_serving(self) -> None:
-        """Accept nobody any longer, and end the sessions there are: at once where they wait, else in time."""
+        """Stop accepting, cancel waiting sessions, and give the others a limited time to finish."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -62,7 +62,7 @@ class CanalListener:
             await self._session(reader, writer)
         except (ConnectionError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError) as problem:
             _log.info("a connection ended", listener="canal", peer=connection.peer, why=str(problem))
-            # A close would wait for what nobody reads.
+            # A normal close would wait for data that the peer does not read.
             writer.transport.abort()
         except PenstockError as problem:
             error = type(problem).__name__
@@ -76,5 +76,5 @@ class CanalListener:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
-            # It ends its own session and no other, and is told with all there is to know.
+            # A bug ends only its own session, and is logged with its traceback.
             _log.error("a session failed", listener="canal", exc_info=bug)

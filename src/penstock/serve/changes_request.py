@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subscriber asks for: the body of `POST /v1/instances/{instance}/changes`."""
+"""A subscriber's request: the body of `POST /v1/instances/{instance}/changes`."""
 
 import difflib
 import re
@@ -28,12 +28,12 @@ from penstock.serve.subscription import Start
 Format = Literal["arrow", "debezium", "debezium_schema", "maxwell", "canal_flat"]
 ChangeKind = Literal["insert", "update", "update_preimage", "update_postimage", "delete"]
 
-# Open-ended repeats of a pattern that is tried backwards: at most the cube of a name's length.
+# Unbounded repeats of a backtracking pattern: the time is at most cubic in the name's length.
 _REPEATS_MAX = 3
 
 _INT32_MAX = (1 << 31) - 1
 
-# Microseconds of the year 9999, which datetime can tell as well.
+# The year 9999 in microseconds, the limit of datetime.
 _TIME_US_MAX = 253_402_300_799_999_999
 
 _HINT = "GET /v1/openapi.json describes the body"
@@ -44,7 +44,7 @@ class _Part(BaseModel):
 
 
 class StartPart(_Part):
-    """A place in the log: exactly one of position, gtid_set and time."""
+    """A position in the log: exactly one of position, gtid_set and time."""
 
     position: str | None = Field(None, description="A position as in position frames: mysql-bin.000003:1542")
     server_key: str | None = Field(
@@ -55,14 +55,14 @@ class StartPart(_Part):
 
     @model_validator(mode="after")
     def _has_one(self) -> "StartPart":
-        if sum(one is not None for one in (self.position, self.gtid_set, self.time)) != 1:
+        if sum(value is not None for value in (self.position, self.gtid_set, self.time)) != 1:
             raise ValueError("name exactly one of position, gtid_set and time")
         if self.server_key is not None and self.position is None:
             raise ValueError("server_key belongs to position")
         return self
 
     def start(self) -> Start:
-        """Return what it means. Raises OptionInvalid, PositionInvalid."""
+        """Return the start it describes. Raises OptionInvalid, PositionInvalid."""
         if self.position is not None:
             return Start(position=Position.parse(self.position), server_key=self.server_key)
         if self.gtid_set is not None:
@@ -72,7 +72,7 @@ class StartPart(_Part):
 
 
 class ShardsPart(_Part):
-    """Which shards of how many. A row's shard is its slot modulo the count."""
+    """The selected shards and their total number. A row's shard is its slot modulo the count."""
 
     count: int = Field(ge=1, le=SHARDS_MAX)
     of: list[int] = Field(
@@ -86,7 +86,7 @@ class ShardsPart(_Part):
 
 
 class ChangesRequest(_Part):
-    """What a subscriber asks for."""
+    """A subscriber's request."""
 
     subscriber: str = Field(
         "",
@@ -124,24 +124,30 @@ class ChangesRequest(_Part):
 
     @classmethod
     def parse(cls, body: bytes) -> "ChangesRequest":
-        """Read a request's body. Raises OptionInvalid, which tells every problem."""
+        """Parse a request body. Raises OptionInvalid, which lists every problem."""
         try:
-            asked = cls.model_validate_json(body, strict=True)
+            request = cls.model_validate_json(body, strict=True)
         except ValidationError as problem:
-            told = "; ".join(_told(problem))
-            raise OptionInvalid(f"the body of the request cannot be used: {told}", hint=_HINT) from problem
-        patterns = [*(asked.tables or ()), *(asked.exclude or ()), *(asked.shards or _NO_SHARDS).columns]
+            problems = "; ".join(_describe_problems(problem))
+            raise OptionInvalid(
+                f"the body of the request cannot be used: {problems}", hint=_HINT
+            ) from problem
+        patterns = [
+            *(request.tables or ()),
+            *(request.exclude or ()),
+            *(request.shards or _NO_SHARDS).columns,
+        ]
         _prove_short(patterns)
         for pattern in patterns:
             _prove_quick(pattern)
-        return asked
+        return request
 
 
 _NO_SHARDS = ShardsPart(count=1, of=[0])
 
 
 def _prove_short(patterns: list[str]) -> None:
-    """Raise OptionInvalid for table patterns that are longer together than those of one request may be."""
+    """Raise OptionInvalid if the table patterns of a request are too long in total."""
     size = sum(len(pattern.encode()) for pattern in patterns)
     if size > REQUEST_PATTERNS_BYTES_MAX:
         raise OptionInvalid(
@@ -152,7 +158,7 @@ def _prove_short(patterns: list[str]) -> None:
 
 
 def _prove_quick(pattern: str) -> None:
-    """Raise OptionInvalid for a table pattern that may take very long to try: others share the daemon."""
+    """Raise OptionInvalid for a table pattern that may be slow to match: other clients share the daemon."""
     if pattern.startswith("/"):
         plain = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "x", pattern)
         repeats = len(re.findall(r"[*+]|(?<!\()\?|\{\d*,\d*\}", plain))
@@ -169,7 +175,7 @@ def _prove_quick(pattern: str) -> None:
 
 
 def start_of(value: StartPart | str) -> Start:
-    """Return the start that a part, or one of the two words, means."""
+    """Return the start described by a request part, or by "earliest" or "latest"."""
     if isinstance(value, StartPart):
         return value.start()
     return Start(edge="earliest" if value == "earliest" else "latest")
@@ -183,30 +189,32 @@ def _time_us(value: str | int) -> int:
             )
         return value
     try:
-        moment = datetime.fromisoformat(value.strip())
+        timestamp = datetime.fromisoformat(value.strip())
     except ValueError as problem:
         raise OptionInvalid(
             f"{value!r} is no time", hint="Write 2026-11-21T08:00:00Z, or microseconds since 1970"
         ) from problem
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    timestamp = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+    elapsed = timestamp - datetime(1970, 1, 1, tzinfo=UTC)
+    return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
 
 
-def _told(problem: ValidationError) -> Iterator[str]:
-    """Yield each problem once, in our words; an unknown name with the nearest known one."""
+def _describe_problems(problem: ValidationError) -> Iterator[str]:
+    """Yield each problem once, reworded; an unknown name comes with the closest known name."""
     seen = set()
     for error in problem.errors(include_url=False, include_input=False):
-        # Of a choice, pydantic names the branches too, which no reader of JSON knows.
-        place = [str(step) for step in error["loc"] if not _is_branch(str(step))]
+        # For unions, pydantic includes the branch names, which mean nothing to a reader of JSON.
+        path = [str(step) for step in error["loc"] if not _is_branch(str(step))]
         if error["type"] == "extra_forbidden":
-            known = _names_at(place[:-1])
-            near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.6)
-            what = f"unknown; did you mean {near[0]}?" if near else f"unknown; known: {', '.join(known)}"
+            known = _names_at(path[:-1])
+            matches = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
+            description = (
+                f"unknown; did you mean {matches[0]}?" if matches else f"unknown; known: {', '.join(known)}"
+            )
         else:
-            what = str(error["msg"]).removeprefix("Value error, ")
-            what = what[:1].lower() + what[1:]
-        text = f"{'.'.join(place)}: {what}" if place else what
+            description = str(error["msg"]).removeprefix("Value error, ")
+            description = description[:1].lower() + description[1:]
+        text = f"{'.'.join(path)}: {description}" if path else description
         if text not in seen:
             seen.add(text)
             yield text
@@ -216,11 +224,11 @@ def _is_branch(step: str) -> bool:
     return "[" in step or step == StartPart.__name__
 
 
-def _names_at(place: list[str]) -> list[str]:
+def _names_at(path: list[str]) -> list[str]:
     model: Any = ChangesRequest
-    for step in place:
-        found = model.model_fields.get(step)
-        model = _part_in(found.annotation) if found is not None else None
+    for step in path:
+        model_field = model.model_fields.get(step)
+        model = _part_in(model_field.annotation) if model_field is not None else None
         if model is None:
             return []
     return sorted(model.model_fields)
@@ -228,4 +236,6 @@ def _names_at(place: list[str]) -> list[str]:
 
 def _part_in(annotation: Any) -> Any:
     choices = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
-    return next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next(
+        (choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)), None
+    )

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections within bounds: how long a request may take to arrive, how long an answer to be read, who left.
+"""Limits on connections: how long a request may take to arrive, and how long a response may stay unread.
 
-A peer that connects and says nothing, or says it a byte at a time, costs a descriptor for a while; how many
-there are is counted in `accepting`.
+A peer that is silent or sends one byte at a time holds a descriptor for a while; `accepting` counts them.
 """
 
 import asyncio
@@ -22,12 +21,12 @@ from penstock.settings import Listening
 
 _log = structlog.get_logger(__name__)
 
-# A flood is told so often, not once for each of its connections.
-_TELL_SECONDS = 1.0
+# Log messages of one kind are limited to one per interval, so that a flood does not multiply them.
+_LOG_INTERVAL_SECONDS = 1.0
 
 
 class Connection:
-    """One connection to a listener. HTTP routes have it as `request.state.connection`."""
+    """One connection to a listener. HTTP routes get it as `request.state.connection`."""
 
     def __init__(self, listener: Listening, peer: str, port: int, close: Callable[[], None]) -> None:
         self.listener = listener
@@ -37,68 +36,68 @@ class Connection:
         self._close = close
         self._when_lost: list[Callable[[], None]] = []
         self.lost = False
-        # Set while another request of it has come before the one at hand is answered.
+        # Set while another request is pipelined behind the one being answered.
         self.asked_again = asyncio.Event()
 
     def when_lost(self, call: Callable[[], None]) -> None:
-        """Have `call` run in the event loop once the connection is gone; at once where it is."""
+        """Call `call` in the event loop once the connection is lost, at once if it is already lost."""
         if self.lost:
             call()
         else:
             self._when_lost.append(call)
 
     def close(self) -> None:
-        """Close it, after what was written has left."""
+        """Close the connection after sending the buffered data."""
         self._close()
 
     def end(self) -> None:
-        """Tell who waits for it that the connection is gone."""
+        """Notify the waiting callers that the connection is lost."""
         self.lost = True
         waiting, self._when_lost = self._when_lost, []
         for call in waiting:
             call()
 
 
-class Tellings:
-    """Log lines about peers that a flood of them cannot multiply: one a second of each kind, with a count."""
+class RateLimitedLog:
+    """Rate-limited log messages about peers: one per second of each kind, with a count."""
 
     def __init__(self) -> None:
-        self._told_at: dict[tuple[str, ...], float] = {}
-        self._untold: Counter[tuple[str, ...]] = Counter()
+        self._logged_at: dict[tuple[str, ...], float] = {}
+        self._unlogged: Counter[tuple[str, ...]] = Counter()
 
-    def tell(self, what: str, listener: Listening, peer: str, **more: Any) -> None:
-        """Warn of what a peer did, unless the same was just told; `times` is how often it was since then."""
-        kind = what, listener, str(more.get("error", ""))
-        self._untold[kind] += 1
+    def tell(self, message: str, listener: Listening, peer: str, **more: Any) -> None:
+        """Log a warning unless one of the same kind was just logged; `times` counts those since then."""
+        kind = message, listener, str(more.get("error", ""))
+        self._unlogged[kind] += 1
         now = time.monotonic()
-        if now - self._told_at.get(kind, float("-inf")) >= _TELL_SECONDS:
-            times = self._untold.pop(kind)
+        if now - self._logged_at.get(kind, float("-inf")) >= _LOG_INTERVAL_SECONDS:
+            times = self._unlogged.pop(kind)
             _log.warning(
-                what, listener=listener, peer=peer, **more, **({"times": times} if times > 1 else {})
+                message, listener=listener, peer=peer, **more, **({"times": times} if times > 1 else {})
             )
-            self._told_at[kind] = now
+            self._logged_at[kind] = now
 
 
 class Connections:
-    """All connections of a daemon, within the bounds of `limits`. Belongs to the event loop."""
+    """All connections of a daemon, limited by `limits`. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self.admission = Admission()
         self._open: set[Connection] = set()
-        self._tellings = Tellings()
+        self._log = RateLimitedLog()
 
     def listen(self, listener: Listening, bound: socket.socket, *, over_tls: bool) -> ListeningSocket:
-        """Return a port whose connections are counted here, in place of a bound one."""
+        """Replace a bound socket by one that counts its connections here."""
         port = ListeningSocket(bound, self.admission, with_handshake=over_tls)
         port.refused = lambda why, peer: self.tell(why, listener, peer, open=self.admission.open)
         return port
 
     def count(self, listener: Listening | None = None) -> int:
-        """Return how many there are, of one listener or of all."""
-        return sum(listener in (None, one.listener) for one in self._open)
+        """Return the number of connections, of one listener or in total."""
+        return sum(listener in (None, connection.listener) for connection in self._open)
 
     def admit(self, listener: Listening, transport: asyncio.BaseTransport) -> Connection:
-        """Return a new connection, whose handshake is over."""
+        """Register a connection after its handshake, and return it."""
         address = transport.get_extra_info("peername") or ("?", 0)
         raw = transport.get_extra_info("socket")
         if raw is not None:
@@ -108,24 +107,24 @@ class Connections:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Note that a connection is gone, and tell who waits for that."""
+        """Unregister a lost connection, and notify those who wait for that."""
         self._open.discard(connection)
         connection.end()
 
     def tell(self, what: str, listener: Listening, peer: str, **more: Any) -> None:
-        """Warn of what a peer did; see `Tellings`."""
-        self._tellings.tell(what, listener, peer, **more)
+        """Log a rate-limited warning about a peer; see `RateLimitedLog`."""
+        self._log.tell(what, listener, peer, **more)
 
 
 class Heads(Protocol):
-    """What goes over the bytes of one connection before they are read as HTTP."""
+    """A filter for the bytes of one connection before they are parsed as HTTP."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take what came, and return what may be read by now."""
+        """Accept received bytes, and return the bytes that can be parsed now."""
 
 
 class BoundedHttp(H11Protocol):
-    """A connection whose requests have to arrive in time, and whose answers have to be read in time."""
+    """A connection whose requests must arrive, and whose responses must be read, within a time limit."""
 
     _connections: Connections
     _listener: Listening
@@ -139,7 +138,7 @@ class BoundedHttp(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = self._connections.admit(self._listener, transport)
-        # What routes find as request.state is copied from here for each request.
+        # Each request's request.state is copied from this dictionary.
         self.app_state: dict[str, Any] = {**self.app_state, "connection": self._connection}
         self._heads = None if self._make_heads is None else self._make_heads()
         self._watch()
@@ -159,7 +158,7 @@ class BoundedHttp(H11Protocol):
                 return
         super().data_received(data)
         self._tell_asked_again()
-        # Its time runs from a request's first byte to its last; an answer may take as long as it likes.
+        # The limit covers a request's first to last byte. There is no limit for producing the response.
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing():
             self._watch()
         else:
@@ -170,7 +169,7 @@ class BoundedHttp(H11Protocol):
         self._tell_asked_again()
 
     def _tell_asked_again(self) -> None:
-        """Tell who waits for news that the next request is here; they are answered one by one."""
+        """Notify the waiting response that the next request has arrived; requests are answered one by one."""
         if self._connection is None:
             return
         answering = self.cycle is not None and not self.cycle.response_complete
@@ -195,7 +194,7 @@ class BoundedHttp(H11Protocol):
     def _give_up_sending(self) -> None:
         self._unread = None
         self._connections.tell("an answer is not read", self._listener, self._peer)
-        # A close would wait for what nobody reads.
+        # A normal close would wait for data that the peer does not read.
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
@@ -224,9 +223,9 @@ class BoundedHttp(H11Protocol):
 def bounded_http(
     connections: Connections, listener: Listening, make_heads: Callable[[], Heads] | None = None
 ) -> type[asyncio.Protocol]:
-    """Return the protocol of a listener's HTTP connections: uvicorn's, within bounds.
+    """Return the protocol of a listener's HTTP connections: uvicorn's, with limits.
 
-    `make_heads` makes what goes over each connection's bytes first, for clients whose HTTP is not quite it.
+    `make_heads` creates a filter for each connection's bytes, for clients whose HTTP is not fully conforming.
     """
 
     class Bound(BoundedHttp):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named consumers hold the log at their checkpoints: subscriptions, clients of Canal and of Ptubes.
+"""Holds for named consumers at their checkpoints: subscriptions, Canal clients and Ptubes clients.
 
     consumers.note("shop", "orders-cache", position, account, shard_count=4, shards=[0, 2])
     consumers.forget("shop", "canal-1001")
 
-Each consumer has one hold, at the least place of all its shards. It is written behind, at most
-`CONSUMER_HOLD_PAUSE_SECONDS` after the checkpoint has moved, so it is never ahead of it. A consumer that does
-not come back within `log.retention.hold_age` holds nothing any longer; the other bounds are those of every
-hold. A log in memory is not held: its readers hold it themselves where they want to hold the server back.
+Each consumer has one hold, at the lowest position of its shards. The hold is written up to
+`CONSUMER_HOLD_PAUSE_SECONDS` after the checkpoint moved, so it is never ahead of the checkpoint. The hold of
+a consumer that does not return within `log.retention.hold_age` expires; the other limits are the same as for
+every hold. A log in memory gets no holds: its readers register themselves if they want backpressure.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from penstock.serve.access import Account
 
 _log = structlog.get_logger(__name__)
 
-# A hold that has not moved is renewed so many times before it would expire.
+# An unchanged hold is renewed this many times before it would expire.
 _RENEWALS = 8
 
 
 @dataclass
 class _Consumer:
-    """A consumer that came since the daemon began, and what was written for it."""
+    """A consumer seen since the daemon started, and the state of its hold."""
 
     account: Account
     shard_count: int
-    places: dict[int, Position] = field(default_factory=dict)
-    noted_at: float = 0.0
+    positions: dict[int, Position] = field(default_factory=dict)
+    updated_at: float = 0.0
     changed: bool = True
     held: Position | None = None
     renew_at: float = 0.0
@@ -46,24 +46,23 @@ class _Consumer:
 
     def note(self, account: Account, shard_count: int, shards: Collection[int], position: Position) -> None:
         if shard_count != self.shard_count:
-            # Its rows are shared out otherwise now.
-            self.shard_count, self.places = shard_count, {}
+            # The rows are distributed differently now, so the old positions are void.
+            self.shard_count, self.positions = shard_count, {}
         self.account = account
-        self.places.update(dict.fromkeys(shards, position))
-        self.noted_at = time.monotonic()
+        self.positions.update(dict.fromkeys(shards, position))
+        self.updated_at = time.monotonic()
         self.changed = True
 
     @property
     def is_complete(self) -> bool:
-        """Whether every shard has told its place; until then the hold of before goes on."""
-        return len(self.places) >= self.shard_count
+        """Whether every shard has reported its position. Until then the previous hold stays."""
+        return len(self.positions) >= self.shard_count
 
 
 class Consumers:
-    """The consumers of every instance that have come. Belongs to the event loop.
+    """The consumers seen in every instance. Belongs to the event loop.
 
-    `hold_seconds` tells by instance how long a consumer that does not come back holds its log, None for not
-    at all.
+    `hold_seconds` maps an instance to how long an absent consumer holds its log, None to hold nothing.
     """
 
     def __init__(
@@ -84,7 +83,8 @@ class Consumers:
         shard_count: int = 1,
         shards: Collection[int] = (0,),
     ) -> None:
-        """Note that a consumer has consumed everything before a position for good, in some of its shards."""
+        """Record that a consumer has permanently consumed everything before a position, in some of its
+        shards."""
         if self._seconds(instance) is None:
             return
         key = instance, consumer
@@ -94,7 +94,7 @@ class Consumers:
         self._known[key].note(account, shard_count, shards, position)
 
     def forget(self, instance: str, consumer: str) -> None:
-        """Note that there is no such consumer any more."""
+        """Record that a consumer no longer exists."""
         self._known.pop((instance, consumer), None)
         self._forgotten.add((instance, consumer))
 
@@ -106,28 +106,28 @@ class Consumers:
             del self._known[key]
 
     async def run(self) -> None:
-        """Write holds until it is cancelled."""
+        """Write holds until cancelled."""
         while True:
             await asyncio.sleep(CONSUMER_HOLD_PAUSE_SECONDS)
             await self.write()
 
     async def write(self) -> None:
-        """Write the holds of consumers that came since the last time, and remove those of forgotten ones."""
+        """Write the holds of changed consumers, and remove those of forgotten ones."""
         forgotten, self._forgotten = self._forgotten, set()
         for instance, consumer in forgotten:
             await asyncio.to_thread(self._remove, instance, consumer)
-        for (instance, consumer), found in list(self._known.items()):
-            if found.changed:
-                found.changed = False
-                least = min(found.places.values())
-                await asyncio.to_thread(self._write, instance, consumer, found, least, found.is_complete)
-            elif time.monotonic() - found.noted_at > (self._seconds(instance) or 0.0):
+        for (instance, consumer), state in list(self._known.items()):
+            if state.changed:
+                state.changed = False
+                lowest = min(state.positions.values())
+                await asyncio.to_thread(self._write, instance, consumer, state, lowest, state.is_complete)
+            elif time.monotonic() - state.updated_at > (self._seconds(instance) or 0.0):
                 self._known.pop((instance, consumer), None)
 
     def _write(
-        self, instance: str, consumer: str, found: _Consumer, least: Position, is_complete: bool
+        self, instance: str, consumer: str, state: _Consumer, lowest: Position, is_complete: bool
     ) -> None:
-        """Hold the log for a consumer, in a thread."""
+        """Write a consumer's hold. Runs in a thread."""
         seconds = self._seconds(instance)
         assert seconds is not None, "nothing is noted of others"
         now = time.monotonic()
@@ -137,24 +137,24 @@ class Consumers:
                 return
             holds = Holds(log.disk, log.layout)
             name = consumer_hold_name(consumer)
-            if found.held is None:
+            if state.held is None:
                 in_force = holds.readable(time.time_ns() // 1000)
-                found.held = next((one.position for one in in_force if one.name == name), None)
-            place = least if is_complete or found.held is None else min(least, found.held)
-            if place == found.held and now < found.renew_at:
+                state.held = next((hold.position for hold in in_force if hold.name == name), None)
+            position = lowest if is_complete or state.held is None else min(lowest, state.held)
+            if position == state.held and now < state.renew_at:
                 return
             expires_us = time.time_ns() // 1000 + int(seconds * 1_000_000)
-            hold = Hold(name, place, expires_us, found.account.name)
-            holds.put(hold, prove=log.locate_position, admin=found.account.admin)
+            new_hold = Hold(name, position, expires_us, state.account.name)
+            holds.put(new_hold, prove=log.locate_position, admin=state.account.admin)
         except PenstockError as problem:
-            if not found.refused:
-                found.refused = True
+            if not state.refused:
+                state.refused = True
                 _log.warning(
                     "a consumer cannot hold the log", instance=instance, consumer=consumer, why=str(problem)
                 )
             return
-        found.held, found.refused = place, False
-        found.renew_at = now + seconds / _RENEWALS
+        state.held, state.refused = position, False
+        state.renew_at = now + seconds / _RENEWALS
 
     def _remove(self, instance: str, consumer: str) -> None:
         try:

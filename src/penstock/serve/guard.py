@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before every HTTP route: who is let in, how large a request may be, and how much is sent."""
+"""The guard of all HTTP routes: authentication, request size, and sending rate."""
 
 import asyncio
 import ipaddress
@@ -11,16 +11,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import AuthenticationFailed, LimitExceeded, PenstockError, QuotaReached
 from penstock.limits import REQUEST_BODY_BYTES_MAX
 from penstock.serve.access import WHOLE, Access, Account
-from penstock.serve.connections import Tellings
+from penstock.serve.connections import RateLimitedLog
 from penstock.serve.problems import problem_response
 from penstock.settings import Listening, is_loopback
 
 
 class Guard:
-    """Lets in whom `access` knows, and tells routes who it is; else who came by a name of this machine.
+    """Authenticates clients and passes their account to the routes.
 
-    The latter, where nobody is asked who he is, keeps a page in somebody's browser from reaching a daemon on
-    loopback under a name of its own.
+    Without authentication on loopback, only requests to a name of this machine are accepted. This keeps a web
+    page in a browser from reaching the daemon under the page's own host name (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, access: Access, listener: Listening, own_host: str) -> None:
@@ -28,7 +28,7 @@ class Guard:
         self._access = access
         self._listener = listener
         self._own_host = own_host
-        self._tellings = Tellings()
+        self._log = RateLimitedLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,18 +44,20 @@ class Guard:
                 scope.setdefault("state", {})["account"] = account
                 await self._app(scope, _bounded(receive), _paced(send, account))
         except (AuthenticationFailed, LimitExceeded, QuotaReached) as refusal:
-            self._tell(refusal, scope)
+            self._log_refusal(refusal, scope)
             retry_seconds = 1 if account is None else account.retry_seconds(time.monotonic())
             await problem_response(refusal, retry_seconds)(scope, receive, send)
 
     def _account(self, headers: dict[str, str]) -> Account:
         if self._access.asks(self._listener):
-            given = headers.get("authorization", "")
-            account = self._access.of_authorization(given)
+            authorization = headers.get("authorization", "")
+            account = self._access.of_authorization(authorization)
             if account is not None:
                 return account
             raise AuthenticationFailed(
-                "this daemon lets in only who says who it is" if not given else "the daemon knows nobody so",
+                "this daemon lets in only who says who it is"
+                if not authorization
+                else "the daemon knows nobody so",
                 hint="Send the header Authorization: Bearer TOKEN, with listen.token or an account's token"
                 " of penstock.yaml",
             )
@@ -66,15 +68,15 @@ class Guard:
             )
         return WHOLE
 
-    def _tell(self, refusal: PenstockError, scope: Scope) -> None:
+    def _log_refusal(self, refusal: PenstockError, scope: Scope) -> None:
         peer = (scope.get("client") or ("?",))[0]
         error = type(refusal).__name__
-        self._tellings.tell("a request is refused", self._listener, peer, error=error, why=refusal.message)
+        self._log.tell("a request is refused", self._listener, peer, error=error, why=refusal.message)
 
 
 def _prove_size(headers: dict[str, str]) -> None:
-    told = headers.get("content-length", "0")
-    if not told.isdecimal() or int(told) > REQUEST_BODY_BYTES_MAX:
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > REQUEST_BODY_BYTES_MAX:
         raise _too_large()
 
 
@@ -83,7 +85,7 @@ def _too_large() -> LimitExceeded:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return `receive` with a bound on what comes in all, for bodies that do not tell their length."""
+    """Return `receive` with a limit on the total size, for bodies without a declared length."""
     size = 0
 
     async def bounded() -> Message:
@@ -98,7 +100,7 @@ def _bounded(receive: Receive) -> Receive:
 
 
 def _paced(send: Send, account: Account) -> Send:
-    """Return `send` at the pace of an account's quota."""
+    """Return `send` throttled to an account's quota."""
     if account.quota.bytes_per_second is None:
         return send
 
@@ -112,13 +114,13 @@ def _paced(send: Send, account: Account) -> Send:
 
 
 def comes_from_this_machine(headers: Mapping[str, str]) -> bool:
-    """Tell whether a request came by a name of this machine, and from no page of another one in a browser."""
+    """Return whether a request used a name of this machine and does not come from another site's page."""
     _, _, page = headers.get("origin", "http://localhost").partition("://")
     return names_this_machine(headers.get("host", "")) and names_this_machine(page)
 
 
 def names_this_machine(host_header: str) -> bool:
-    """Tell whether a Host header is localhost or an address of loopback."""
+    """Return whether a Host header is localhost or a loopback address."""
     host = host_header.rpartition(":")[0] if ":" in host_header.rpartition("]")[2] else host_header
     host = host.strip("[]")
     if host == "localhost":

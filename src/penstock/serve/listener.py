@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listeners: every port of the daemon, served in one event loop, and what is behind each.
+"""The listeners: every port of the daemon, served in one event loop.
 
     http             the log's REST interface and changes      serve/protocols/http.py, changes.py
-    canal            TCP, for clients of Canal                 serve/protocols/canal.py
-    ptubes           HTTP, for clients of Ptubes               serve/protocols/ptubes.py
-    ptubes_monitor   HTTP, what its monitors ask               serve/protocols/ptubes_monitor.py
+    canal            TCP, for Canal clients                    serve/protocols/canal.py
+    ptubes           HTTP, for Ptubes clients                  serve/protocols/ptubes.py
+    ptubes_monitor   HTTP, for Ptubes monitors                 serve/protocols/ptubes_monitor.py
 
-All of them know the same accounts (`access`), show the same certificate, and share the bounds on connections.
+They share the accounts (`access`), the certificate, and the limits on connections.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ from penstock.settings import Listening, ListenSettings
 
 _log = structlog.get_logger(__name__)
 
-# A store that did not answer is asked again after so long.
+# The retry interval for a store that did not answer.
 _STORE_RETRY_SECONDS = 2.0
 
 
 def make_app(served: Served, listeners: Mapping[str, str]) -> Starlette:
-    """Return the application of the HTTP port. `listeners` tells where each listener listens."""
+    """Return the application of the HTTP port. `listeners` maps each listener to its address."""
 
     async def where(request: Request) -> Response:
         return JSONResponse({"listeners": dict(listeners)})
@@ -69,7 +69,7 @@ def make_app(served: Served, listeners: Mapping[str, str]) -> Starlette:
 
 
 class HttpListener(uvicorn.Server):
-    """One HTTP port, in an event loop that others share."""
+    """One HTTP port in a shared event loop."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class HttpListener(uvicorn.Server):
         self._port = port
         super().__init__(
             uvicorn.Config(
-                # Clients of Ptubes know no status but 200, so their application guards itself.
+                # Ptubes clients understand no status but 200, so their application authenticates itself.
                 app if name == "ptubes" else Guard(app, access, name, settings.places()[name][0]),
                 log_config=None,
                 access_log=False,
@@ -91,7 +91,7 @@ class HttpListener(uvicorn.Server):
                 http=bounded_http(connections, name, RequestHeads if name == "ptubes" else None),
                 ws="none",
                 server_header=False,
-                # Who a peer is its connection says; a header may say anything.
+                # Trust the connection's address only; proxy headers can be forged.
                 proxy_headers=False,
                 ssl_certfile=str(settings.tls.cert) if settings.tls else None,
                 ssl_keyfile=str(settings.tls.key) if settings.tls else None,
@@ -102,18 +102,18 @@ class HttpListener(uvicorn.Server):
         )
 
     async def start(self) -> None:
-        """Answer requests from now on; for a listener that runs in the loop of another one."""
+        """Start serving, for a listener that runs in another listener's loop."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup([self._port])
 
     async def stop_serving(self) -> None:
-        """Take no more requests, let those under way finish, then end."""
+        """Stop accepting requests, finish those in progress, then end."""
         if self.started:
             await self.shutdown([self._port])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections: as uvicorn does, but for the time that a TLS handshake may take."""
+        """Accept connections like uvicorn, but with a limit on the TLS handshake."""
         config, loop = self.config, asyncio.get_running_loop()
 
         def make_protocol() -> asyncio.Protocol:
@@ -124,25 +124,26 @@ class HttpListener(uvicorn.Server):
         self.servers = [
             await loop.create_server(
                 make_protocol,
-                sock=one,
+                sock=listening,
                 ssl=config.ssl,
                 ssl_handshake_timeout=GREETING_SECONDS_MAX if config.ssl else None,
                 backlog=config.backlog,
             )
-            for one in sockets or ()
+            for listening in sockets or ()
         ]
         self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals alone: the daemon has its own use for them."""
+        """Leave signals to the daemon."""
         yield
 
 
 class Listener(HttpListener):
-    """Serves on every port until it is told to stop.
+    """Serves every port until it is stopped.
 
-    `serve_until_stopped` belongs to the main thread; `stop` to any, and to signals.
+    `serve_until_stopped` belongs to the main thread; `stop` may be called by any thread and by signal
+    handlers.
     """
 
     def __init__(
@@ -153,10 +154,7 @@ class Listener(HttpListener):
         ports: Ports,
         open_store: Callable[[], CoordinationStore] | None = None,
     ) -> None:
-        """Take what is served, to whom, and where.
-
-        `open_store` opens what keeps the cursors of Canal's clients; nobody else waits for it.
-        """
+        """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it."""
         self._served = served
         self._ports = ports
         self._connections = ports.connections
@@ -164,7 +162,7 @@ class Listener(HttpListener):
         self._access = access
         self._open_store = open_store
         self._store: CoordinationStore | None = None
-        self._others: list[HttpListener | CanalListener] = []
+        self._other_listeners: list[HttpListener | CanalListener] = []
         self._opening: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
         super().__init__(
@@ -178,33 +176,35 @@ class Listener(HttpListener):
 
     @property
     def address(self) -> str:
-        """Where it listens for HTTP: host:port, with the port that the system chose."""
+        """The HTTP address: host:port, with the port that the system chose."""
         return self._ports.address("http")
 
     def serve_until_stopped(self) -> None:
-        """Answer requests until `stop`."""
+        """Serve requests until `stop`."""
         self.run(sockets=[self._ports.sockets["http"]])
 
     def stop(self) -> None:
-        """Take no more requests, let those under way finish, then end."""
+        """Stop accepting requests, finish those in progress, then end."""
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on every port."""
         await super().startup(sockets)
-        self._others = [self._http(name) for name in self._ports.sockets if name not in ("http", "canal")]
-        for one in self._others:
-            await one.start()
+        self._other_listeners = [
+            self._http(name) for name in self._ports.sockets if name not in ("http", "canal")
+        ]
+        for listener in self._other_listeners:
+            await listener.start()
         self._holding = asyncio.create_task(self._served.consumers.run())
         if "canal" in self._ports.sockets:
             self._opening = asyncio.create_task(self._start_canal())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what waits for news, so that nobody has to wait for them; then every port, side by side."""
+        """Wake waiting requests so that they end, then shut all ports down concurrently."""
         self._served.arrivals.close()
         if self._opening is not None:
             self._opening.cancel()
-        ending = [one.stop_serving() for one in self._others]
+        ending = [listener.stop_serving() for listener in self._other_listeners]
         await asyncio.gather(super().shutdown(sockets), *ending)
         self._ports.close()
         if self._holding is not None:
@@ -214,7 +214,7 @@ class Listener(HttpListener):
             await asyncio.to_thread(self._store.close)
 
     async def _start_canal(self) -> None:
-        """Accept clients of Canal once the store of their cursors answers; until then they wait."""
+        """Accept Canal clients once the store of their cursors answers; until then they wait."""
         assert self._open_store is not None, "the daemon names it where it listens for Canal"
         while self._store is None:
             try:
@@ -226,10 +226,10 @@ class Listener(HttpListener):
                 _log.error("nobody serves clients of Canal", error=type(problem).__name__, why=str(problem))
                 return
         server = CanalServer(self._served, self._access, self._store, self._settings)
-        # TLS, if there is any, is loaded by now.
+        # The TLS context, if any, is loaded by now.
         canal = CanalListener(server.serve, self._connections, self.config.ssl, self._ports.sockets["canal"])
         await canal.start()
-        self._others.append(canal)
+        self._other_listeners.append(canal)
 
     def _http(self, name: Listening) -> HttpListener:
         port = self._ports.sockets[name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI 3.1 description of the HTTP API: `GET /v1/openapi.json`."""
+"""The OpenAPI 3.1 description of the HTTP port: `GET /v1/openapi.json`."""
 
 import functools
 from importlib.metadata import version
@@ -13,7 +13,7 @@ _JSON = "application/json"
 _BYTES = "application/octet-stream"
 _INSTANCE = "/v1/instances/{instance}"
 
-# Query parameters by name: JSON type and what they mean.
+# Query parameters by name: JSON type and description.
 _QUERY = {
     "after": ("string", "Wait until the log has grown past this position"),
     "timeout": ("number", "Maximum wait in seconds"),
@@ -30,7 +30,7 @@ _QUERY = {
     "seconds": ("integer", "Lifetime of the hold in seconds"),
 }
 
-# Each call: method, path, what it does, query parameters (those that are needed end in !), what it answers.
+# Each call: method, path, summary, query parameters (required ones end in !), media type of the response.
 _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/status", "The status of every instance", "", _JSON),
     ("get", "/v1/instances", "The instances and their states", "", _JSON),
@@ -84,7 +84,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
 
 @functools.cache
 def description() -> dict[str, Any]:
-    """Return the whole description, as plain JSON values."""
+    """Return the complete description as plain JSON values."""
     body = ChangesRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     parts: dict[str, Any] = body.pop("$defs", {})
     paths: dict[str, Any] = {}

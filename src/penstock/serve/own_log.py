@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's own log as a source: the same process, so bytes come from memory while they are there."""
+"""The daemon's own log as a source, read in the same process and from memory if possible."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from penstock.source.source import ByteRange, SourceOptions
 
 
 class OwnLog:
-    """A log that this process writes; see `penstock.source.kept.KeptLog`."""
+    """A log written by this process; see `penstock.source.kept.KeptLog`."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -23,22 +23,22 @@ class OwnLog:
 
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key."""
-        return [(one.epoch, one.server_key) for one in self.log.epochs.epochs]
+        return [(epoch.epoch, epoch.server_key) for epoch in self.log.epochs.epochs]
 
     def runs(self) -> list[KeptRun]:
-        """Return what the log holds, up to the last whole transaction."""
-        return [KeptRun(one.epoch, one.file, one.start, one.end) for one in self.log.extents()]
+        """Return the runs of the log, up to the last whole transaction."""
+        return [KeptRun(extent.epoch, extent.file, extent.start, extent.end) for extent in self.log.extents()]
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction before a boundary, "" where the source has none."""
+        """Return the GTIDs of all transactions before a boundary, "" if the source has none."""
         return self.log.gtid_set(position)
 
     def locate_gtid_set(self, gtid_set: str) -> Position:
-        """Return a boundary with nothing but the set before it. Raises PositionPurged."""
+        """Return a boundary preceded only by transactions of the set. Raises PositionPurged."""
         return self.log.locate_gtid_set(gtid_set).position
 
     def locate_time(self, time_us: int) -> Position:
-        """Return a boundary before which nothing was committed at or after the time."""
+        """Return a boundary before which no commit is at or after the time."""
         return self.log.locate_time(time_us).position
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
@@ -50,11 +50,12 @@ class OwnLog:
         return settled_schemas(self.log, self._schemas, position, name, again=again)
 
     def boundary_before(self, position: Position) -> int:
-        """Return the last transaction boundary at or before a position that the index has."""
+        """Return the last indexed transaction boundary at or before a position."""
         return self.log.boundary_before(position)
 
     def prepared(self, xid: str) -> ByteRange | None:
-        """Return where an XA transaction was prepared that had no outcome when the log was surveyed last."""
+        """Return the range of an XA transaction that was prepared without an outcome as of the latest
+        survey."""
         return noted_range(self.log, xid)
 
     def read(
@@ -62,16 +63,20 @@ class OwnLog:
     ) -> Iterator[memoryview]:
         """Yield the bytes from a position on, to the end of the log's part of the file.
 
-        No connection can be lost here, so `resume_at` is not asked.
+        `resume_at` is not used, because there is no connection to lose.
         """
         end = max(
-            (one.end for one in self.log.extents() if (one.epoch, one.file) == (start.epoch, start.file)),
+            (
+                extent.end
+                for extent in self.log.extents()
+                if (extent.epoch, extent.file) == (start.epoch, start.file)
+            ),
             default=stop,
         )
         yield from self.log.read(start.epoch, start.file, start.offset, max(stop, end))
 
     def close(self) -> None:
-        """The log is the capture's to close."""
+        """Do nothing: capture closes the log."""
 
 
 class OwnSource(KeptSource):
@@ -82,9 +87,9 @@ class OwnSource(KeptSource):
         self.log = log
 
     def range_from(self, position: Position) -> tuple[ByteRange, int] | None:
-        """Return the range that follows a position in one file, and how far the log goes in it now.
+        """Return the range that follows a position in one file, and its current end.
 
-        None where nothing follows yet. The range has no stop: what it grows by belongs to it. Raises
+        None if nothing follows yet. The range has no stop, so later bytes belong to it. Raises
         PositionPurged, PositionInvalid and SequenceGap.
         """
         runs = self._from(self._runs(), position)

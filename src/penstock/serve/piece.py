@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One piece of a log in one view, and the decoder that makes one after the other."""
+"""One decoded piece of a log in one view, and the decoder that produces consecutive pieces."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -18,21 +18,21 @@ from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, RangeFollower, Selection
 from penstock.source.source import ByteRange
 
-# Rows of each table in its own types; every other shape is a dialect of messages.
+# Rows with the column types of their table. All other shapes are message dialects.
 TYPED = "typed"
 
-# So much is decoded before it is looked whether anybody still waits for it.
+# The number of bytes decoded between checks whether anybody still waits for the piece.
 _SLICE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class View:
-    """What of the log is wanted, and in which shape: `typed`, or a dialect.
+    """The requested part and shape of the log: `typed`, or a message dialect.
 
-    `columns` and `changes` are those of `Selection`. `shard_columns` are (table pattern, columns) that tell a
-    row's shard, the primary key where no pattern fits; with `with_keys` they are decoded even where `columns`
-    leaves them out. Transactions of `gtid_after` are left out. With `with_gtid_set` messages that have a
-    place for it carry the set of transactions executed up to theirs.
+    `columns` and `changes` are those of `Selection`. `shard_columns` are (table pattern, columns) that
+    determine a row's shard, the primary key if no pattern matches; with `with_keys` they are decoded even if
+    `columns` leaves them out. Transactions of `gtid_after` are skipped. With `with_gtid_set`, messages with a
+    field for it carry the set of transactions executed up to theirs.
     """
 
     shape: str
@@ -48,16 +48,16 @@ class View:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # It is looked up by several times for each piece.
-        told = (getattr(self, one.name) for one in fields(self) if one.compare)
-        object.__setattr__(self, "_hash", hash(tuple(told)))
+        # Views are hashed several times per piece, so the hash is cached.
+        values = (getattr(self, view_field.name) for view_field in fields(self) if view_field.compare)
+        object.__setattr__(self, "_hash", hash(tuple(values)))
 
     def __hash__(self) -> int:
         return self._hash
 
     @property
     def is_typed(self) -> bool:
-        """Whether it shows rows of each table in its own types; else it is of messages."""
+        """Whether the view has typed rows; otherwise it has messages."""
         return self.shape == TYPED
 
 
@@ -65,10 +65,10 @@ class View:
 class Piece:
     """The changes of whole transactions in [start, end) of the log, in one view.
 
-    `rows` and `bytes` are those of the batches, `gtid_set` every transaction before `end`, `time_us` when the
-    last one of the piece was committed, microseconds UTC since 1970, 0 where it has none. Where `is_whole` is
-    false it is a part of a piece, `part` counted from 0, which ends only with the last one: `end` is `start`.
-    `derived` keeps what was made of it once for all who get it.
+    `rows` and `bytes` are the totals of the batches, `gtid_set` all transactions before `end`, and `time_us`
+    the commit time of the last transaction, in microseconds UTC since 1970, 0 without one. If `is_whole` is
+    false, this is one part of a piece, numbered by `part` from 0, and `end` equals `start`: only the last
+    part ends the piece. `derived` caches what was computed from the piece for all its consumers.
     """
 
     start: Position
@@ -83,27 +83,28 @@ class Piece:
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def arrow(self) -> tuple[pyarrow.RecordBatch, ...]:
-        """Return the batches as Arrow's, made once."""
-        found: tuple[pyarrow.RecordBatch, ...] | None = self.derived.get("arrow")
-        if found is None:
-            found = self.derived["arrow"] = tuple(batch.to_arrow() for batch in self.batches)
-        return found
+        """Return the batches as Arrow record batches, converted once."""
+        batches: tuple[pyarrow.RecordBatch, ...] | None = self.derived.get("arrow")
+        if batches is None:
+            batches = self.derived["arrow"] = tuple(batch.to_arrow() for batch in self.batches)
+        return batches
 
 
 class Follower:
-    """A decoder at the end of a piece, ready to go on in the same file. For one thread at a time."""
+    """A decoder at the end of a piece that can continue in the same file. Not thread-safe."""
 
     def __init__(self, source: OwnSource, view: View, byte_range: ByteRange, run_end: int) -> None:
         self.source = source
         self.position = byte_range.position
         self.part = 0
         self._run_end = run_end
-        # How far the bytes were taken: behind the position where a part of a piece was made.
+        # The offset up to which bytes were fed: after the position once a part of a piece was produced.
         self._at = self.position.offset
-        # What was decoded for a later part, and whether that is all of the piece.
+        # Batches decoded for a later part, and whether the piece is decoded completely.
         self._pending: list[Batch] = []
         self._decoded = False
-        # How many of them were full: what was closed before it was would hold more had the log grown.
+        # The number of full batches among them. Later batches were closed early and would differ if the log
+        # had grown.
         self._full = 0
         before = source.gtid_set(self.position)
         options: dict[str, Any] = {"emit": TYPED}
@@ -134,9 +135,9 @@ class Follower:
 
     @classmethod
     def open(cls, source: OwnSource, view: View, start: Position) -> Self | None:
-        """Return a decoder for what follows a position, None where nothing does yet."""
-        found = source.range_from(start)
-        return None if found is None else cls(source, view, *found)
+        """Return a decoder that starts at a position, None if nothing follows it yet."""
+        first_range = source.range_from(start)
+        return None if first_range is None else cls(source, view, *first_range)
 
     @property
     def boundary(self) -> Position:
@@ -152,41 +153,48 @@ class Follower:
         least: bool = False,
         in_parts: bool = False,
     ) -> tuple[Piece, Self | None] | None:
-        """Decode the piece that began at `start`; with this decoder, if it can go on behind it.
+        """Decode the piece that starts at `start`; return it with this decoder, if the decoder can continue.
 
-        With `least` it is one transaction; with `in_parts` the next part of it. None where nothing whole is
-        there, or nobody waits for it any more. Raises LimitExceeded for more rows than a piece may hold.
+        With `least` the piece is one transaction; with `in_parts` it is the next part. None if no whole
+        transaction is available, or nobody waits any more. Raises LimitExceeded if a piece would be too
+        large.
         """
-        begun, stop = self.position, self._stop(end)
+        piece_start, stop = self.position, self._stop(end)
         if self._at >= stop and not self._pending:
             return None
-        goal = begun.offset + 1 if least else min((begun.offset // PIECE_BYTES + 1) * PIECE_BYTES, stop)
-        views = () if self._decoded else self.source.log.read(begun.epoch, begun.file, self._at, stop)
+        goal = (
+            piece_start.offset + 1
+            if least
+            else min((piece_start.offset // PIECE_BYTES + 1) * PIECE_BYTES, stop)
+        )
+        views = (
+            () if self._decoded else self.source.log.read(piece_start.epoch, piece_start.file, self._at, stop)
+        )
         for batch in self._decode(views, goal, stopping, PIECE_PART_BYTES if in_parts else None):
             self._pending.append(batch)
-            if not in_parts and sum(one.bytes for one in self._pending) > PIECE_BYTES_MAX:
+            if not in_parts and sum(pending.bytes for pending in self._pending) > PIECE_BYTES_MAX:
                 raise LimitExceeded(
                     f"one transaction decodes to more than {PIECE_BYTES_MAX} bytes",
-                    position=str(begun),
+                    position=str(piece_start),
                     hint="Read past it with penstock://, which takes it in parts: `read_binlog`, or Spark",
                 )
         if stopping.is_set():
             return None
         if in_parts and (batches := self._next_part()):
             part, self.part = self.part, self.part + 1
-            return self._made(start, start, batches, part, is_whole=False), self
-        if self.boundary <= begun:
+            return self._build_piece(start, start, batches, part, is_whole=False), self
+        if self.boundary <= piece_start:
             return None
         ready, batches = self._range.at_boundary, self._pending
         part, self.part, self._pending, self._decoded = self.part, 0, [], False
         self.position, self._at = self.boundary, self.boundary.offset
-        return self._made(start, self.position, batches, part), self if ready else None
+        return self._build_piece(start, self.position, batches, part), self if ready else None
 
     def _next_part(self) -> list[Batch]:
-        """Take the batches of a part that is not the last one; none where what is pending is the last.
+        """Return the batches of the next part, unless it is the last; then return none.
 
-        Parts are cut by what is in them alone: they are the same however the bytes come, and though the log
-        grows meanwhile.
+        Parts are cut by content alone, so they are the same no matter how the bytes arrive, even if the log
+        grows.
         """
         size = 0
         full = self._full if self._decoded else len(self._pending)
@@ -199,17 +207,17 @@ class Follower:
         return []
 
     def _stop(self, end: Position | None) -> int:
-        """Return how far the file can be read now, and is to be."""
-        here, visible = self.position, self.source.log.visible
+        """Return how far the file can and should be read now."""
+        position, visible = self.position, self.source.log.visible
         assert visible is not None, "something was visible, or there would be no decoder"
-        in_file = (visible.epoch, visible.file) == (here.epoch, here.file)
-        # Behind the run's end the log may go on in the same file, or have a hole, which reading tells.
+        in_file = (visible.epoch, visible.file) == (position.epoch, position.file)
+        # After the run's end the log may continue in the same file or have a gap, which reading reports.
         stop = visible.offset if in_file and self._at >= self._run_end else self._run_end
-        if end is not None and (end.epoch, end.file) == (here.epoch, here.file):
+        if end is not None and (end.epoch, end.file) == (position.epoch, position.file):
             stop = min(stop, end.offset)
         return stop
 
-    def _made(
+    def _build_piece(
         self, start: Position, end: Position, batches: list[Batch], part: int, *, is_whole: bool = True
     ) -> Piece:
         seen = self._range.gtid_set
@@ -228,9 +236,9 @@ class Follower:
     def _decode(
         self, views: Iterable[memoryview], goal: int, stopping: threading.Event, part_bytes: int | None
     ) -> Iterator[Batch]:
-        """Decode up to the first transaction boundary at or behind an offset, or as far as the bytes go.
+        """Decode up to the first transaction boundary at or after an offset, or to the end of the bytes.
 
-        With `part_bytes` it ends inside a transaction too, where so much of it was handed out.
+        With `part_bytes` it also stops inside a transaction once that many bytes were returned.
         """
         size = sum(batch.bytes for batch in self._pending)
         if self._decoded or (part_bytes is not None and size >= part_bytes):
@@ -268,11 +276,11 @@ def make_piece(
     stopping: threading.Event,
     part: int | None = None,
 ) -> tuple[Piece, Follower | None] | None:
-    """Make the piece that begins at a position, with a decoder that stands there if there is one.
+    """Decode the piece that starts at a position, using a decoder positioned there if there is one.
 
-    With `part` it may be one of several parts of the piece, counted from 0; without, it is whole. Returns the
-    decoder that can go on behind it, if one can; None where nothing is visible yet. What is whole before an
-    error makes a piece of its own, and the error comes where the next one would begin.
+    With `part` it may be one of several parts of the piece, counted from 0; without, it is whole. Also
+    returns the decoder if it can continue. None if nothing is visible yet. The whole transactions before an
+    error form a piece of their own, and the error is raised at the start of the next piece.
     """
     fresh = least = False
     while True:
@@ -280,25 +288,30 @@ def make_piece(
             follower, fresh = Follower.open(source, view, start), True
             if follower is None:
                 return None
-        begun = follower.position
+        piece_start = follower.position
         try:
-            made = follower.piece(start, end, stopping, least=least, in_parts=part is not None)
+            decoded = follower.piece(start, end, stopping, least=least, in_parts=part is not None)
         except LimitExceeded:
             if least or part is not None:
                 raise
-            # What is too large may have transactions before it that are not.
+            # Smaller transactions may precede the one that is too large.
             least = True
         except StreamError as problem:
-            if follower.boundary > begun and not part:
+            if follower.boundary > piece_start and not part:
                 end = follower.boundary
             elif fresh or not isinstance(problem, SequenceGap):
                 raise
-            # Where bytes are left out nothing need be missing: opening at the place tells.
+            # A gap does not have to mean missing data: opening at the position decides.
         else:
-            if made is not None and part is not None and made[0].part < part and not made[0].is_whole:
-                # It was taken before; the decoder that had made it is gone.
+            if (
+                decoded is not None
+                and part is not None
+                and decoded[0].part < part
+                and not decoded[0].is_whole
+            ):
+                # This part was returned before, but the decoder that produced it is gone.
                 continue
-            if made is not None or fresh or stopping.is_set():
-                return made
-            # Its file ended here, and the log goes on in the next one.
+            if decoded is not None or fresh or stopping.is_set():
+                return decoded
+            # The file ended here, and the log continues in the next file.
         follower = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log's changes look like to those who follow it, decoded once for all of them.
+"""The decoded changes of a log, shared by all its followers.
 
-A piece holds the changes of a stretch of the log in one view. Pieces of a view form chains: where one ends
-the next begins. A piece ends at the first transaction boundary behind a line of a fixed grid, or where the
-log ends, so whoever joins anywhere is in the same chain soon, and then shares what is decoded.
+A piece has the changes of a range of the log in one view. The pieces of a view form chains: each starts where
+the previous one ends. A piece ends at the first transaction boundary after a multiple of a fixed size, or at
+the end of the log. So followers that start anywhere soon reach the same chain and share the decoded pieces.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from penstock.serve.threads import Threads, run_in
 
 __all__ = ["Piece", "PieceMemory", "Pieces", "PiecesLog", "View"]
 
-# What a piece costs beside its rows: objects, and buffers that are never smaller than a cache line.
+# The overhead of a piece: objects, and buffers that are never smaller than a cache line.
 _PIECE_COST = 8 * 1024
 
 _Answer = TypeVar("_Answer")
@@ -38,7 +38,7 @@ _Key = tuple[str, View, Position, Position | None, int | None]
 
 
 class PieceMemory:
-    """The pieces made last, of all instances, within a bound of bytes. Belongs to the event loop."""
+    """An LRU cache of the pieces of all instances, bounded by bytes. Belongs to the event loop."""
 
     def __init__(self, bytes_max: int = PIECES_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
@@ -46,28 +46,28 @@ class PieceMemory:
         self._pieces: OrderedDict[_Key, tuple[Piece, int]] = OrderedDict()
 
     def get(self, key: _Key) -> Piece | None:
-        """Return a piece that is still here."""
-        found = self._pieces.get(key)
-        if found is None:
+        """Return a cached piece."""
+        cached = self._pieces.get(key)
+        if cached is None:
             return None
         self._pieces.move_to_end(key)
-        return found[0]
+        return cached[0]
 
     def put(self, key: _Key, piece: Piece) -> None:
-        """Keep a piece, in place of those asked for longest ago."""
+        """Cache a piece, evicting the least recently used ones."""
         cost = piece.bytes + _PIECE_COST
         if cost > self.bytes_max // 2:
-            # It would push out what all the others share.
+            # The piece would evict everything that the others share.
             return
         self._pieces[key] = piece, cost
         self.bytes += cost
         self._trim()
 
     def grew(self, key: _Key, by: int) -> None:
-        """Say that a piece keeps so many bytes more that were made of it."""
-        found = self._pieces.get(key)
-        if found is not None:
-            self._pieces[key] = found[0], found[1] + by
+        """Count additional bytes that are cached with a piece."""
+        cached = self._pieces.get(key)
+        if cached is not None:
+            self._pieces[key] = cached[0], cached[1] + by
             self.bytes += by
             self._trim()
 
@@ -88,14 +88,14 @@ class PiecesLog(Protocol):
         """Its name."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return how it stands; never waits."""
+        """Return its status without waiting."""
 
     def log(self) -> Log:
-        """Return its log. Raises ServerBusy while it is being opened, and the reason where it cannot be."""
+        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
 
 
 class _Flight:
-    """A piece in the making, for whoever waits for it."""
+    """A piece that is being decoded, shared by all that wait for it."""
 
     def __init__(self) -> None:
         self.waiters = 0
@@ -105,9 +105,9 @@ class _Flight:
 
 
 class Pieces:
-    """The pieces of one instance. Belongs to the event loop; decodes and searches in threads.
+    """The pieces of one instance. Belongs to the event loop; decoding and searches run in threads.
 
-    `decodes` counts the pieces that were decoded, not those found in memory.
+    `decodes` counts the decoded pieces, excluding those found in the cache.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Pieces:
         self._source: OwnSource | None = None
         self._followers: OrderedDict[tuple[View, Position, int], Follower] = OrderedDict()
         self._flights: dict[_Key, _Flight] = {}
-        # Pieces that were made before they were asked for, and that nobody but who has them made wants.
-        self._ahead: OrderedDict[_Key, Piece] = OrderedDict()
+        # Prefetched pieces that only the follower that requested them wants.
+        self._prefetched: OrderedDict[_Key, Piece] = OrderedDict()
         self._cursors: dict[View, weakref.WeakSet[object]] = {}
-        self._made_at: dict[View, float] = {}
+        self._decoded_at: dict[View, float] = {}
         self.decodes = 0
 
     @property
@@ -133,28 +133,28 @@ class Pieces:
 
     @property
     def log(self) -> Log:
-        """The log. Raises ServerBusy while it is being opened, and the reason where it cannot be."""
+        """The log. Raises ServerBusy while it is being opened, or the error that prevents it."""
         return self._instance.log()
 
     def lag_seconds(self) -> float | None:
-        """Return how far the log may be behind its server, None where that is not known."""
+        """Return how far the log may lag behind its server, None if unknown."""
         lag: float | None = self._instance.status().get("lag_seconds")
         return lag
 
-    async def in_thread(self, question: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        """Decode, or ask what takes as little time, in a thread that followers wait for."""
-        return await run_in(self._threads.decoding, question, *arguments)
+    async def in_thread(self, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """Run a decode or similarly short work in a thread of the decoding pool."""
+        return await run_in(self._threads.decoding, work, *arguments)
 
-    async def search(self, question: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        """Ask what may read much of the log, in a thread that no follower waits for."""
-        return await run_in(self._threads.searching, question, *arguments)
+    async def search(self, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """Run work that may read much of the log, in a thread that no follower waits for."""
+        return await run_in(self._threads.searching, work, *arguments)
 
     @property
     def source(self) -> OwnSource:
-        """The log as a source. Raises what `log` raises."""
+        """The log as a source. Raises the errors of `log`."""
         log = self.log
         if self._source is None or self._source.log is not log:
-            # It was opened anew: what was found out about the one before is of no use.
+            # The log was reopened, so cached state of the old one is invalid.
             self._source = OwnSource(self.name, log)
             self._followers.clear()
         return self._source
@@ -162,40 +162,40 @@ class Pieces:
     async def at(
         self, view: View, start: Position, end: Position | None = None, part: int | None = None
     ) -> Piece | None:
-        """Return the piece that begins at a position, and ends at the boundary `end` at the latest.
+        """Return the piece that starts at a position and ends at the boundary `end` at the latest.
 
         With `part`, 0 for the first, the piece of a large transaction comes in parts: see `Piece.is_whole`.
-
-        None where nothing is visible behind `start` yet. A piece's end is a valid next start, also in
-        another file or epoch. Raises PositionPurged, PositionInvalid, SequenceGap, and what decoding raises,
-        after every whole transaction before it.
+        None if nothing is visible after `start` yet. A piece's end is a valid next start, also in another
+        file or epoch. Raises PositionPurged, PositionInvalid, SequenceGap, and the errors of decoding, after
+        all whole transactions before them.
         """
         source = self.source
         key = self._key(view, start, end, part)
-        # Nearly every piece is whole, and then the same for who can take parts and who cannot.
-        for one in {self._key(view, start, None, part or None), key}:
-            found = self._memory.get(one) or self._ahead.pop(one, None)
-            if found is not None and self._fits(found, end):
-                return found
+        # Nearly every piece is whole, and then it is the same with and without parts.
+        for candidate in {self._key(view, start, None, part or None), key}:
+            cached = self._memory.get(candidate) or self._prefetched.pop(candidate, None)
+            if cached is not None and self._fits(cached, end):
+                return cached
         if start in (source.log.visible, end):
             return None
         flight = self._flights.get(key)
         if flight is not None and flight.stopping.is_set():
-            # Those who waited for it have left, and it comes to nothing.
+            # All waiters left, so this flight was cancelled and returns nothing.
             assert flight.task is not None, "a flight has its task from the first moment"
             await asyncio.wait({flight.task})
             return await self.at(view, start, end, part)
         if flight is None:
             gap = self._gap(view)
-            if gap <= 0 and not part and (made := self._at_once(view, start, end)) is not None:
-                return self._made(key, *made)
+            if gap <= 0 and not part and (decoded := self._decode_now(view, start, end)) is not None:
+                return self._finish(key, *decoded)
             flight = self._begin(key, gap)
-        return await _landed(flight)
+        return await _wait_for_flight(flight)
 
     def _fits(self, piece: Piece, end: Position | None) -> bool:
-        """Tell whether a piece from memory is the one to give.
+        """Return whether a cached piece should be used.
 
-        To whoever is far behind the log's head, the short ones that were made there would be a long way.
+        For a follower that is far behind the log's head, the short pieces created at the head would be too
+        slow.
         """
         if end is not None and piece.end > end:
             return False
@@ -206,8 +206,9 @@ class Pieces:
         return not is_short or visible.offset - start.offset < PIECE_BYTES
 
     def _gap(self, view: View) -> float:
-        """Return the seconds until the next piece of a view may be made, with all that comes meanwhile."""
-        return self._made_at.get(view, 0.0) + PIECE_GAP_SECONDS - asyncio.get_running_loop().time()
+        """Return the seconds until the next piece of a view may be decoded, so that small changes are
+        batched."""
+        return self._decoded_at.get(view, 0.0) + PIECE_GAP_SECONDS - asyncio.get_running_loop().time()
 
     def _begin(self, key: _Key, gap: float = 0.0) -> _Flight:
         flight = self._flights[key] = _Flight()
@@ -215,11 +216,13 @@ class Pieces:
         return flight
 
     def prefetch(self, view: View, start: Position, part: int | None = None) -> None:
-        """Begin to make a piece that is going to be asked for, where there is much of it already."""
+        """Start decoding a piece that will be requested, if it is large."""
         visible, key = self.log.visible, self._key(view, start, None, part)
-        kept = self._key(view, start, None, part or None)
-        known = key in self._flights or kept in self._ahead or self._memory.get(kept) is not None
-        if visible is None or known:
+        cache_key = self._key(view, start, None, part or None)
+        exists = (
+            key in self._flights or cache_key in self._prefetched or self._memory.get(cache_key) is not None
+        )
+        if visible is None or exists:
             return
         in_file = (visible.epoch, visible.file) == (start.epoch, start.file)
         if in_file and visible.offset - start.offset <= PIECE_BYTES_AT_ONCE:
@@ -227,29 +230,34 @@ class Pieces:
         flight = self._begin(key)
         flight.is_ahead = True
         assert flight.task is not None, "a flight has its task from the first moment"
-        # Whoever asks for it gets what it raised; where nobody does, it is nobody's.
+        # The requester gets the task's error. Without a requester, the error is dropped.
         flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def follow(self, view: View, cursor: object) -> None:
-        """Say that a cursor follows a view, for as long as it is there."""
+        """Register a cursor as a follower of a view for the lifetime of the cursor."""
         if view not in self._cursors:
-            # Views that nobody follows any longer leave nothing behind.
-            self._cursors = {one: left for one, left in self._cursors.items() if left}
-            self._made_at = {one: at for one, at in self._made_at.items() if one in self._cursors}
+            # Remove views without followers.
+            self._cursors = {followed: cursors for followed, cursors in self._cursors.items() if cursors}
+            self._decoded_at = {
+                followed: decoded_at
+                for followed, decoded_at in self._decoded_at.items()
+                if followed in self._cursors
+            }
             self._cursors[view] = weakref.WeakSet()
         self._cursors[view].add(cursor)
 
     def is_shared(self, view: View, piece: Piece) -> bool:
-        """Tell whether a piece is worth keeping: at the log's head it is, else where others come behind.
+        """Return whether a piece is worth caching: small pieces always, others if several cursors follow the
+        view.
 
-        To keep what nobody asks for again takes memory that is new each time, which costs more than decoding.
+        Caching pieces that nobody requests again keeps allocating new memory, which costs more than decoding.
         """
         if piece.bytes <= SHARED_BYTES_ALWAYS:
             return True
         return len(self._cursors.get(view, ())) > 1
 
     def keep(self, view: View, piece: Piece, grown: int) -> None:
-        """Say that a piece now keeps so many bytes more that were made of it, for others to use."""
+        """Count additional bytes that are cached with a piece, for other consumers."""
         self._memory.grew(self._key(view, piece.start, None, piece.part or None), grown)
 
     def _key(self, view: View, start: Position, end: Position | None = None, part: int | None = None) -> _Key:
@@ -260,49 +268,50 @@ class Pieces:
         try:
             if gap > 0 and not part:
                 await asyncio.sleep(gap)
-                if (made := self._at_once(view, start, end)) is not None:
-                    return self._made(key, *made)
+                if (decoded := self._decode_now(view, start, end)) is not None:
+                    return self._finish(key, *decoded)
             follower = self._followers.pop((view, start, part or 0), None)
-            made = await self.in_thread(
+            decoded = await self.in_thread(
                 make_piece, self.source, view, start, end, follower, flight.stopping, part
             )
         finally:
             del self._flights[key]
-        if made is None:
+        if decoded is None:
             return None
-        piece = self._made(key, *made)
-        kept = self._kept_as(key, piece)
-        if flight.is_ahead and not flight.waiters and self._memory.get(kept) is None:
-            # It is there before it is asked for, and would otherwise be made a second time.
-            self._ahead[kept] = piece
-            if len(self._ahead) > FOLLOWERS_MAX:
-                self._ahead.popitem(last=False)
+        piece = self._finish(key, *decoded)
+        cache_key = self._shared_key(key, piece)
+        if flight.is_ahead and not flight.waiters and self._memory.get(cache_key) is None:
+            # It was finished before it was requested, and would otherwise be decoded twice.
+            self._prefetched[cache_key] = piece
+            if len(self._prefetched) > FOLLOWERS_MAX:
+                self._prefetched.popitem(last=False)
         return piece
 
-    def _kept_as(self, key: _Key, piece: Piece) -> _Key:
-        """Return the key under which a piece is found by everybody whom it suits."""
+    def _shared_key(self, key: _Key, piece: Piece) -> _Key:
+        """Return the cache key under which all matching requests find a piece."""
         _, view, start, end, _ = key
         return self._key(view, start, end, None if piece.is_whole and not piece.part else piece.part)
 
-    def _made(self, key: _Key, piece: Piece, follower: Follower | None) -> Piece:
+    def _finish(self, key: _Key, piece: Piece, follower: Follower | None) -> Piece:
         self.decodes += 1
         view = key[1]
         if piece.end.offset - piece.start.offset <= PIECE_BYTES_AT_ONCE and piece.is_whole:
-            self._made_at[view] = asyncio.get_running_loop().time()
+            self._decoded_at[view] = asyncio.get_running_loop().time()
         if self.is_shared(view, piece):
-            self._memory.put(self._kept_as(key, piece), piece)
+            self._memory.put(self._shared_key(key, piece), piece)
         if follower is not None and (self._source is None or follower.source is self._source):
             self._followers[view, piece.end, follower.part] = follower
             if len(self._followers) > FOLLOWERS_MAX:
                 self._followers.popitem(last=False)
         return piece
 
-    def _at_once(
+    def _decode_now(
         self, view: View, start: Position, end: Position | None
     ) -> tuple[Piece, Follower | None] | None:
-        """Make a piece here where it is short, in memory, and a decoder stands ready; None where not.
+        """Decode a short piece in this thread if its bytes are in memory and a decoder is ready, else return
+        None.
 
-        A thread would cost more than the decoding.
+        Starting a thread would cost more than decoding.
         """
         log = self.log
         visible, memory = log.visible, log.memory
@@ -314,14 +323,14 @@ class Pieces:
         if not 0 < length <= PIECE_BYTES_AT_ONCE or (view, start, 0) not in self._followers:
             return None
         views = memory.read(start.epoch, start.file, start.offset, visible.offset)
-        if not views or sum(one.nbytes for one in views) != length:
+        if not views or sum(view_bytes.nbytes for view_bytes in views) != length:
             return None
         follower = self._followers.pop((view, start, 0))
         return make_piece(self.source, view, start, visible, follower, threading.Event())
 
 
-async def _landed(flight: _Flight) -> Piece | None:
-    """Wait for a piece, beside others. Who goes away does not end it for them; the last one does."""
+async def _wait_for_flight(flight: _Flight) -> Piece | None:
+    """Wait for a shared piece. Cancelling one waiter does not stop it for others; the last waiter does."""
     assert flight.task is not None, "a flight has its task from the first moment"
     flight.waiters += 1
     try:

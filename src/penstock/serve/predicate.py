@@ -3,10 +3,10 @@
 
     Predicate.compile("status = 'paid' AND price >= 19.99").passes(batch)
 
-Known are AND, OR, XOR, NOT, comparisons, <=>, BETWEEN, IN (...), LIKE, IS [NOT] NULL, TRUE and FALSE, LOWER
-and UPPER, and constants of every kind. NULL behaves as in MySQL: what is neither true nor false does not
-pass. Text compares letter for letter, whatever the column's collation. A time without a zone is UTC. A value
-that its Arrow type cannot hold, such as a zero date, is NULL.
+Supported: AND, OR, XOR, NOT, comparisons, <=>, BETWEEN, IN (...), LIKE, IS [NOT] NULL, TRUE and FALSE, LOWER
+and UPPER, and constants of every kind. NULL behaves as in MySQL: a result that is neither true nor false does
+not pass. Text is compared exactly, regardless of the column's collation. A time without a zone is UTC. A
+value that its Arrow type cannot represent, such as a zero date, is NULL.
 """
 
 import operator
@@ -24,7 +24,7 @@ import pyarrow.compute as compute
 
 from penstock.errors import OptionInvalid
 
-# A node of sqlglot's tree: which class that is depends on its version.
+# A node of sqlglot's tree. The classes depend on sqlglot's version.
 Part = Any
 
 _HINT = (
@@ -33,7 +33,7 @@ _HINT = (
 )
 _METADATA = "_metadata"
 _DIGITS_MAX = 76
-# No column has numbers of more digits, and arithmetic with far more would hold up everybody else.
+# No column has numbers with more digits, and arithmetic on far longer ones would block other clients.
 _CONSTANT_DIGITS_MAX = 400
 _TIME = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 
@@ -53,26 +53,26 @@ _TURNED = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE"
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the row, perhaps a field of `_metadata`, perhaps in lower or upper case."""
+    """A column of the row, possibly a field of `_metadata`, possibly in lower or upper case."""
 
     name: str
     field: str | None = None
     change: Callable[..., Any] | None = None
 
     def of(self, batch: pyarrow.RecordBatch) -> pyarrow.Array:
-        """Return its values. Raises OptionInvalid where the table has no such column."""
+        """Return the column's values. Raises OptionInvalid if the table has no such column."""
         names = batch.schema.names
-        found = self.name if self.name in names else None
-        if found is None:
-            # MySQL's names of columns know no case.
-            wanted = self.name.casefold()
-            found = next((name for name in names if name.casefold() == wanted), None)
-        if found is None:
+        column_name = self.name if self.name in names else None
+        if column_name is None:
+            # MySQL's column names are case-insensitive.
+            folded_name = self.name.casefold()
+            column_name = next((name for name in names if name.casefold() == folded_name), None)
+        if column_name is None:
             raise OptionInvalid(
                 f"where: there is no column {self.name!r}",
-                hint=f"The columns are {', '.join(one for one in names if not one.startswith('_'))}",
+                hint=f"The columns are {', '.join(name for name in names if not name.startswith('_'))}",
             )
-        values = batch.column(found)
+        values = batch.column(column_name)
         if self.field is not None:
             values = compute.struct_field(values, self.field)
         return values if self.change is None else self.change(values)
@@ -82,7 +82,7 @@ class _Column:
 
 
 class Predicate:
-    """A compiled condition. `columns` are the names that it reads, as they were written."""
+    """A compiled condition. `columns` are the names that it reads, as written."""
 
     def __init__(self, text: str, condition: _Condition, columns: frozenset[str]) -> None:
         self.text = text
@@ -91,48 +91,48 @@ class Predicate:
 
     @classmethod
     def compile(cls, text: str) -> "Predicate":
-        """Read a condition. Raises OptionInvalid, which names the part that is not understood."""
+        """Compile a condition. Raises OptionInvalid, which names the part that is not supported."""
         compiler = _Compiler()
         try:
-            condition = compiler.condition(_parsed(text))
+            condition = compiler.condition(_parse(text))
         except RecursionError as problem:
             raise OptionInvalid("where: the condition is nested too deep", hint=_HINT) from problem
         return cls(text, condition, frozenset(compiler.columns))
 
     def passes(self, batch: pyarrow.RecordBatch) -> numpy.ndarray:
-        """Return for each row whether it passes, as booleans.
+        """Return a boolean mask of the rows that pass.
 
-        Raises OptionInvalid where a column is not there, or its type cannot be compared so.
+        Raises OptionInvalid if a column is missing, or its type does not support the comparison.
         """
         try:
-            found = self._condition(batch)
+            outcome = self._condition(batch)
         except pyarrow.ArrowException as problem:
             raise OptionInvalid(f"where: {problem}", hint=_HINT) from problem
-        if isinstance(found, pyarrow.Scalar):
-            return numpy.full(batch.num_rows, found.as_py() is True)
-        mask: numpy.ndarray = compute.fill_null(found, False).to_numpy(zero_copy_only=False)
+        if isinstance(outcome, pyarrow.Scalar):
+            return numpy.full(batch.num_rows, outcome.as_py() is True)
+        mask: numpy.ndarray = compute.fill_null(outcome, False).to_numpy(zero_copy_only=False)
         return mask
 
     def __repr__(self) -> str:
         return f"Predicate({self.text!r})"
 
 
-def _parsed(text: str) -> Part:
-    # Its import costs more than decoding a small file, and few subscribers need it.
+def _parse(text: str) -> Part:
+    # Importing sqlglot costs more than decoding a small file, and few subscribers need it.
     import sqlglot
     from sqlglot.errors import SqlglotError
 
     try:
-        found = sqlglot.parse(text, read="mysql")
+        statements = sqlglot.parse(text, read="mysql")
     except SqlglotError as problem:
         raise OptionInvalid(f"where: {text!r} is no condition: {_plain(problem)}", hint=_HINT) from problem
-    if len(found) != 1 or found[0] is None:
+    if len(statements) != 1 or statements[0] is None:
         raise OptionInvalid(f"where: {text!r} is not one condition", hint=_HINT)
-    return found[0]
+    return statements[0]
 
 
 def _plain(problem: Exception) -> str:
-    """Return an error's first line without the marks for a terminal."""
+    """Return an error's first line without terminal escape sequences."""
     return re.sub(r"\x1b\[[0-9;]*m", "", str(problem)).splitlines()[0]
 
 
@@ -141,13 +141,13 @@ def _refuse(part: Part) -> NoReturn:
 
 
 class _Compiler:
-    """Turns a parsed condition into what evaluates it, and notes the columns on the way."""
+    """Converts a parsed condition to a function, and records the columns."""
 
     def __init__(self) -> None:
         self.columns: set[str] = set()
 
     def condition(self, part: Part) -> _Condition:
-        """Return what tells for each row whether a part is true, false or null."""
+        """Return a function that evaluates a part to true, false or null for each row."""
         kind = type(part).__name__
         match kind:
             case "Paren":
@@ -176,7 +176,7 @@ class _Compiler:
                 return self._like(part.this, str(self._constant(part.expression)))
             case "Column" | "Dot":
                 column = self._column(part)
-                return lambda batch: _compared("NEQ", column, column.of(batch), 0)
+                return lambda batch: _compare("NEQ", column, column.of(batch), 0)
         if kind in _OPERATORS:
             return self._comparison(kind, part)
         _refuse(part)
@@ -185,15 +185,15 @@ class _Compiler:
         left, right = self._operand(part.this), self._operand(part.expression)
         if isinstance(left, _Column):
             if isinstance(right, _Column):
-                return partial(_compared_columns, kind, left, right)
-            return partial(_compared_constant, kind, left, right)
+                return partial(_compare_columns, kind, left, right)
+            return partial(_compare_constant, kind, left, right)
         if isinstance(right, _Column):
-            return partial(_compared_constant, _TURNED[kind], right, left)
+            return partial(_compare_constant, _TURNED[kind], right, left)
         _refuse(part)
 
     def _null_safe(self, part: Part) -> _Condition:
         equal = self._comparison("EQ", part)
-        nulls = [self._null_of(one) for one in (part.this, part.expression)]
+        nulls = [self._null_of(side) for side in (part.this, part.expression)]
 
         def condition(batch: pyarrow.RecordBatch) -> Any:
             both = compute.and_(*(null(batch) for null in nulls))
@@ -208,35 +208,39 @@ class _Compiler:
         return lambda batch: pyarrow.scalar(operand is None)
 
     def _is(self, part: Part) -> _Condition:
-        wanted = self._constant(part.expression)
-        if wanted is None:
+        expected = self._constant(part.expression)
+        if expected is None:
             return self._null_of(part.this)
-        if not isinstance(wanted, bool):
+        if not isinstance(expected, bool):
             _refuse(part)
         inner = self.condition(part.this)
-        return lambda batch: compute.equal(compute.fill_null(inner(batch), not wanted), wanted)
+        return lambda batch: compute.equal(compute.fill_null(inner(batch), not expected), expected)
 
     def _between(self, part: Part) -> _Condition:
         column = self._column(part.this)
         low, high = self._constant(part.args["low"]), self._constant(part.args["high"])
         return lambda batch: compute.and_kleene(
-            _compared("GTE", column, column.of(batch), low), _compared("LTE", column, column.of(batch), high)
+            _compare("GTE", column, column.of(batch), low), _compare("LTE", column, column.of(batch), high)
         )
 
     def _in(self, part: Part) -> _Condition:
         if not part.expressions:
             _refuse(part)
         column = self._column(part.this)
-        constants = [self._constant(one) for one in part.expressions]
+        constants = [self._constant(constant) for constant in part.expressions]
         has_null = None in constants
-        known = [one for one in constants if one is not None]
+        non_null = [constant for constant in constants if constant is not None]
 
         def condition(batch: pyarrow.RecordBatch) -> Any:
             values = column.of(batch)
-            found = _among(column, values, known)
-            found = compute.if_else(compute.is_null(values), pyarrow.scalar(None, pyarrow.bool_()), found)
+            matches = _is_among(column, values, non_null)
+            matches = compute.if_else(compute.is_null(values), pyarrow.scalar(None, pyarrow.bool_()), matches)
             # x IN (1, NULL) is true or unknown, never false.
-            return compute.if_else(found, found, pyarrow.scalar(None, pyarrow.bool_())) if has_null else found
+            return (
+                compute.if_else(matches, matches, pyarrow.scalar(None, pyarrow.bool_()))
+                if has_null
+                else matches
+            )
 
         return condition
 
@@ -273,8 +277,8 @@ class _Compiler:
                 return self._column(part.this)
             case "Lower" | "Upper" as change:
                 column = self._column(part.this)
-                turned = compute.utf8_lower if change == "Lower" else compute.utf8_upper
-                return _Column(column.name, column.field, turned)
+                change_case = compute.utf8_lower if change == "Lower" else compute.utf8_upper
+                return _Column(column.name, column.field, change_case)
             case "Column" if not part.table:
                 self.columns.add(part.name)
                 return _Column(part.name)
@@ -301,7 +305,7 @@ class _Compiler:
                 text = str(part.this)
                 return bytes.fromhex(text if len(text) % 2 == 0 else f"0{text}")
             case "Cast" | "TsOrDsToDate" | "Date" | "Timestamp":
-                # DATE '2026-01-01' and TIMESTAMP '...': what the text means is told by the column.
+                # DATE '2026-01-01' and TIMESTAMP '...': the column determines how the text is parsed.
                 value = self._constant(part.this)
                 if isinstance(value, str):
                     return value
@@ -317,7 +321,7 @@ def _number(text: str) -> int | float | Decimal:
 
 
 def _decimal(text: str) -> Decimal | None:
-    """Return the finite number that a text is, else None. Raises OptionInvalid for very many digits."""
+    """Return the finite number in a text, else None. Raises OptionInvalid for too many digits."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -335,7 +339,7 @@ def _decimal(text: str) -> Decimal | None:
 
 
 def _with_backslashes(pattern: str, escape: str) -> str:
-    """Return a LIKE pattern whose escape character is the backslash."""
+    """Return a LIKE pattern with the backslash as its escape character."""
     if escape == "\\":
         return pattern
     out, characters = "", iter(pattern)
@@ -348,56 +352,62 @@ def _with_backslashes(pattern: str, escape: str) -> str:
     return out
 
 
-# --- Comparing ------------------------------------------------------------------------------
+# --- Comparisons ----------------------------------------------------------------------------
 
 
-def _compared_constant(kind: str, column: _Column, constant: _Constant, batch: pyarrow.RecordBatch) -> Any:
-    return _compared(kind, column, column.of(batch), constant)
+def _compare_constant(kind: str, column: _Column, constant: _Constant, batch: pyarrow.RecordBatch) -> Any:
+    return _compare(kind, column, column.of(batch), constant)
 
 
-def _compared(kind: str, column: _Column, values: pyarrow.Array, constant: _Constant) -> Any:
-    """Compare a column's values with a constant; null where either is."""
+def _compare(kind: str, column: _Column, values: pyarrow.Array, constant: _Constant) -> Any:
+    """Compare a column's values with a constant; null if either is null."""
     if constant is None:
         return pyarrow.scalar(None, pyarrow.bool_())
-    values, scalar = _alike(column, values, constant)
+    values, scalar = _convert_alike(column, values, constant)
     return _OPERATORS[kind][0](values, scalar)
 
 
-def _compared_columns(kind: str, left: _Column, right: _Column, batch: pyarrow.RecordBatch) -> Any:
-    one, other = left.of(batch), right.of(batch)
-    if one.type != other.type:
-        numbers = _is_number(one.type) and _is_number(other.type)
-        if numbers and (pyarrow.types.is_floating(one.type) or pyarrow.types.is_floating(other.type)):
-            one, other = one.cast(pyarrow.float64()), other.cast(pyarrow.float64())
+def _compare_columns(kind: str, left: _Column, right: _Column, batch: pyarrow.RecordBatch) -> Any:
+    first, second = left.of(batch), right.of(batch)
+    if first.type != second.type:
+        numbers = _is_number(first.type) and _is_number(second.type)
+        if numbers and (pyarrow.types.is_floating(first.type) or pyarrow.types.is_floating(second.type)):
+            first, second = (
+                first.cast(pyarrow.float64()),
+                second.cast(pyarrow.float64()),
+            )
         elif not (
             numbers
-            or (_is_day(one.type) and _is_day(other.type))
-            or _is_text(one.type) == _is_text(other.type)
+            or (_is_day(first.type) and _is_day(second.type))
+            or _is_text(first.type) == _is_text(second.type)
         ):
             raise OptionInvalid(
-                f"where: {left} is {one.type} and {right} is {other.type}, which do not compare", hint=_HINT
+                f"where: {left} is {first.type} and {right} is {second.type}, which do not compare",
+                hint=_HINT,
             )
-    return _OPERATORS[kind][0](one, other)
+    return _OPERATORS[kind][0](first, second)
 
 
-def _among(column: _Column, values: pyarrow.Array, constants: Sequence[_Constant]) -> Any:
-    """Tell which values are one of the constants."""
-    alike = [_alike(column, values, one) for one in constants]
+def _is_among(column: _Column, values: pyarrow.Array, constants: Sequence[_Constant]) -> Any:
+    """Return a mask of the values that equal one of the constants."""
+    alike = [_convert_alike(column, values, constant) for constant in constants]
     if pyarrow.types.is_floating(values.type):
-        # Looked up by their bits, 0 and -0 would be two numbers; a sum with 0 is never -0.
-        alike = [(compute.add(one, 0.0), compute.add(scalar, 0.0)) for one, scalar in alike]
+        # is_in compares bits, so 0 and -0 would differ. Adding 0 turns -0 into 0.
+        alike = [
+            (compute.add(column_values, 0.0), compute.add(scalar, 0.0)) for column_values, scalar in alike
+        ]
     kinds = {scalar.type for _, scalar in alike}
-    if len(kinds) == 1 and all(one.type == alike[0][0].type for one, _ in alike):
-        wanted = pyarrow.array([scalar.as_py() for _, scalar in alike], kinds.pop())
-        return compute.is_in(alike[0][0], value_set=wanted.cast(alike[0][0].type, safe=False))
-    found = pyarrow.array(numpy.zeros(len(values), bool))
-    for one, scalar in alike:
-        found = compute.or_(found, compute.fill_null(compute.equal(one, scalar), False))
-    return found
+    if len(kinds) == 1 and all(column_values.type == alike[0][0].type for column_values, _ in alike):
+        value_set = pyarrow.array([scalar.as_py() for _, scalar in alike], kinds.pop())
+        return compute.is_in(alike[0][0], value_set=value_set.cast(alike[0][0].type, safe=False))
+    matches = pyarrow.array(numpy.zeros(len(values), bool))
+    for column_values, scalar in alike:
+        matches = compute.or_(matches, compute.fill_null(compute.equal(column_values, scalar), False))
+    return matches
 
 
-def _alike(column: _Column, values: pyarrow.Array, constant: _Constant) -> tuple[Any, pyarrow.Scalar]:
-    """Return values and constant in types that compare as MySQL compares them. Raises OptionInvalid."""
+def _convert_alike(column: _Column, values: pyarrow.Array, constant: _Constant) -> tuple[Any, pyarrow.Scalar]:
+    """Convert values and constant to types that compare as in MySQL. Raises OptionInvalid."""
     kind = values.type
     if _is_number(kind):
         return _numbers_alike(column, values, constant)
@@ -452,7 +462,7 @@ def _numbers_alike(column: _Column, values: pyarrow.Array, constant: _Constant) 
 
 
 def _digits(number: Decimal) -> tuple[int, int]:
-    """Return how many digits stand before and behind the point."""
+    """Return the number of digits before and after the decimal point."""
     _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int), "a constant is a finite number"
     return max(len(digits) + exponent, 1), max(-exponent, 0)
@@ -460,18 +470,18 @@ def _digits(number: Decimal) -> tuple[int, int]:
 
 def _days_alike(column: _Column, values: pyarrow.Array, constant: str) -> tuple[Any, pyarrow.Scalar]:
     try:
-        moment = datetime.fromisoformat(constant.strip())
+        timestamp = datetime.fromisoformat(constant.strip())
     except ValueError:
         _refuse_kinds(column, values.type, constant, "Write 2026-11-21 or 2026-11-21 08:00:00")
-    if moment.tzinfo is not None:
+    if timestamp.tzinfo is not None:
         try:
-            moment = moment.astimezone(UTC).replace(tzinfo=None)
+            timestamp = timestamp.astimezone(UTC).replace(tzinfo=None)
         except OverflowError:
             _refuse_kinds(column, values.type, constant, "Write a moment of the years 1 to 9999 in UTC")
     if pyarrow.types.is_date(values.type):
         values = values.cast(pyarrow.timestamp("us"))
     zone = values.type.tz
-    return values, pyarrow.scalar(moment.replace(tzinfo=UTC) if zone else moment, values.type)
+    return values, pyarrow.scalar(timestamp.replace(tzinfo=UTC) if zone else timestamp, values.type)
 
 
 def _duration(column: _Column, text: str) -> timedelta:
@@ -479,13 +489,13 @@ def _duration(column: _Column, text: str) -> timedelta:
     if match is None:
         raise OptionInvalid(f"where: {column} is a TIME, and {text!r} is none", hint="Write 08:30:00")
     sign, hours, minutes, seconds, fraction = match.groups()
-    found = timedelta(
+    duration = timedelta(
         hours=int(hours),
         minutes=int(minutes),
         seconds=int(seconds or 0),
         microseconds=int((fraction or "0").ljust(6, "0")),
     )
-    return operator.neg(found) if sign else found
+    return operator.neg(duration) if sign else duration
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors as RFC 9457 has them: `application/problem+json`, whose `type` is the error's class."""
+"""Errors as RFC 9457 problem documents: `application/problem+json`, with the error class as `type`."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from penstock.errors import (
 
 PROBLEM_TYPE = "application/problem+json"
 
-# The first that fits counts: what is common to many stands last.
+# The first matching class wins, so base classes come last.
 _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
     (AuthenticationFailed, 401),
     (AccessDenied, 403),
@@ -44,12 +44,12 @@ _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
 
 
 def status_of(problem: PenstockError) -> int:
-    """Return the HTTP status that fits an error."""
+    """Return the HTTP status of an error."""
     return next(code for kind, code in _STATUS if isinstance(problem, kind))
 
 
 def problem_body(problem: PenstockError) -> dict[str, Any]:
-    """Return an error as plain JSON values, from which a client raises the same one."""
+    """Return an error as plain JSON values, from which a client raises the same error."""
     return {
         "type": type(problem).__name__,
         "title": (type(problem).__doc__ or "").split("\n")[0],
@@ -61,20 +61,20 @@ def problem_body(problem: PenstockError) -> dict[str, Any]:
 
 
 def problem_response(problem: PenstockError, retry_seconds: int = 1) -> Response:
-    """Return an error as an answer; one who asks too much is told after how long to come again."""
+    """Return an error as a response, with Retry-After for a client that exceeded its quota."""
     status = status_of(problem)
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(retry_seconds)}}.get(status)
     return JSONResponse(problem_body(problem), status, headers, media_type=PROBLEM_TYPE)
 
 
 async def as_problem(request: Request, problem: Exception) -> Response:
-    """Answer with an error of ours."""
+    """Respond with a Penstock error."""
     assert isinstance(problem, PenstockError), "Starlette chooses by class"
     return problem_response(problem)
 
 
 async def as_http_problem(request: Request, problem: Exception) -> Response:
-    """Answer with an error of HTTP itself, such as a path that there is not."""
+    """Respond with an HTTP error, such as an unknown path."""
     assert isinstance(problem, HTTPException), "Starlette chooses by class"
     body = {
         "type": "about:blank",

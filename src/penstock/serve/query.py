@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request over HTTP asks for: the instance in its path, and its query, read by name."""
+"""The parameters of an HTTP request: the instance in its path, and its query."""
 
 from typing import Any
 
@@ -11,33 +11,33 @@ from penstock.model import Position
 from penstock.serve.access import account_of
 from penstock.serve.served import Served, ServedInstance
 
-# A reader that waits longer asks again: what lies between us cuts connections that are silent for a minute.
+# Intermediaries cut connections that are silent for a minute, so a reader that waits longer must ask again.
 HEAD_SECONDS_MAX = 55.0
 
-# No number of 64 bits has more.
+# The maximum number of digits of a 64-bit number.
 _DIGITS_MAX = 20
 
 
 class Query:
-    """The query of a request, read by name. Each method raises OptionInvalid."""
+    """The query of a request. Each method raises OptionInvalid."""
 
     def __init__(self, request: Request) -> None:
         self._query = request.query_params
 
-    def given(self, name: str) -> bool:
-        """Tell whether the query has it, and not empty."""
+    def has(self, name: str) -> bool:
+        """Return whether the query has a non-empty value."""
         return bool(self._query.get(name))
 
     def text(self, name: str) -> str:
-        """Return a value that must be there; it may be empty."""
+        """Return a required value; it may be empty."""
         value = self._query.get(name)
         if value is None:
             raise OptionInvalid(f"the query lacks {name}", hint=f"Add {name}=...")
         return value
 
     def number(self, name: str, default: Any = ...) -> Any:
-        """Return an integer of 0 or more, or the default where it is not given."""
-        if not self.given(name) and default is not ...:
+        """Return an integer of 0 or more, the default if it is missing."""
+        if not self.has(name) and default is not ...:
             return default
         text = self.text(name)
         if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
@@ -45,7 +45,7 @@ class Query:
         return int(text)
 
     def seconds(self, name: str) -> float:
-        """Return a duration that is bounded, 0 where it is not given."""
+        """Return a bounded duration, 0 if it is missing."""
         text = self._query.get(name) or "0"
         try:
             value = float(text)
@@ -54,21 +54,21 @@ class Query:
         return min(max(value, 0.0), HEAD_SECONDS_MAX) if value == value else 0.0
 
     def position(self, name: str) -> Position | None:
-        """Return a position, None where it is not given."""
-        return Position.parse(self.text(name)) if self.given(name) else None
+        """Return a position, None if it is missing."""
+        return Position.parse(self.text(name)) if self.has(name) else None
 
     def needed_position(self, name: str) -> Position:
-        """Return a position that must be there."""
+        """Return a required position."""
         return Position.parse(self.text(name))
 
 
 def instance_of(served: Served, request: Request) -> ServedInstance:
-    """Return the instance that the path names. Raises AccessDenied, SourceMissing."""
+    """Return the instance named by the path. Raises AccessDenied, SourceMissing."""
     name = request.path_params["instance"]
     account_of(request).prove_reads(name)
     return served.instance(name)
 
 
 def log_of(served: Served, request: Request) -> Log:
-    """Return the log of the instance that the path names. Raises what `instance_of` and its `log` raise."""
+    """Return the log of the instance named by the path. Raises the errors of `instance_of` and its `log`."""
     return instance_of(served, request).log()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every protocol stands on: the instances that are served, and waiting for what arrives in them."""
+"""The foundation of every protocol: the served instances, and waiting for new data in them."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -20,21 +20,21 @@ __all__ = ["Arrivals", "Served", "ServedInstance"]
 
 
 class ServedInstance(Protocol):
-    """An instance as a reader sees it."""
+    """An instance as seen by a reader."""
 
     @property
     def name(self) -> str:
         """Its name."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return how it stands, as plain JSON values; never waits."""
+        """Return its status as plain JSON values, without waiting."""
 
     def log(self) -> Log:
-        """Return its log. Raises ServerBusy while it is being opened, and the reason where it cannot be."""
+        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
 
 
 class Served:
-    """The instances that are served, by name."""
+    """The served instances by name."""
 
     def __init__(
         self,
@@ -46,21 +46,22 @@ class Served:
     ) -> None:
         self.instances = dict(instances)
         self.arrivals = arrivals
-        # For each instance, the shard columns of tables by pattern; other tables have their primary key.
+        # Shard columns per instance and table pattern. Other tables use their primary key.
         self.shard_columns = dict(shard_columns or {})
-        # Instances whose messages of Canal carry the set of executed GTIDs.
+        # Instances whose Canal messages include the set of executed GTIDs.
         self.canal_gtid = frozenset(canal_gtid)
 
         self.subscribers = Subscribers()
         self.consumers = Consumers(lambda name: self.instance(name).log(), hold_seconds)
         self._memory = PieceMemory()
         self.threads = Threads()
-        # At its first array pyarrow imports pandas, where it is installed: not while a subscriber waits.
+        # pyarrow imports pandas, if installed, for its first array. Do that now, not while a subscriber
+        # waits.
         self.threads.decoding.submit(pyarrow.array, [0])
         self._pieces: dict[str, Pieces] = {}
 
     def pieces(self, name: str) -> Pieces:
-        """Return an instance's changes in pieces, shared by all who follow it. Raises SourceMissing."""
+        """Return an instance's pieces, shared by all its followers. Raises SourceMissing."""
         instance = self.instance(name)
         if name not in self._pieces:
             self._pieces[name] = Pieces(instance, self.arrivals, self._memory, self.threads)
@@ -68,16 +69,16 @@ class Served:
 
     def instance(self, name: str) -> ServedInstance:
         """Return an instance. Raises SourceMissing."""
-        found = self.instances.get(name)
-        if found is None:
+        instance = self.instances.get(name)
+        if instance is None:
             known = ", ".join(sorted(self.instances))
             raise SourceMissing(f"there is no instance {name!r}", hint=f"The instances here are: {known}")
-        return found
+        return instance
 
     async def wait_behind(self, name: str, after: Position | None, seconds: float) -> Position | None:
-        """Return how far whole transactions go, once that is behind `after` or the time is up.
+        """Return the end of the whole transactions once it is past `after` or the timeout expires.
 
-        Without `after` it returns at once.
+        Returns at once without `after`.
         """
         log = self.instance(name).log()
         loop = asyncio.get_running_loop()
@@ -85,12 +86,12 @@ class Served:
         while True:
             with self.arrivals.waiting(name) as arrival:
                 visible = log.visible
-                left = deadline - loop.time()
-                if after is None or left <= 0 or self.arrivals.closing:
+                remaining = deadline - loop.time()
+                if after is None or remaining <= 0 or self.arrivals.closing:
                     return visible
                 if visible is not None and visible > after:
                     return visible
                 try:
-                    await asyncio.wait_for(arrival.wait(), left)
+                    await asyncio.wait_for(arrival.wait(), remaining)
                 except TimeoutError:
                     return log.visible

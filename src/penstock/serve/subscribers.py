@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who follows the logs now, over whatever protocol, and how far each has got."""
+"""The current followers of the logs, over all protocols, and their progress."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,16 @@ from penstock.model import Position
 
 _Key = tuple[str, str, str, int | None, frozenset[int]]
 
-# A longer list of shards is shown as their number.
+# A longer list of shards is replaced by their number.
 _SHARDS_TEXT_MAX = 200
 
 
 @dataclass
 class Subscriber:
-    """One that follows an instance, over one request after the other, or one connection.
+    """A follower of an instance, over consecutive requests or one connection.
 
-    `rows` and `bytes` are what was sent since `since_us`, `position` what was sent last ends at. `moved`
-    counts the updates that brought a row to its shards from another one.
+    `rows` and `bytes` were sent since `since_us`, and `position` is the end of the latest data. `moved`
+    counts the updates that brought a row to its shards from another shard.
     """
 
     protocol: str
@@ -38,7 +38,7 @@ class Subscriber:
     seen_us: int = 0
 
     def sent(self, size: int, rows: int, position: Position | None) -> None:
-        """Note what was sent."""
+        """Count sent data."""
         self.bytes += size
         self.rows += rows
         if position is not None:
@@ -63,7 +63,7 @@ class Subscriber:
 
 
 class Subscribers:
-    """Everybody who follows now, or did a moment ago. Belongs to the event loop."""
+    """The current and recent followers. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._known: dict[_Key, Subscriber] = {}
@@ -79,38 +79,43 @@ class Subscribers:
         shard_count: int | None = None,
         shards: Sequence[int] = (),
     ) -> Iterator[Subscriber]:
-        """Show a subscriber inside the block, and for a while behind it: it may only be between requests."""
+        """List a subscriber inside the block, and for a while after it, because another request may
+        follow."""
         now_us = time.time_ns() // 1000
         key = protocol, instance, name, shard_count, frozenset(shards)
-        one = self._known.get(key)
-        if one is None:
+        subscriber = self._known.get(key)
+        if subscriber is None:
             self._forget(now_us)
-            told = _shards_text(shard_count, shards)
-            one = self._known[key] = Subscriber(protocol, instance, name, told, account, now_us)
-        one.requests += 1
-        one.seen_us = now_us
+            shards_text = _shards_text(shard_count, shards)
+            subscriber = self._known[key] = Subscriber(protocol, instance, name, shards_text, account, now_us)
+        subscriber.requests += 1
+        subscriber.seen_us = now_us
         try:
-            yield one
+            yield subscriber
         finally:
-            one.requests -= 1
-            one.seen_us = time.time_ns() // 1000
+            subscriber.requests -= 1
+            subscriber.seen_us = time.time_ns() // 1000
 
     def all(self) -> list[Subscriber]:
-        """Return them all, in no order that means anything."""
+        """Return all subscribers in no particular order."""
         self._forget(time.time_ns() // 1000)
         return list(self._known.values())
 
     def count(self, instance: str) -> int:
-        """Return how many follow an instance."""
-        return sum(one.instance == instance for one in self.all())
+        """Return the number of followers of an instance."""
+        return sum(subscriber.instance == instance for subscriber in self.all())
 
     def _forget(self, now_us: int) -> None:
         limit = now_us - SUBSCRIBER_SHOWN_SECONDS * 1_000_000
-        gone = [key for key, one in self._known.items() if not one.requests and one.seen_us < limit]
-        for key in gone:
+        expired = [
+            key
+            for key, subscriber in self._known.items()
+            if not subscriber.requests and subscriber.seen_us < limit
+        ]
+        for key in expired:
             del self._known[key]
-        # Names are chosen by clients, so their number is bounded, too.
-        idle = [key for key, one in self._known.items() if not one.requests]
+        # Clients choose the names, so their number must be bounded too.
+        idle = [key for key, subscriber in self._known.items() if not subscriber.requests]
         for key in idle[:-SUBSCRIBERS_IDLE_SHOWN_MAX]:
             del self._known[key]
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following an instance, whatever the protocol: where to start, what comes next, where to end.
+"""Following an instance over any protocol: where to start, what comes next, where to end.
 
-started = await resolve_start(pieces, Start(edge="latest"))
-cursor = Cursor(pieces, view, started)
-while (piece := await cursor.next(wait_seconds=25)) is not None: ...
+started = await resolve_start(pieces, Start(edge="latest")) cursor = Cursor(pieces, view, started) while
+(piece := await cursor.next(wait_seconds=25)) is not None: ...
 """
 
 import asyncio
@@ -27,10 +26,10 @@ Edge = Literal["earliest", "latest"]
 
 @dataclass(frozen=True)
 class Start:
-    """Where to begin, or to end; exactly one of the fields is set.
+    """Where to begin or end; exactly one field is set besides `server_key`.
 
-    With `server_key` the epoch of `position` is as another daemon numbers it, and the key tells whose it is.
-    `time_us` is microseconds UTC since 1970.
+    With `server_key`, the epoch of `position` has another daemon's number, and the key identifies its server.
+    `time_us` is in microseconds UTC since 1970.
     """
 
     position: Position | None = None
@@ -42,19 +41,20 @@ class Start:
 
 @dataclass(frozen=True)
 class Started:
-    """A place to begin, a transaction boundary. Transactions of `gtid_after` may still follow it."""
+    """The transaction boundary to begin at. Transactions of `gtid_after` may still follow it."""
 
     position: Position
     gtid_after: str = ""
 
 
 async def resolve_start(pieces: Pieces, start: Start) -> Started:
-    """Return the place that a start means in this log.
+    """Return the position in this log that a start refers to.
 
-    Raises PositionPurged, PositionInvalid, ServerChanged for another server's position, and ServerBusy where
-    the log is empty or has not got so far.
+    Raises PositionPurged, PositionInvalid, ServerChanged for another server's position, and ServerBusy if the
+    log is empty or has not reached it.
     """
-    # A place by time or GTID set may lie far away; followers go on by position, and wait for no search.
+    # Lookups by time or GTID set may scan far. Followers continue by position, and must not wait for such a
+    # search.
     is_search = start.time_us is not None or start.gtid_set is not None
     ask = pieces.search if is_search else pieces.in_thread
     return await ask(_resolve_start, pieces.source, start)
@@ -73,11 +73,11 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
     if start.time_us is not None:
         return Started(_first_from(source, source.find_time(start.time_us), time_from_us=start.time_us))
     if start.gtid_set is not None:
-        found = _first_from(source, source.find_gtid_set(start.gtid_set), gtid_after=start.gtid_set)
-        seen = GtidSet.parse(source.gtid_set(found))
-        # What is in the set and still to come must not come again.
+        first_position = _first_from(source, source.find_gtid_set(start.gtid_set), gtid_after=start.gtid_set)
+        seen = GtidSet.parse(source.gtid_set(first_position))
+        # Transactions of the set that are still to come must not be sent again.
         ahead = not seen.contains(GtidSet.parse(start.gtid_set))
-        return Started(found, start.gtid_set if ahead else "")
+        return Started(first_position, start.gtid_set if ahead else "")
     assert start.position is not None, "a start has one field"
     position = position_here(source, start.position, start.server_key)
     if position > visible:
@@ -92,9 +92,10 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
 
 
 def position_here(source: OwnSource, position: Position, server_key: str | None) -> Position:
-    """Return a position under the number that this log gives its server's epoch. Raises ServerChanged.
+    """Return a position with this log's number for its server's epoch. Raises ServerChanged.
 
-    A server may have several epochs: of those the one of that number, else the newest that has the place.
+    A server may have several epochs: the epoch with the same number wins, else the newest that contains the
+    position.
     """
     if server_key is None:
         return position
@@ -104,19 +105,21 @@ def position_here(source: OwnSource, position: Position, server_key: str | None)
         epoch_shift([(position.epoch, server_key)], known, str(source))
     if position.epoch in epochs:
         return position
-    has_it = [
-        one.epoch
-        for one in source.log.extents()
-        if one.epoch in epochs and one.file == position.file and one.start <= position.offset <= one.end
+    holding = [
+        extent.epoch
+        for extent in source.log.extents()
+        if extent.epoch in epochs
+        and extent.file == position.file
+        and extent.start <= position.offset <= extent.end
     ]
-    return replace(position, epoch=max(has_it or epochs))
+    return replace(position, epoch=max(holding or epochs))
 
 
 def _first_from(source: OwnSource, begin: Position, **options: object) -> Position:
-    """Return where the first transaction begins that passes a decoder's filter, else where the log ends."""
-    place = begin
-    while (found := source.range_from(place)) is not None:
-        byte_range, end = found
+    """Return the start of the first transaction that passes a decoder's filter, else the end of the log."""
+    position = begin
+    while (next_range := source.range_from(position)) is not None:
+        byte_range, end = next_range
         decoding = RangeDecoding(
             source, replace(byte_range, stop=end), emit="transactions", batch_rows_max=1, **options
         )
@@ -126,15 +129,15 @@ def _first_from(source: OwnSource, begin: Position, **options: object) -> Positi
                 offset = _column(batch, "offset")[0]
                 return Position(byte_range.epoch, byte_range.file, offset)
             decoding.decoder.take_statement()
-        place = Position(byte_range.epoch, byte_range.file, end)
-    return place
+        position = Position(byte_range.epoch, byte_range.file, end)
+    return position
 
 
 def _exact_end(source: OwnSource, start: Position, end: Position, until: Start) -> Position:
-    """Return the boundary in a piece at which everything up to `until` has come, and nothing behind it."""
-    found = source.range_from(start)
-    assert found is not None, "a piece was made of it"
-    byte_range: ByteRange = replace(found[0], stop=end.offset)
+    """Return the boundary inside a piece at which exactly everything up to `until` has been sent."""
+    first_range = source.range_from(start)
+    assert first_range is not None, "a piece was made of it"
+    byte_range: ByteRange = replace(first_range[0], stop=end.offset)
     options: dict[str, object] = {"time_until_us": until.time_us}
     if until.gtid_set is not None:
         before = GtidSet.parse(source.gtid_set(byte_range.position))
@@ -151,15 +154,15 @@ def _exact_end(source: OwnSource, start: Position, end: Position, until: Start) 
 
 
 def _column(batch: object, name: str) -> list[int]:
-    found: list[int] = pyarrow.record_batch(batch)[name].to_pylist()
-    return found
+    values: list[int] = pyarrow.record_batch(batch)[name].to_pylist()
+    return values
 
 
 class Cursor:
-    """A place in an instance's changes that moves on piece by piece. Belongs to one task.
+    """A position in an instance's changes that advances piece by piece. Belongs to one task.
 
-    `position` is the end of what `next` gave last. `ended` tells that `until` is reached. With `in_parts` a
-    piece may come in parts, where no end has to be found in it: see `Piece.is_whole`.
+    `position` is the end of the latest piece. `ended` is true once `until` is reached. With `in_parts` a
+    piece may come in parts, unless its end has to be found inside it: see `Piece.is_whole`.
     """
 
     def __init__(
@@ -177,7 +180,7 @@ class Cursor:
         self._plain = view
         self.view = replace(view, gtid_after=started.gtid_after) if started.gtid_after else view
         pieces.follow(view, self)
-        # Of an end that is no position it is known only once a piece is whole whether it lies in it.
+        # Whether a piece contains an end that is not a position is only known once the piece is whole.
         self._part = 0 if in_parts and (until is None or until.position is not None) else None
         self._until = until
         self._end: Position | None = None
@@ -192,33 +195,33 @@ class Cursor:
                 self._until_set = GtidSet.parse(until.gtid_set)
 
     async def next(self, wait_seconds: float) -> Piece | None:
-        """Return the next piece, None where none came in time or there is to be none.
+        """Return the next piece, None if the wait timed out or the end is reached.
 
-        Raises what `Pieces.at` raises; asked again it begins at the same place.
+        Raises the errors of `Pieces.at`; a retry starts at the same position.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
         arrivals, name = self.pieces.arrivals, self.pieces.name
         while not self.ended:
             seen = arrivals.number(name)
-            piece = await self._at_once()
+            piece = await self._next_available()
             if piece is not None or self.ended:
                 return piece
-            left = deadline - loop.time()
-            if left <= 0 or arrivals.closing:
+            remaining = deadline - loop.time()
+            if remaining <= 0 or arrivals.closing:
                 return None
-            # Whoever is woken costs the capture something, so only who really waits is on its list.
+            # Waking a waiter costs capture time, so register only when really waiting.
             with arrivals.waiting(name) as arrival:
                 if arrivals.number(name) == seen and not arrivals.closing:
                     try:
-                        await asyncio.wait_for(arrival.wait(), left)
+                        await asyncio.wait_for(arrival.wait(), remaining)
                     except TimeoutError:
                         return None
         return None
 
-    async def _at_once(self) -> Piece | None:
+    async def _next_available(self) -> Piece | None:
         if self._until_set is not None and not self._begun:
-            # Where everything that is wanted lies before the start, nothing behind it tells the end.
+            # If everything requested precedes the start, no later piece would reveal the end.
             before = await self.pieces.search(self.pieces.source.gtid_set, self.position)
             if GtidSet.parse(before).contains(self._until_set):
                 self._end = self.position
@@ -235,11 +238,11 @@ class Cursor:
             self._end = await self.pieces.search(
                 _exact_end, self.pieces.source, piece.start, piece.end, self._until
             )
-            return await self._at_once()
-        self._moved(piece)
+            return await self._next_available()
+        self._advance(piece)
         return piece
 
-    def _moved(self, piece: Piece) -> None:
+    def _advance(self, piece: Piece) -> None:
         self.position = piece.end
         if self._part is not None:
             self._part = 0 if piece.is_whole else piece.part + 1
@@ -248,11 +251,11 @@ class Cursor:
         if self.view.gtid_after and GtidSet.parse(piece.gtid_set).contains(
             GtidSet.parse(self.view.gtid_after)
         ):
-            # Nothing of the set is to come, so what is decoded can be shared with everybody again.
+            # No transaction of the set follows, so the shared view can be used again.
             self.view = self._plain
 
     def _passes_until(self, piece: Piece) -> bool:
-        """Tell whether a piece holds the end, which is no position that was known before."""
+        """Return whether a piece contains the end, if the end is not a known position."""
         if self._until is None or self._end is not None:
             return False
         if self._until_set is not None:
@@ -260,17 +263,18 @@ class Cursor:
         return self._until.time_us is not None and piece.time_us >= self._until.time_us
 
     def _is_past_until(self) -> bool:
-        """Tell whether nothing before the end can come any more, though nothing behind it has come."""
+        """Return whether nothing before the end can arrive any more, even though nothing after it has
+        arrived."""
         if self._until is None or self._until.time_us is None:
             return False
         lag = self.pieces.lag_seconds()
         return lag is not None and time.time() - lag > self._until.time_us / 1e6
 
     def prefetch(self) -> None:
-        """Have the next piece made while this one is sent."""
+        """Decode the next piece while this one is being sent."""
         if self._until is None and not self.ended:
             self.pieces.prefetch(self.view, self.position, self._part)
 
     def behind_bytes(self) -> int:
-        """Return how much of the log lies behind the position."""
+        """Return how many bytes of the log follow the position."""
         return self.pieces.log.bytes_behind(self.position)

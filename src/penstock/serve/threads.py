@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads of the listeners, in a pool for each kind of work, so that none waits for another kind.
+"""The listeners' thread pools, one per kind of work, so that no kind of work waits for another.
 
-pool            work                                            how long
+pool            work                                            duration
 decoding        the pieces that followers wait for              milliseconds
-searching       places by time, GTID set or position            seconds in a long or tiered log
+searching       lookups by time, GTID set or position           seconds in a long or tiered log
 reading         raw bytes for `/bytes`                          a read from a disk or a store
 definitions     a table's definition, which may be pending      up to DEFINITION_WAIT_SECONDS
 compiling       patterns and conditions of a request            milliseconds
@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 _Answer = TypeVar("_Answer")
 
-# Decoding leaves Python to others most of the time; more threads than cores would only take turns.
+# Decoding mostly releases the GIL, so more threads than cores would not help.
 _DECODING_THREADS = 2
 # Searches and reads mostly wait for a disk or a store.
 _SEARCHING_THREADS = 4
 _READING_THREADS = 16
 _DEFINITION_THREADS = 16
-# Compiling holds Python's lock, so more threads would only take turns.
+# Compiling holds the GIL, so more threads would only take turns.
 _COMPILING_THREADS = 2
 
 
@@ -42,6 +42,6 @@ class Threads:
     compiling: Executor = field(default_factory=lambda: _pool(_COMPILING_THREADS, "compile"))
 
 
-async def run_in(pool: Executor, question: Callable[..., _Answer], *arguments: Any) -> _Answer:
-    """Ask a question that may block, in a thread of a pool."""
-    return await asyncio.get_running_loop().run_in_executor(pool, question, *arguments)
+async def run_in(pool: Executor, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
+    """Run blocking work in a thread of a pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every client of Canal that is known here, by destination and client id: one session has it at a time.
+"""All known Canal clients, by destination and client id. One session at a time holds a client.
 
-A client is a subscription `canal-<client id>` of its instance, with one shard, so it is listed, reset and
-deleted as any other. Its cursor outlives its connection: in memory to the last entry that was acknowledged,
-in the store to the last transaction, from where it goes on after a restart, or at another daemon. Whoever
-subscribes last has the client: the session before is closed, and can write nothing more. A client belongs to
-the account that subscribed it first; no other account takes it over or deletes it, unless it may.
+A client is the subscription `canal-<client id>` of its instance, with one shard, so it is listed, reset and
+deleted like any other. Its cursor outlives its connection: in memory up to the last acknowledged entry, in
+the store up to the last transaction, from where it continues after a restart or at another daemon. The latest
+subscriber gets the client: the previous session is closed and its writes are fenced. A client belongs to the
+account that subscribed it first; another account can take it over or delete it only with permission.
 """
 
 import asyncio
@@ -47,22 +47,22 @@ _log = structlog.get_logger(__name__)
 _SHARD = 0
 _CLIENT_ID_MIN, _CLIENT_ID_MAX = -(1 << 15), (1 << 15) - 1
 
-# The last checkpoint of a session is waited for as long as the store is tried. Where nobody knows whether it
-# was written, a client that comes again gets what it has acknowledged once more.
+# The last checkpoint of a session is awaited for as long as the store retries. If its outcome is unknown, a
+# returning client receives what it has acknowledged once more.
 _FLUSH_SECONDS = OPERATION_SECONDS
-# Another daemon's lease is removed at once, and taken before its owner can have it again.
+# Another daemon's lease is deleted and acquired before its owner can renew it. This may take several tries.
 _TAKE_TRIES = 5
 
 Edge = Literal["earliest", "latest"]
 
 
 def subscription_name(client_id: int) -> str:
-    """Return the name of the subscription that a client id is."""
+    """Return the subscription name of a client id."""
     return f"canal-{client_id}"
 
 
 def parse_client_id(text: str) -> int:
-    """Return a client id. Raises OptionInvalid for what is no Java short."""
+    """Parse a client id. Raises OptionInvalid if it is not a Java short."""
     try:
         number = int(text)
     except ValueError:
@@ -76,7 +76,7 @@ def parse_client_id(text: str) -> int:
 class Client:
     """One client id of a destination. Belongs to the event loop, and to the session that holds it.
 
-    `cursor` is None until the log holds the place where it begins. `filter` is the text that was sent last.
+    `cursor` is None until the log contains the client's start. `filter` is the last filter sent.
     """
 
     destination: str
@@ -102,26 +102,26 @@ class Client:
 
     @property
     def account_path(self) -> str:
-        """The path of the name of the account that it belongs to."""
+        """The path of the record with its account name."""
         return Subscription(self.destination, self.name).path + "/account"
 
     @property
     def identity(self) -> str:
-        """How Canal writes it in its messages."""
+        """The identity as Canal writes it in messages."""
         return (
             f"ClientIdentity[destination={self.destination},clientId={self.client_id},filter={self.filter}]"
         )
 
     @property
     def view(self) -> View:
-        """What it sees of the log."""
+        """The client's view of the log."""
         return self._view
 
     @property
     def consumed(self) -> Position | None:
-        """Before which place everything was consumed, as the store has it; None where it has none of here.
+        """The stored position before which everything was consumed; None if there is none in this log.
 
-        Raises what the log raises.
+        Raises the errors of the log.
         """
         stored = (self._writing.written if self._writing is not None else None) or self._stored
         if stored is None:
@@ -134,17 +134,17 @@ class Client:
             return None
 
     async def at(self) -> Cursor | None:
-        """Return its cursor, None as long as the log does not hold the place where it begins.
+        """Return its cursor, None while the log does not contain the client's start.
 
-        Raises what finding the place raises.
+        Raises the errors of finding the start.
         """
         if self.cursor is None:
             try:
-                started = await self._started()
+                started = await self._resolve_start()
             except ServerBusy:
                 return None
             if self.cursor is not None:
-                # A session that came meanwhile was quicker.
+                # Another session created the cursor meanwhile.
                 return self.cursor
             view = replace(self._view, gtid_after=started.gtid_after)
             time_us = self._stored.time_us if self._stored else 0
@@ -156,8 +156,8 @@ class Client:
                 self.note()
         return self.cursor
 
-    async def _started(self) -> Started:
-        """Find where it begins: at its position, or where another server of the cluster has it."""
+    async def _resolve_start(self) -> Started:
+        """Find the client's start: at its position, or by its GTID set at another server of the cluster."""
         try:
             return await resolve_start(self.pieces, self._start)
         except (ServerChanged, PositionPurged, PositionInvalid) as problem:
@@ -167,13 +167,13 @@ class Client:
             return await resolve_start(self.pieces, Start(gtid_set=self._stored.gtid_set))
 
     def show(self, view: View) -> None:
-        """Have it see other tables from now on."""
+        """Switch to a view with other tables."""
         self._view = view
         if self.cursor is not None:
             self.cursor.look_at(replace(view, gtid_after=self.cursor.view.gtid_after))
 
     def note(self) -> None:
-        """Have it written how far everything was consumed. Raises LeaseLost."""
+        """Schedule a write of the consumed position. Raises LeaseLost."""
         assert self.cursor is not None, "only who consumes has consumed"
         assert self._writing is not None, "only who holds it consumes"
         mark = self.cursor.mark
@@ -185,7 +185,7 @@ class Client:
 
 
 class Clients:
-    """The clients of every destination. Belongs to the event loop; the store is asked in threads."""
+    """The clients of all destinations. Belongs to the event loop; store operations run in threads."""
 
     def __init__(
         self,
@@ -207,17 +207,17 @@ class Clients:
         self._known: dict[tuple[str, int], Client] = {}
 
     def get(self, destination: str, client_id: int) -> Client:
-        """Return a client, held by nobody yet where it is new. Raises OptionInvalid, in Canal's own words."""
+        """Return a client, new ones without an owner. Raises OptionInvalid with Canal's wording."""
         if destination not in self._served.instances:
             raise OptionInvalid(f"destination:{destination} should start first")
         key = destination, client_id
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = Client(destination, client_id, self._served.pieces(destination))
-        return found
+        client = self._known.get(key)
+        if client is None:
+            client = self._known[key] = Client(destination, client_id, self._served.pieces(destination))
+        return client
 
     async def is_subscribed(self, client: Client) -> bool:
-        """Tell whether it has subscribed, now or before a restart. Raises CoordinationLost."""
+        """Return whether the client has subscribed, now or before a restart. Raises CoordinationLost."""
         if client.cursor is not None or client.owner is not None:
             return True
         return await asyncio.to_thread(self._subscriptions.get, client.destination, client.name) is not None
@@ -230,42 +230,43 @@ class Clients:
         account: Account,
         asked: str = "",
     ) -> None:
-        """Give a client to a session, `owner`; the one that has it is told by its `supersede`.
+        """Give a client to the session `owner`; the current session is notified through its `supersede`.
 
-        A filter that is asked for takes the place of the one before. Raises AccessDenied for a client that
-        is not the account's, OptionInvalid for a filter, and what the store raises.
+        A new filter replaces the previous one. Raises AccessDenied for another account's client,
+        OptionInvalid for an invalid filter, and the errors of the store.
         """
-        within = account.readable(client.destination, client.name)
+        readable_tables = account.readable(client.destination, client.name)
         if asked:
-            # A filter that cannot be used changes nothing.
-            await run_in(self._served.threads.compiling, CanalTables, asked, within)
+            # Check the filter first: an invalid filter changes nothing.
+            await run_in(self._served.threads.compiling, CanalTables, asked, readable_tables)
         async with client._lock:
             await asyncio.to_thread(self._prove_takes, client, account)
-            had_it = client.owner == owner
+            was_owner = client.owner == owner
             if client.owner not in (None, owner):
                 self._take_over(client, owner)
             client.owner, client._supersede = owner, supersede
             try:
                 if client._writing is None or client._writing.lost is not None:
-                    await self._take(client, account)
-                await self._set_filter(client, within, asked)
+                    await self._acquire(client, account)
+                await self._set_filter(client, readable_tables, asked)
             except BaseException:
-                # A session that has it goes on with it, and is told if another one comes.
-                if not had_it:
+                # A session that already held the client keeps it, and is notified if another session takes
+                # over.
+                if not was_owner:
                     client.owner = client._supersede = None
                 raise
-        # Where the log is empty or being opened it begins later.
+        # If the log is empty or being opened, the client starts later.
         await client.at()
 
     async def release(self, client: Client, owner: str) -> None:
-        """Take a client from a session that ends: what it has acknowledged is made durable first."""
+        """Release a client from a session that ends, after making its acknowledgements durable."""
         async with client._lock:
             if client.owner != owner:
                 return
             writing, lease = client._writing, client._lease
             client.owner = client._supersede = client._writing = client._lease = None
             if client.cursor is not None:
-                # Batches belong to the connection over which they were given.
+                # Batches belong to the connection over which they were sent.
                 client.cursor = client.cursor.handed_over()
             if writing is None:
                 return
@@ -281,14 +282,14 @@ class Clients:
     async def forget(self, client: Client, owner: str, account: Account) -> None:
         """Delete a client's subscription and its cursor.
 
-        Raises AccessDenied for a client that is not the account's, and CoordinationLost.
+        Raises AccessDenied for another account's client, and CoordinationLost.
         """
         account.prove_reads(client.destination, client.name)
         async with client._lock:
             await asyncio.to_thread(self._prove_takes, client, account)
             if client.owner not in (None, owner):
                 self._take_over(client, owner)
-            # Where it cannot be deleted nobody has it, and whoever comes next takes it anew.
+            # If the deletion fails, nobody holds the client, and the next session acquires it again.
             writing, lease = client._writing, client._lease
             client.owner = client._supersede = client._writing = client._lease = None
             if writing is not None:
@@ -303,7 +304,7 @@ class Clients:
         self._served.consumers.forget(client.destination, client.name)
         _log.info("a client has unsubscribed", destination=client.destination, client=client.name)
 
-    # --- Holding ----------------------------------------------------------------------------
+    # --- Ownership --------------------------------------------------------------------------
 
     def _take_over(self, client: Client, owner: str) -> None:
         _log.warning(
@@ -319,28 +320,28 @@ class Clients:
         client._supersede(owner)
 
     def _prove_takes(self, client: Client, account: Account) -> None:
-        """Raise AccessDenied unless an account may have a client's cursor. Runs in a thread."""
+        """Raise AccessDenied unless an account may take over a client's cursor. Runs in a thread."""
         record = self._store.get(client.account_path)
         account.prove_may_take_over(client.name, "" if record is None else record.value.decode())
 
     def _give_to(self, client: Client, account: Account) -> None:
-        """Note whose a client is, where that is not noted yet. Runs in a thread."""
+        """Store the owner of a client unless it has one. Runs in a thread."""
         try:
             self._store.put(client.account_path, account.name.encode(), ABSENT)
         except VersionConflict:
-            # Another daemon was faster, or it had an owner before.
+            # Another daemon was faster, or the client already had an owner.
             self._prove_takes(client, account)
 
-    async def _take(self, client: Client, account: Account) -> None:
-        """Mark a client as ours in the store, and go on where it stands there."""
+    async def _acquire(self, client: Client, account: Account) -> None:
+        """Acquire a client in the store, and continue from its stored checkpoint."""
         if client._writing is not None:
             client._stored = client._writing.written or client._stored
             client._writing.close()
-        wanted = Subscription(client.destination, client.name)
-        subscription = await asyncio.to_thread(self._subscriptions.create, wanted)
+        new_subscription = Subscription(client.destination, client.name)
+        subscription = await asyncio.to_thread(self._subscriptions.create, new_subscription)
         await asyncio.to_thread(self._give_to, client, account)
         checkpoints = subscription.checkpoints(self._store)
-        lease = await asyncio.to_thread(self._lease_of, subscription)
+        lease = await asyncio.to_thread(self._acquire_lease, subscription)
         state = await asyncio.to_thread(checkpoints.take, _SHARD, lease.token)
         if client.cursor is None or state.checkpoint != client._stored:
             if client.cursor is not None:
@@ -351,7 +352,7 @@ class Clients:
         client._noted = None
 
     def _begin(self, client: Client, checkpoint: Checkpoint | None) -> None:
-        """Have a client begin at its checkpoint, or for the first time."""
+        """Start a client at its checkpoint, or for the first time."""
         if client.cursor is not None:
             client.cursor.close()
         client.cursor = None
@@ -361,7 +362,7 @@ class Clients:
                 position=Position.parse(checkpoint.position), server_key=checkpoint.server_key or None
             )
         else:
-            # What comes into a log that is empty now is after this, whatever the edge.
+            # Data that arrives in an empty log comes after this start, with either edge.
             empty = client.pieces.log.visible is None
             client._start = Start(edge="earliest" if empty else self._edge)
 
@@ -376,15 +377,15 @@ class Clients:
         return self._writer.open(checkpoints, _SHARD, token, lost)
 
     def _lost(self, client: Client, problem: PenstockError) -> None:
-        """Close the session of a client that another daemon, or a person, has taken."""
+        """Close the session of a client that another daemon or an operator has taken over."""
         if client._writing is None or client._writing.lost is None:
             return
         _log.warning("a client is lost", destination=client.destination, client=client.name, why=str(problem))
         if client._supersede is not None:
             client._supersede(problem.message)
 
-    def _lease_of(self, subscription: Subscription) -> Lease:
-        """Take the lease of a client, from whoever has it. Runs in a thread."""
+    def _acquire_lease(self, subscription: Subscription) -> Lease:
+        """Acquire the lease of a client, evicting its holder. Runs in a thread."""
         path = subscription.lease_path(_SHARD)
         for _ in range(_TAKE_TRIES):
             with self._session_lock:
@@ -406,7 +407,7 @@ class Clients:
                 _log.warning("a lease is left to expire", path=lease.path, why=str(problem))
 
     async def _set_filter(self, client: Client, within: TablePatterns, asked: str) -> None:
-        """Have a client see what it asks for; without a word it sees what it asked for last."""
+        """Set the tables of a client's filter. Without a new filter, the last one applies."""
         path = Subscription(client.destination, client.name).path + "/filter"
         if asked and asked != client.filter:
             await asyncio.to_thread(self._store.put, path, asked.encode())

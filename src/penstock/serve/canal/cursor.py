@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a client of Canal stands: what it was given, what it has acknowledged, and what comes next.
+"""The position of a Canal client: what it was sent, what it acknowledged, and what comes next.
 
-A batch is a stretch between two places of the log; its bytes are not kept. What is acknowledged is durable up
-to the last transaction that ended in it; a rollback goes back to the last acknowledged entry itself.
+A batch is a range between two places of the log; its bytes are not kept. An acknowledgement is durable up to
+the last transaction that ended in the batch. A rollback returns to the last acknowledged entry itself.
 """
 
 import asyncio
@@ -15,20 +15,19 @@ from penstock.model import Position
 from penstock.serve.canal.entries import entries_of
 from penstock.serve.pieces import Piece, Pieces, View
 
-# Canal's ring holds so many events by default. Who has that many batches out gets no more
-# before one is acknowledged.
+# The size of Canal's ring buffer by default. A client with this many unacknowledged batches gets no more.
 OUTSTANDING_MAX = 16_384
 
-# Nobody waits longer for an answer without entries while the log is searched for some.
+# The longest time that a request without entries waits while the log is searched.
 _SEARCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """An entry: its number in a part of the piece that begins at a position.
+    """An entry: its number in a part of the piece that starts at a position.
 
-    Part 0 and entry 0 are a place between transactions. Pieces, parts and numbers are the same whenever they
-    are decoded again, but that a piece may have grown meanwhile.
+    Part 0 and entry 0 mean a place between transactions. Decoding again gives the same pieces, parts and
+    numbers, except that a piece may have grown meanwhile.
     """
 
     position: Position
@@ -38,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place between transactions, as it is kept: what `Checkpoint` has of it."""
+    """A place between transactions in its durable form, as stored in `Checkpoint`."""
 
     position: Position
     gtid_set: str
@@ -47,7 +46,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Entries that may be given out: from `begin` up to `end`. `mark` is the last whole transaction's end."""
+    """Entries that can be sent, from `begin` to `end`. `mark` is the end of the last whole transaction."""
 
     begin: Place
     end: Place
@@ -59,7 +58,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Batch:
-    """What was given out under an id and is not acknowledged."""
+    """An unacknowledged batch with its id."""
 
     id: int
     end: Place
@@ -69,8 +68,8 @@ class Batch:
 class Cursor:
     """One client's cursor on one instance. Belongs to the event loop, and to one session.
 
-    `mark` is how far everything was consumed for good. Ids of batches count from 1, and go on in the cursor
-    that `handed_over` gives.
+    `mark` is the end of the permanently consumed part. Batch ids count from 1, and continue in the cursor
+    returned by `handed_over`.
     """
 
     def __init__(self, client: str, pieces: Pieces, view: View, mark: Mark) -> None:
@@ -83,12 +82,12 @@ class Cursor:
         self._outstanding: OrderedDict[int, Batch] = OrderedDict()
         self._next_id = 1
         self._piece: Piece | None = None
-        self._ahead: tuple[Place, asyncio.Task[Piece | None]] | None = None
+        self._prefetch: tuple[Place, asyncio.Task[Piece | None]] | None = None
 
     def handed_over(self) -> "Cursor":
-        """Return the cursor of the next session: what is not acknowledged comes again there.
+        """Return the cursor of the next session, which resends what is not acknowledged.
 
-        What the session before still does with this one has no effect.
+        Later calls of the previous session on this cursor have no effect.
         """
         other = Cursor(self.client, self.pieces, self.view, self.mark)
         other._acked = other._reached = self._acked
@@ -97,7 +96,7 @@ class Cursor:
         return other
 
     def look_at(self, view: View) -> None:
-        """Go on with another view, from the last mark: entries are numbered otherwise in it."""
+        """Continue with another view, from the last mark: entries have other numbers in it."""
         if view != self.view:
             self.view = view
             self.close()
@@ -105,20 +104,19 @@ class Cursor:
             self._acked = self._reached = Place(self.mark.position)
 
     def close(self) -> None:
-        """Let go of the pieces at hand and of what is made ahead."""
+        """Drop the current piece and cancel the prefetch."""
         self._piece = None
-        if self._ahead is not None:
-            self._ahead[1].cancel()
-            self._ahead = None
+        if self._prefetch is not None:
+            self._prefetch[1].cancel()
+            self._prefetch = None
 
-    # --- Giving out -------------------------------------------------------------------------
+    # --- Fetching ---------------------------------------------------------------------------
 
     async def gather(self, limit: int, seconds: float | None) -> Gathered | None:
-        """Return entries of at most `limit` bytes (one may be larger), None where there is none.
+        """Return entries of at most `limit` bytes (a single entry may be larger), None if there are none.
 
-        With `seconds`, wait so long for as many as that; None waits for ever. Nothing is given out yet, but
-        the cursor moves over what holds no entry. Raises what decoding raises, after everything before it
-        was returned.
+        Waits up to `seconds` for `limit` bytes, forever with None. Nothing counts as sent yet, but the cursor
+        skips parts without entries. Raises the errors of decoding, after everything before them was returned.
         """
         loop = asyncio.get_running_loop()
         deadline = None if seconds is None else loop.time() + seconds
@@ -130,22 +128,22 @@ class Cursor:
         while not gathering.full:
             seen = self.pieces.arrivals.number(self.pieces.name)
             piece = await self._piece_at(gathering)
-            left = None if deadline is None else deadline - loop.time()
+            remaining = None if deadline is None else deadline - loop.time()
             if piece is not None:
                 gathering.add(piece)
                 if not gathering.parts:
                     self._move_on(gathering)
                     gathering = _Gathering(self._reached, limit)
-                if left is not None and left < -_SEARCH_SECONDS:
+                if remaining is not None and remaining < -_SEARCH_SECONDS:
                     break
-            elif gathering.full or self.pieces.arrivals.closing or (left is not None and left <= 0):
+            elif gathering.full or self.pieces.arrivals.closing or (remaining is not None and remaining <= 0):
                 break
             else:
-                await news(self.pieces, seen, left)
-        return gathering.found()
+                await news(self.pieces, seen, remaining)
+        return gathering.result()
 
     def give(self, gathered: Gathered) -> Batch:
-        """Count entries as given out, under an id."""
+        """Register gathered entries as sent, under a new id."""
         assert gathered.begin == self._reached, "nobody else gives out what was gathered"
         self._reached = gathered.end
         self._reached_mark = gathered.mark or self._reached_mark
@@ -155,57 +153,58 @@ class Cursor:
         return batch
 
     def _move_on(self, gathering: "_Gathering") -> None:
-        """Go over what holds no entry; it is consumed where everything before it is."""
+        """Skip a part without entries; it is consumed if everything before it is."""
         self._reached = gathering.at
         self._reached_mark = gathering.mark or self._reached_mark
         if not self._outstanding:
             self._pass(self._reached, self._reached_mark)
 
     async def _piece_at(self, gathering: "_Gathering") -> Piece | None:
-        """Return the piece in which the gathering goes on, and have the one behind it made meanwhile."""
+        """Return the piece at the gathering's position, and prefetch the next one."""
         begin = Place(gathering.at.position, gathering.at.part)
         if self._piece is not None and (self._piece.start, self._piece.part) == (begin.position, begin.part):
             return self._piece
         try:
-            piece = await self._made_ahead(begin) or await self._made(begin)
+            piece = await self._take_prefetched(begin) or await self._decode(begin)
         except PenstockError:
             if gathering.parts:
-                # What stands before an error is given out first; it comes again with the next request.
+                # Send the entries before the error first. The next request raises the error again.
                 gathering.full = True
                 return None
             raise
         if piece is None:
             return None
         self._piece = piece
-        behind = _behind(piece)
-        if self._ahead is None and behind.position != self.pieces.log.visible:
-            task = asyncio.create_task(self._made(behind))
-            # Its error, if any, comes again where the piece is asked for.
+        next_place = _place_after(piece)
+        if self._prefetch is None and next_place.position != self.pieces.log.visible:
+            task = asyncio.create_task(self._decode(next_place))
+            # An error of the prefetch is raised again when the piece is requested.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._ahead = behind, task
+            self._prefetch = next_place, task
         return piece
 
-    async def _made(self, begin: Place) -> Piece | None:
+    async def _decode(self, begin: Place) -> Piece | None:
         return await self.pieces.at(self.view, begin.position, part=begin.part)
 
-    async def _made_ahead(self, begin: Place) -> Piece | None:
-        if self._ahead is None:
+    async def _take_prefetched(self, begin: Place) -> Piece | None:
+        if self._prefetch is None:
             return None
-        begins, task = self._ahead
+        begins, task = self._prefetch
         if begins != begin:
             task.cancel()
-            self._ahead = None
+            self._prefetch = None
             return None
         try:
             return await asyncio.shield(task)
         finally:
             if task.done():
-                self._ahead = None
+                self._prefetch = None
 
-    # --- Taking back ------------------------------------------------------------------------
+    # --- Acknowledgements -------------------------------------------------------------------
 
     def acknowledge(self, batch_id: int) -> None:
-        """Count the oldest batch as consumed. Raises OptionInvalid, in Canal's own words, for any other."""
+        """Mark the oldest batch as consumed. Raises OptionInvalid with Canal's wording for any other
+        batch."""
         self._prove_oldest("ack error ", batch_id)
         batch = self._outstanding.pop(batch_id)
         self._pass(batch.end, batch.mark)
@@ -213,10 +212,10 @@ class Cursor:
             self._pass(self._reached, self._reached_mark)
 
     def roll_back(self, batch_id: int = 0) -> None:
-        """Give out again everything that is not acknowledged, under new ids.
+        """Resend everything that is not acknowledged, under new ids.
 
-        With an id it has to be the oldest; younger ones go as well, since their entries come again. Raises
-        OptionInvalid, in Canal's own words.
+        An id must be that of the oldest batch; later batches are rolled back too, because their entries are
+        sent again. Raises OptionInvalid with Canal's wording.
         """
         if batch_id:
             self._prove_oldest("rollback error", batch_id)
@@ -244,7 +243,7 @@ class Cursor:
 
 
 async def news(pieces: Pieces, seen: int, seconds: float | None) -> None:
-    """Wait until more has arrived than `seen` counts, or the time is up."""
+    """Wait until more has arrived than `seen` counts, or the timeout expires."""
     arrivals, name = pieces.arrivals, pieces.name
     with arrivals.waiting(name) as arrival:
         if arrivals.number(name) == seen and not arrivals.closing:
@@ -252,13 +251,13 @@ async def news(pieces: Pieces, seen: int, seconds: float | None) -> None:
                 await asyncio.wait_for(arrival.wait(), seconds)
 
 
-def _behind(piece: Piece, entry: int = 0) -> Place:
-    """Return the place behind a piece, or behind a part of one, where `entry` is counted on."""
+def _place_after(piece: Piece, entry: int = 0) -> Place:
+    """Return the place after a piece, or after a part of one, where `entry` continues."""
     return Place(piece.end) if piece.is_whole else Place(piece.start, piece.part + 1, entry)
 
 
 class _Gathering:
-    """Entries that come together from one piece after the other."""
+    """Entries collected from consecutive pieces."""
 
     def __init__(self, begin: Place, limit: int) -> None:
         self.begin = self.at = begin
@@ -269,9 +268,9 @@ class _Gathering:
         self.mark: Mark | None = None
 
     def add(self, piece: Piece) -> None:
-        """Take of a piece, or of a part of one, what fits."""
+        """Add the entries of a piece, or of a part of one, that fit."""
         if piece.part < self.at.part:
-            # It has fewer parts than before, so the last of them was taken.
+            # The piece has fewer parts than before, so its last part was already taken.
             self.at = Place(piece.end)
             return
         entries = entries_of(piece)
@@ -280,20 +279,20 @@ class _Gathering:
         self._bytes += taken.bytes
         self._rows += taken.rows
         if taken.end_offset is not None:
-            # The set of GTIDs is known at ends of pieces; an earlier one is a lower bound.
+            # GTID sets are known at the ends of pieces. Until then, an earlier set is a lower bound.
             position = Position(piece.start.epoch, piece.start.file, taken.end_offset)
             self.mark = Mark(position, self.mark.gtid_set if self.mark else "", 0)
         if taken.next < entries.count:
             self.at = Place(piece.start, piece.part, taken.next)
             self.full = True
         else:
-            self.at = _behind(piece, taken.next - entries.count)
+            self.at = _place_after(piece, taken.next - entries.count)
             if piece.is_whole:
                 self.mark = Mark(piece.end, piece.gtid_set, piece.time_us)
         self.full = self.full or self._bytes >= self._limit
 
-    def found(self) -> Gathered | None:
-        """Return what came together, None where nothing did."""
+    def result(self) -> Gathered | None:
+        """Return the gathered entries, None if there are none."""
         if not self.parts:
             return None
         return Gathered(self.begin, self.at, self.mark, tuple(self.parts), self._bytes, self._rows)

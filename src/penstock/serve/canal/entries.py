@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries of a piece as bytes: where each begins, how many fit, and where whole transactions end.
+"""The entries of a piece as bytes: their starts, how many fit, and where whole transactions end.
 
-The kernel has framed each entry already, so a run of entries is a run of bytes, and nothing here is done for
-each of them.
+The kernel has already framed each entry, so consecutive entries are one run of bytes and need no work per
+entry.
 """
 
 from bisect import bisect_right
@@ -20,9 +20,9 @@ _NO_END = -1
 
 @dataclass(frozen=True)
 class Taken:
-    """Entries of one piece: their bytes, how many changes they hold, and the entry behind them.
+    """Entries of one piece: their bytes, their number of changes, and the entry after them.
 
-    `end_offset` is where the last whole transaction among them ends, in the piece's file, None without one.
+    `end_offset` is the end of the last whole transaction among them, in the piece's file, None without one.
     """
 
     parts: tuple[memoryview, ...]
@@ -34,7 +34,7 @@ class Taken:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """The entries of one batch. `offsets` has one more number than there are entries."""
+    """The entries of one batch. `offsets` has one element more than there are entries."""
 
     offsets: NDArray[np.int64]
     content: memoryview
@@ -43,7 +43,7 @@ class _Run:
 
 
 class Entries:
-    """The entries of a piece, numbered from 0 over all its batches."""
+    """The entries of a piece, numbered from 0 across its batches."""
 
     def __init__(self, batches: tuple[pyarrow.RecordBatch, ...]) -> None:
         self._runs = [_run_of(batch) for batch in batches if batch.num_rows]
@@ -51,9 +51,10 @@ class Entries:
         self.count = self._starts[-1]
 
     def take(self, first: int, limit: int, *, at_least_one: bool) -> Taken:
-        """Return entries from `first` on, so many as fit into `limit` bytes; one if none fits and one has to.
+        """Return entries from `first` on that fit into `limit` bytes; with `at_least_one`, one that does not
+        fit.
 
-        Those without bytes, which nobody is to see, are passed over.
+        Entries without bytes are hidden and skipped.
         """
         parts: list[memoryview] = []
         size = rows = 0
@@ -80,12 +81,12 @@ class Entries:
 
 
 def entries_of(piece: Piece) -> Entries:
-    """Return a piece's entries, made once for all who get the piece."""
-    found = piece.derived.get("canal")
-    if found is None:
-        found = piece.derived["canal"] = Entries(piece.arrow())
-    assert isinstance(found, Entries), "nobody else keeps anything under this name"
-    return found
+    """Return a piece's entries, computed once for all consumers."""
+    entries = piece.derived.get("canal")
+    if entries is None:
+        entries = piece.derived["canal"] = Entries(piece.arrow())
+    assert isinstance(entries, Entries), "nobody else keeps anything under this name"
+    return entries
 
 
 def _end_before(run: _Run, row: int) -> int:
@@ -102,6 +103,6 @@ def _run_of(batch: pyarrow.RecordBatch) -> _Run:
         begins,
         memoryview(content) if content is not None else memoryview(b""),
         np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]),
-        # Ends rise with the log, so the largest up to an entry is the last one.
+        # Ends increase with the log, so the maximum up to an entry is the latest end.
         np.maximum.accumulate(ends),
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filter of a client of Canal: which tables it wants, as a list of regular expressions.
+"""The filter of a Canal client: the tables it wants, as a list of regular expressions.
 
-`db\\..*,db2\\.(a|b)`: commas divide, but not inside brackets; each expression has to fit the whole of
-`database.table`, whatever the case; one of them is enough. No expression means every table.
+`db\\..*,db2\\.(a|b)`: expressions are separated by commas outside brackets. Each is matched against the whole
+`database.table`, ignoring case; one match is enough. No expression means every table.
 """
 
 import re
@@ -14,28 +14,28 @@ from penstock.errors import OptionInvalid
 from penstock.limits import REQUEST_PATTERNS_MAX
 from penstock.model import TablePatterns
 
-# A filter is sent by a client, and kept as long as its cursor.
+# Clients send filters, and they are kept as long as their cursors.
 FILTER_LENGTH_MAX = 16 * 1024
-# Each expression is compiled by itself, and tried on every table.
+# Each expression is compiled separately and tried on every table.
 EXPRESSIONS_MAX = REQUEST_PATTERNS_MAX
 
-# What has been judged is kept for so many tables; beyond, it is judged anew.
+# The maximum number of cached results. Further tables are matched each time.
 _VERDICTS_MAX = 65_536
 
-# How clients write that they want everything.
+# The filters with which clients request everything.
 _EVERYTHING = (".*\\..*", ".*")
 
 _OPENING, _CLOSING = "([{", ")]}"
 
-# Open-ended repeats of an expression that is tried backwards: at most the cube of a name's length.
+# Unbounded repeats of a backtracking expression: the time is at most cubic in the name's length.
 _REPEATS_MAX = 3
 
 
 class CanalTables(TablePatterns):
-    """The tables of a filter, as far as they may be read. Raises OptionInvalid.
+    """The tables of a filter, limited to the readable ones. Raises OptionInvalid.
 
-    Expressions are RE2's, whose time is linear in the name, since whoever sends one shares the daemon with
-    others; one that looks ahead or behind is left to Python where its time is bounded too.
+    Expressions use RE2, which takes linear time, because the sender shares the daemon with other clients. An
+    expression with lookaround falls back to Python's re if its time is bounded too.
     """
 
     def __init__(self, text: str, within: TablePatterns) -> None:
@@ -48,13 +48,13 @@ class CanalTables(TablePatterns):
         if len(parts) > EXPRESSIONS_MAX:
             raise OptionInvalid(f"a filter of {len(parts)} expressions; at most {EXPRESSIONS_MAX} are taken")
         linear = [part for part in parts if _is_linear(part)]
-        # RE2 anchors nothing by itself.
+        # RE2 does not anchor by itself.
         self._linear = "(?s)^(?:" + "|".join(f"(?:{part})" for part in linear) + ")$" if linear else None
         self._backtracking = [_compiled(part) for part in parts if part not in linear]
         self._verdicts: dict[tuple[str, str], bool] = {}
 
     def matches(self, database: str, table: str) -> bool:
-        """Tell whether the client wants the table and may read it."""
+        """Return whether the client wants the table and may read it."""
         verdict = self._verdicts.get((database, table))
         if verdict is None:
             verdict = self._wants(f"{database}.{table}") and self.within.matches(database, table)
@@ -64,11 +64,11 @@ class CanalTables(TablePatterns):
 
     @property
     def selects_all(self) -> bool:
-        """Whether every table is wanted and may be read."""
+        """Whether all tables are wanted and readable."""
         return (not self.filter or self.filter in _EVERYTHING) and self.within.selects_all
 
     def may_match_in(self, database: str) -> bool:
-        """Tell whether a table of that database may be read; what an expression fits is not told."""
+        """Return whether tables of that database may be readable; the expressions are not considered."""
         return self.within.may_match_in(database)
 
     def _wants(self, name: str) -> bool:
@@ -76,7 +76,7 @@ class CanalTables(TablePatterns):
             return True
         if self._linear is not None and _fits(name, self._linear):
             return True
-        return any(one.fullmatch(name) for one in self._backtracking)
+        return any(pattern.fullmatch(name) for pattern in self._backtracking)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CanalTables) and self.filter == other.filter and self.within == other.within
@@ -89,7 +89,7 @@ class CanalTables(TablePatterns):
 
 
 def split_filter(text: str) -> list[str]:
-    """Cut a filter at its commas, but for those inside brackets and behind a backslash."""
+    """Split a filter at commas outside brackets that are not escaped by a backslash."""
     parts, current, depth, escaped = [], "", 0, False
     for character in text:
         if character == "," and depth == 0 and not escaped:
@@ -105,12 +105,12 @@ def split_filter(text: str) -> list[str]:
 
 
 def _fits(name: str, expression: str) -> bool:
-    found = pyarrow.compute.match_substring_regex(pyarrow.scalar(name), expression, ignore_case=True)
-    return bool(found.as_py())
+    is_match = pyarrow.compute.match_substring_regex(pyarrow.scalar(name), expression, ignore_case=True)
+    return bool(is_match.as_py())
 
 
 def _is_linear(expression: str) -> bool:
-    """Tell whether RE2 knows the expression."""
+    """Return whether RE2 supports the expression."""
     try:
         _fits("", f"^(?:{expression})$")
     except pyarrow.ArrowInvalid:

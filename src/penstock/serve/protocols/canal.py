@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's TCP protocol: a session for each connection, one request after the other.
+"""Canal's TCP protocol: one session per connection, one request after the other.
 
     server                      client
     HANDSHAKE seed  ─────────▶
-                    ◀─────────  CLIENTAUTHENTICATION      until it is proved, nothing else is answered
+                    ◀─────────  CLIENTAUTHENTICATION      nothing else is answered before it succeeds
     ACK             ─────────▶
                     ◀─────────  SUBSCRIPTION filter
     ACK             ─────────▶
                     ◀─────────  GET size, timeout
     MESSAGES        ─────────▶
-                    ◀─────────  CLIENTACK                 no answer, but to an error
+                    ◀─────────  CLIENTACK                 answered only with an error
 
-Only HANDSHAKE, and errors of CLIENTACK and CLIENTROLLBACK, come unasked.
+The server sends unsolicited only HANDSHAKE, and errors of CLIENTACK and CLIENTROLLBACK.
 """
 
 import asyncio
@@ -52,29 +52,29 @@ _log = structlog.get_logger(__name__)
 
 _SEED_BYTES = 8
 
-# Canal's error codes: what went wrong in general, a name that is missing, and an acknowledgement of nothing.
+# Canal's error codes: general failure, missing name, acknowledgement of an unknown batch.
 _FAILED, _NAME_MISSING, _BATCH_MISSING = 400, 401, 402
 
-# What a client's own default is; 0 and less ask for it.
+# Canal's default fetch size; clients request it with 0 or less.
 _FETCH_SIZE_DEFAULT = 1000
 _FETCH_UNIT_BYTES = 1024
 
-# Java's TimeUnit by its number, in seconds; every other number is milliseconds.
+# Java's TimeUnit by ordinal, in seconds. Any other number means milliseconds.
 _UNIT_SECONDS = (1e-9, 1e-6, 1e-3, 1.0, 60.0, 3600.0, 86_400.0)
 _MILLISECONDS = 2
 
-# Linux alone has it.
+# Available on Linux only.
 _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
-# A client that waits for changes may ask for so much besides before it is answered.
+# The maximum number of requests that a client may send while it waits for changes.
 _UNANSWERED_MAX = 16
 
-# How often it is looked whether a log that holds nothing yet has got its first bytes, where nobody tells.
-_LOOK_SECONDS = 1.0
+# The polling interval for an empty log that has no notifications yet.
+_POLL_SECONDS = 1.0
 
 
 class CanalServer:
-    """Every session with a client of Canal, and the clients they hold. Belongs to the event loop."""
+    """All sessions with Canal clients, and the clients they hold. Belongs to the event loop."""
 
     def __init__(
         self, served: Served, access: Access, store: CoordinationStore, settings: ListenSettings
@@ -85,15 +85,15 @@ class CanalServer:
         self.clients = Clients(served, store, holder, settings.canal_start, settings.canal_zone_seconds)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection to its end; what it was given and has not acknowledged comes again.
+        """Serve one connection until it ends; unacknowledged batches are sent again later.
 
-        Raises what made the connection end, where it was not the client.
+        Raises the error that ended the connection, unless the client closed it.
         """
         await CanalSession(self, reader, writer).run()
 
 
 class CanalSession:
-    """One connection: who it is, and the clients that it holds."""
+    """One connection: its account, and the clients that it holds."""
 
     def __init__(
         self, server: CanalServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -107,13 +107,13 @@ class CanalSession:
         self._held: dict[tuple[str, int], tuple[Client, Subscriber]] = {}
         self._shown: dict[tuple[str, int], ExitStack] = {}
         self._read_seconds = self._write_seconds = CANAL_IDLE_SECONDS_DEFAULT
-        # A frame that is waited for beside something else, and those that came so.
+        # A frame read while waiting for changes, and the frames that arrived that way.
         self._early: asyncio.Task[bytes | None] | None = None
         self._unanswered: deque[bytes] = deque()
         self._superseded = False
 
     async def run(self) -> None:
-        """Serve it to its end. Raises what made it end, where it was not the client."""
+        """Serve the connection until it ends. Raises the error that ended it, unless the client closed it."""
         try:
             await self._authenticate()
             while self._account is not None and not self._superseded:
@@ -124,7 +124,7 @@ class CanalSession:
         finally:
             if self._early is not None:
                 self._early.cancel()
-                # How the reading ended is no news once the session has.
+                # The outcome of the read no longer matters once the session has ended.
                 self._early.add_done_callback(lambda done: done.cancelled() or done.exception())
             for client, _ in self._held.values():
                 await self._clients.release(client, self.peer)
@@ -132,39 +132,40 @@ class CanalSession:
                 shown.close()
 
     def supersede(self, why: str) -> None:
-        """End it at once: somebody else has what it holds."""
+        """End the session at once: another session has taken over its clients."""
         self._superseded = True
         self._writer.transport.abort()
 
     # --- Frames -----------------------------------------------------------------------------
 
     async def _next_frame(self) -> bytes | None:
-        """Return the next frame, None where the client has gone. Raises TimeoutError when none comes."""
+        """Return the next frame, None if the client disconnected. Raises TimeoutError."""
         if self._unanswered:
             return self._unanswered.popleft()
         early, self._early = self._early, None
-        return await (self._frame(self._read_seconds, CANAL_FRAME_BYTES_MAX) if early is None else early)
+        return await (self._read_frame(self._read_seconds, CANAL_FRAME_BYTES_MAX) if early is None else early)
 
-    async def _frame(self, idle_seconds: float, bytes_max: int) -> bytes | None:
+    async def _read_frame(self, idle_seconds: float, bytes_max: int) -> bytes | None:
         reader = self._reader
-        self._receipt()
+        self._acknowledge_at_once()
         async with asyncio.timeout(idle_seconds):
             first = await reader.read(1)
         if not first:
             return None
-        self._receipt()
-        # What has begun has to arrive in time, so that nobody holds a connection with a byte now and then.
+        self._acknowledge_at_once()
+        # A frame that has started must arrive in time, so that nobody holds a connection with a trickle of
+        # bytes.
         async with asyncio.timeout(REQUEST_SECONDS_MAX):
             header = first + await reader.readexactly(frames.LENGTH_BYTES - 1)
             return await reader.readexactly(frames.frame_length(header, bytes_max))
 
-    def _receipt(self) -> None:
-        """Have the system say at once that it has received what came.
+    def _acknowledge_at_once(self) -> None:
+        """Make the kernel acknowledge the received data immediately.
 
-        Clients write a frame's length, then the rest, and then perhaps the next frame. Many let their system
-        hold back a small write until the one before is confirmed, and ours would take 40 ms for that.
+        Clients write a frame's length, the rest, and possibly the next frame separately. Many clients delay a
+        small write until the previous one is acknowledged, and a delayed acknowledgement would take 40 ms.
         """
-        # That a connection is lost is found by reading.
+        # A lost connection is detected by reading.
         with suppress(OSError):
             if _QUICK_ACK is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
@@ -177,14 +178,14 @@ class CanalSession:
         async with asyncio.timeout(min(self._write_seconds, SEND_SECONDS_MAX)):
             await self._writer.drain()
 
-    # --- Who it is --------------------------------------------------------------------------
+    # --- Authentication ---------------------------------------------------------------------
 
     async def _authenticate(self) -> None:
-        """Ask who it is, a few times; until that is proved, no request is looked at."""
+        """Ask for authentication, a few times; no other request is processed before it succeeds."""
         seed = secrets.token_bytes(_SEED_BYTES)
         await self._send(frames.handshake(seed))
         for _ in range(CANAL_GREETINGS_MAX):
-            frame = await self._frame(GREETING_SECONDS_MAX, CANAL_GREETING_BYTES_MAX)
+            frame = await self._read_frame(GREETING_SECONDS_MAX, CANAL_GREETING_BYTES_MAX)
             if frame is None:
                 return
             packet = frames.read_packet(frame)
@@ -193,29 +194,31 @@ class CanalSession:
                     frames.ack_error(_FAILED, f"packet type: {packet.type_name} is NOT supported!")
                 )
                 continue
-            given = frames.read_client_auth(packet.body)
-            account = self._access.of_canal(given.username, given.password, seed)
+            credentials = frames.read_client_auth(packet.body)
+            account = self._access.of_canal(credentials.username, credentials.password, seed)
             if account is not None:
-                await self._let_in(account, given)
+                await self._admit(account, credentials)
                 return
-            _log.warning("a client of Canal is not let in", peer=self.peer, user=given.username[:64])
-            await self._send(frames.ack_error(_FAILED, f"auth failed for user:{given.username}"))
+            _log.warning("a client of Canal is not let in", peer=self.peer, user=credentials.username[:64])
+            await self._send(frames.ack_error(_FAILED, f"auth failed for user:{credentials.username}"))
         raise AuthenticationFailed(f"{CANAL_GREETINGS_MAX} tries were none that is let in")
 
-    async def _let_in(self, account: Account, given: ClientAuth) -> None:
+    async def _admit(self, account: Account, credentials: ClientAuth) -> None:
         self._account = account
-        self._read_seconds = _idle_seconds(given.read_timeout_ms)
-        self._write_seconds = _idle_seconds(given.write_timeout_ms)
-        if given.destination and given.client_id:
-            asked = Request(given.destination, given.client_id, filter=given.filter.strip())
-            if not await self._told(self._subscribe(asked, account)):
+        self._read_seconds = _idle_seconds(credentials.read_timeout_ms)
+        self._write_seconds = _idle_seconds(credentials.write_timeout_ms)
+        if credentials.destination and credentials.client_id:
+            request = Request(
+                credentials.destination, credentials.client_id, filter=credentials.filter.strip()
+            )
+            if not await self._try_or_report(self._subscribe(request, account)):
                 return
         await self._send(frames.ack())
 
     # --- Requests ---------------------------------------------------------------------------
 
     async def _answer(self, packet: Packet, account: Account) -> None:
-        """Answer one request. Raises OptionInvalid for what is none."""
+        """Answer one request. Raises OptionInvalid for an invalid one."""
         if packet.compression > 1:
             await self._send(frames.ack_error(_FAILED, "compression is not supported"))
         elif packet.type == PacketType.GET:
@@ -226,26 +229,29 @@ class CanalSession:
             await self._roll_back(frames.read_batch_request(packet.body))
         elif packet.type == PacketType.SUBSCRIPTION:
             request = frames.read_subscription(packet.body)
-            if await self._named(request) and await self._told(self._subscribe(request, account)):
+            if await self._is_named(request) and await self._try_or_report(self._subscribe(request, account)):
                 await self._send(frames.ack())
         elif packet.type == PacketType.UNSUBSCRIPTION:
             request = frames.read_subscription(packet.body)
-            if await self._named(request) and await self._told(self._unsubscribe(request, account)):
+            if await self._is_named(request) and await self._try_or_report(
+                self._unsubscribe(request, account)
+            ):
                 await self._send(frames.ack())
         else:
             await self._send(frames.ack_error(_FAILED, f"packet type: {packet.type_name} is NOT supported!"))
 
-    async def _named(self, request: Request) -> bool:
-        """Tell whether a request names whom it is about; else answer it."""
+    async def _is_named(self, request: Request) -> bool:
+        """Return whether a request names its client; otherwise report an error."""
         if request.destination and request.client_id:
             return True
         await self._send(frames.ack_error(_NAME_MISSING, "destination or clientId is null"))
         return False
 
-    async def _told(self, doing: Coroutine[Any, Any, None]) -> bool:
-        """Do something; where it fails tell the client why, and return False. The connection stays."""
+    async def _try_or_report(self, operation: Coroutine[Any, Any, None]) -> bool:
+        """Run an operation; if it fails, report the error to the client and return False. The connection
+        stays open."""
         try:
-            await doing
+            await operation
         except LeaseLost:
             # The client is somebody else's now, and so is everything that could be answered.
             raise
@@ -262,7 +268,7 @@ class CanalSession:
         try:
             await self._clients.hold(client, self.peer, self.supersede, account, request.filter)
         except BaseException:
-            # What was held before stays; what was to be held now is nobody's.
+            # A client held before stays held. A newly requested client is released.
             if key not in self._held:
                 await self._clients.release(client, self.peer)
             raise
@@ -270,8 +276,8 @@ class CanalSession:
             following = self._served.subscribers.following(
                 "canal", client.destination, client.name, account=account.name
             )
-            shown = self._shown[key] = ExitStack()
-            self._held[key] = client, shown.enter_context(following)
+            listing = self._shown[key] = ExitStack()
+            self._held[key] = client, listing.enter_context(following)
             _log.info(
                 "a client of Canal follows",
                 destination=client.destination,
@@ -293,7 +299,7 @@ class CanalSession:
                     shown.close()
 
     async def _client(self, request: Request, account: Account) -> tuple[Client, Subscriber]:
-        """Return the client that a request is about; it may have subscribed over an earlier connection."""
+        """Return the client of a request; it may have subscribed over an earlier connection."""
         client_id = parse_client_id(request.client_id)
         key = request.destination, client_id
         if key not in self._held:
@@ -305,7 +311,7 @@ class CanalSession:
         return self._held[key]
 
     async def _acknowledge(self, request: Request, account: Account) -> None:
-        if not await self._named(request) or request.batch_id == frames.NO_BATCH:
+        if not await self._is_named(request) or request.batch_id == frames.NO_BATCH:
             return
         if request.batch_id == 0:
             await self._send(frames.ack_error(_BATCH_MISSING, "batchId should assign value"))
@@ -322,25 +328,25 @@ class CanalSession:
             cursor.acknowledge(request.batch_id)
             client.note()
 
-        await self._told(acknowledge())
+        await self._try_or_report(acknowledge())
 
     async def _roll_back(self, request: Request) -> None:
-        if not await self._named(request):
+        if not await self._is_named(request):
             return
 
         async def roll_back() -> None:
             held = self._held.get((request.destination, parse_client_id(request.client_id)))
-            # Clients send this before they subscribe, and count on it that nothing comes back; what they had
-            # been given over an earlier connection comes again all the same.
+            # Clients send this before they subscribe, and expect no response. Batches sent over an earlier
+            # connection are sent again anyway.
             if held is not None and held[0].cursor is not None:
                 held[0].cursor.roll_back(request.batch_id)
 
-        await self._told(roll_back())
+        await self._try_or_report(roll_back())
 
-    # --- Giving out -------------------------------------------------------------------------
+    # --- Fetching ---------------------------------------------------------------------------
 
     async def _get(self, request: Request, account: Account) -> None:
-        if not await self._named(request):
+        if not await self._is_named(request):
             return
 
         async def get() -> None:
@@ -352,11 +358,11 @@ class CanalSession:
                 )
                 if self._superseded:
                     return
-                await self._give(client, subscriber, gathered, account)
+                await self._send_batch(client, subscriber, gathered, account)
 
-        await self._told(get())
+        await self._try_or_report(get())
 
-    async def _give(
+    async def _send_batch(
         self, client: Client, subscriber: Subscriber, gathered: Gathered | None, account: Account
     ) -> None:
         consumed = client.consumed if client.cursor is not None else None
@@ -376,7 +382,7 @@ class CanalSession:
             await asyncio.sleep(wait)
 
     async def _gather(self, client: Client, limit: int, seconds: float | None) -> Gathered | None:
-        """Gather entries; where that waits, see to it that a client who leaves meanwhile ends it."""
+        """Gather entries; if that waits, detect a client that disconnects meanwhile."""
         if seconds is not None and seconds <= 0:
             cursor = await client.at()
             return None if cursor is None else await cursor.gather(limit, 0)
@@ -384,7 +390,9 @@ class CanalSession:
         try:
             while not gathering.done() and len(self._unanswered) < _UNANSWERED_MAX:
                 if self._early is None:
-                    self._early = asyncio.create_task(self._frame(self._read_seconds, CANAL_FRAME_BYTES_MAX))
+                    self._early = asyncio.create_task(
+                        self._read_frame(self._read_seconds, CANAL_FRAME_BYTES_MAX)
+                    )
                 await asyncio.wait({gathering, self._early}, return_when=asyncio.FIRST_COMPLETED)
                 if not gathering.done():
                     early, self._early = self._early, None
@@ -403,17 +411,17 @@ async def _wait_for_entries(client: Client, limit: int, seconds: float | None) -
     while True:
         seen = client.pieces.arrivals.number(client.destination)
         cursor = await client.at()
-        left = None if deadline is None else max(deadline - loop.time(), 0.0)
+        remaining = None if deadline is None else max(deadline - loop.time(), 0.0)
         if cursor is not None:
-            return await cursor.gather(limit, left)
-        if client.pieces.arrivals.closing or left == 0:
+            return await cursor.gather(limit, remaining)
+        if client.pieces.arrivals.closing or remaining == 0:
             return None
-        # A log that is being opened has nobody to tell that it is open.
-        await news(client.pieces, seen, _LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS))
+        # A log that is being opened sends no notification when it is open.
+        await news(client.pieces, seen, _POLL_SECONDS if remaining is None else min(remaining, _POLL_SECONDS))
 
 
 def _seconds_of(request: Request) -> float | None:
-    """Return how long a GET waits: None is for ever, as with Canal where none, or 0, is said."""
+    """Return how long a GET waits. None means forever, which is Canal's meaning of no timeout or 0."""
     if not request.timeout:
         return None
     if request.timeout < 0:
@@ -423,5 +431,5 @@ def _seconds_of(request: Request) -> float | None:
 
 
 def _idle_seconds(timeout_ms: int) -> float:
-    """Return how long a client may be silent, or may leave what it is sent."""
+    """Return how long a client may be silent, or may leave data unread."""
     return min(timeout_ms / 1000, CANAL_IDLE_SECONDS_MAX) if timeout_ms > 0 else CANAL_IDLE_SECONDS_DEFAULT

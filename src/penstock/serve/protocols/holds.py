@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds over HTTP: a reader says how far it has got, and until that expires what follows stays in the log.
+"""Holds over HTTP: a reader reports its position, and until that expires the log keeps everything after it.
 
 An account sees, moves and removes its own holds; an admin those of all accounts.
 """
@@ -23,7 +23,7 @@ from penstock.serve.query import Query, log_of
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
 
-# A reader that says nothing for so long is taken for gone, and holds nothing any longer.
+# A reader that is silent for this long is considered gone, and holds nothing any longer.
 HOLD_SECONDS_DEFAULT = 24 * 3600
 
 _INSTANCE = "/v1/instances/{instance}"
@@ -44,13 +44,13 @@ def routes(served: Served) -> list[Route]:
 
 
 async def _put(served: Served, request: Request) -> Response:
-    """Note how far a reader has got. Where a log in memory is filled by that, the server is held back."""
-    log, asked = log_of(served, request), Query(request)
-    reader, position = asked.text("reader"), asked.needed_position("position")
+    """Record a reader's position. With a log in memory, a slow reader causes backpressure on capture."""
+    log, query = log_of(served, request), Query(request)
+    reader, position = query.text("reader"), query.needed_position("position")
     account = account_of(request)
     account.prove_reads(request.path_params["instance"], reader)
     prove_not_own(reader)
-    seconds = asked.number("seconds", HOLD_SECONDS_DEFAULT)
+    seconds = query.number("seconds", HOLD_SECONDS_DEFAULT)
     if seconds > HOLD_SECONDS_MAX:
         raise OptionInvalid(
             f"seconds={seconds} is longer than a hold may last", hint=f"Ask for {HOLD_SECONDS_MAX} at most"
@@ -61,14 +61,14 @@ async def _put(served: Served, request: Request) -> Response:
 
 
 async def _list(served: Served, request: Request) -> Response:
-    """Show the holds in force, those that keep most of the log first."""
+    """List the holds in force, the one furthest back first."""
     account, log = account_of(request), log_of(served, request)
     shown = await run_in(served.threads.searching, _shown_to, account, log)
     return JSONResponse({"holds": shown})
 
 
 async def _remove(served: Served, request: Request) -> Response:
-    """Remove a hold: what only it kept leaves the log with the next pass of retention."""
+    """Remove a hold. The next retention pass removes what only this hold kept."""
     account, log = account_of(request), log_of(served, request)
     reader = request.path_params["reader"]
     instance = request.path_params["instance"]
@@ -94,10 +94,10 @@ def _all(log: Log) -> list[Hold]:
 
 
 def _shown_to(account: Account, log: Log) -> list[dict[str, Any]]:
-    seen = [hold for hold in _all(log) if account.admin or hold.account == account.name]
-    seen.sort(key=lambda hold: hold.position)
-    broken = {one.hold.name: one.why for one in log.broken_holds}
-    behind = log.bytes_behind_all([hold.position for hold in seen])
+    visible = [hold for hold in _all(log) if account.admin or hold.account == account.name]
+    visible.sort(key=lambda hold: hold.position)
+    broken = {broken_hold.hold.name: broken_hold.why for broken_hold in log.broken_holds}
+    all_bytes_behind = log.bytes_behind_all([hold.position for hold in visible])
     return [
         {
             "reader": hold.name,
@@ -107,5 +107,5 @@ def _shown_to(account: Account, log: Log) -> list[dict[str, Any]]:
             "behind_bytes": bytes_behind,
             "broken": broken.get(hold.name),
         }
-        for hold, bytes_behind in zip(seen, behind, strict=True)
+        for hold, bytes_behind in zip(visible, all_bytes_behind, strict=True)
     ]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log over HTTP: plain JSON for questions, raw bytes for ranges. `docs/guides/serve.md` shows each call.
+"""The log over HTTP: JSON for requests, raw bytes for ranges. `docs/guides/serve.md` shows each call.
 
-Positions are text, `mysql-bin.000003:1542`, with `2/` before it in epoch 2. All are the source's own.
+Positions are text, `mysql-bin.000003:1542`, with the prefix `2/` in epoch 2. All are in the source's own
+coordinates.
 """
 
 import functools
@@ -26,7 +27,7 @@ from penstock.serve.query import Query, instance_of, log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
 
-# Where the bytes of an answer end: it may be before the stop that was asked for.
+# The offset where the bytes of a response end, possibly before the requested stop.
 STOP_HEADER = "Penstock-Stop"
 
 _PREFIX = "/v1/instances"
@@ -55,16 +56,25 @@ def routes(served: Served) -> list[Route]:
     ]
 
 
-# --- What there is --------------------------------------------------------------------------
+# --- State ----------------------------------------------------------------------------------
 
 
 async def _instances(served: Served, request: Request) -> Response:
-    named = [{"instance": one.name, "state": one.status()["state"]} for one in _seen(served, request)]
-    return JSONResponse({"instances": named})
+    shown = [
+        {"instance": instance.name, "state": instance.status()["state"]}
+        for instance in _readable_instances(served, request)
+    ]
+    return JSONResponse({"instances": shown})
 
 
 async def _all_status(served: Served, request: Request) -> Response:
-    return JSONResponse({"instances": [_shown(served, request, one) for one in _seen(served, request)]})
+    return JSONResponse(
+        {
+            "instances": [
+                _shown(served, request, instance) for instance in _readable_instances(served, request)
+            ]
+        }
+    )
 
 
 async def _status(served: Served, request: Request) -> Response:
@@ -72,7 +82,7 @@ async def _status(served: Served, request: Request) -> Response:
 
 
 def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[str, Any]:
-    """Return an instance's status, of its tables those that the account may read."""
+    """Return an instance's status, limited to the tables that the account may read."""
     account, status = account_of(request), instance.status()
     doubts = [(TableName.parse(doubt["table"]), doubt) for doubt in status.get("tables_in_doubt", ())]
     return {
@@ -86,22 +96,24 @@ def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[s
 
 
 def _broken_holds(account: Account, instance: ServedInstance) -> list[dict[str, str]]:
-    """Return the holds that a bound has broken, of those that the account may see."""
+    """Return the holds broken by a limit, limited to those that the account may see."""
     try:
         broken = instance.log().broken_holds
     except PenstockError:
-        # The status says itself why there is no log now.
+        # The status itself says why there is no log now.
         return []
     return [
-        {"reader": one.hold.name, "position": str(one.hold.position), "why": one.why}
-        for one in broken
-        if account.admin or one.hold.account == account.name
+        {"reader": broken_hold.hold.name, "position": str(broken_hold.hold.position), "why": broken_hold.why}
+        for broken_hold in broken
+        if account.admin or broken_hold.hold.account == account.name
     ]
 
 
 async def _epochs(served: Served, request: Request) -> Response:
     epochs = log_of(served, request).epochs.epochs
-    return JSONResponse({"epochs": [{"epoch": one.epoch, "server_key": one.server_key} for one in epochs]})
+    return JSONResponse(
+        {"epochs": [{"epoch": epoch.epoch, "server_key": epoch.server_key} for epoch in epochs]}
+    )
 
 
 async def _extents(served: Served, request: Request) -> Response:
@@ -110,15 +122,16 @@ async def _extents(served: Served, request: Request) -> Response:
     return JSONResponse(
         {
             "extents": [
-                {"epoch": one.epoch, "file": one.file, "start": one.start, "end": one.end} for one in extents
+                {"epoch": extent.epoch, "file": extent.file, "start": extent.start, "end": extent.end}
+                for extent in extents
             ]
         }
     )
 
 
 async def _head(served: Served, request: Request) -> Response:
-    asked, instance = Query(request), instance_of(served, request)
-    after, seconds = asked.position("after"), asked.seconds("timeout")
+    query, instance = Query(request), instance_of(served, request)
+    after, seconds = query.position("after"), query.seconds("timeout")
     head = await served.wait_behind(instance.name, after, seconds)
     return JSONResponse({"position": _text(head)})
 
@@ -128,20 +141,20 @@ async def _earliest(served: Served, request: Request) -> Response:
 
 
 async def _locate(served: Served, request: Request) -> Response:
-    log, asked = log_of(served, request), Query(request)
-    # The empty GTID set is one as well: before the first transaction.
-    given = [name for name in ("time_us", "gtid_set", "position") if name in request.query_params]
-    if len(given) != 1:
+    log, query = log_of(served, request), Query(request)
+    # The empty GTID set is valid too: it means before the first transaction.
+    names = [name for name in ("time_us", "gtid_set", "position") if name in request.query_params]
+    if len(names) != 1:
         raise OptionInvalid(
             "name one of time_us, gtid_set and position", hint="locate?time_us=1700000000000000"
         )
     search = functools.partial(run_in, served.threads.searching)
-    if given == ["time_us"]:
-        located = await search(log.locate_time, asked.number("time_us"))
-    elif given == ["gtid_set"]:
-        located = await search(log.locate_gtid_set, asked.text("gtid_set"))
+    if names == ["time_us"]:
+        located = await search(log.locate_time, query.number("time_us"))
+    elif names == ["gtid_set"]:
+        located = await search(log.locate_gtid_set, query.text("gtid_set"))
     else:
-        located = await search(log.locate_position, asked.needed_position("position"))
+        located = await search(log.locate_position, query.needed_position("position"))
         boundary = await search(log.boundary_before, located.position)
         return JSONResponse(
             {"position": str(located.position), "boundary": str(replace(located.position, offset=boundary))}
@@ -158,21 +171,21 @@ async def _gtid_set(served: Served, request: Request) -> Response:
 
 
 async def _head_bytes(served: Served, request: Request) -> Response:
-    log, asked = _whole_log_of(served, request), Query(request)
+    log, query = _whole_log_of(served, request), Query(request)
     content = await run_in(
-        served.threads.reading, log.head_bytes, asked.number("epoch", 0), asked.text("file")
+        served.threads.reading, log.head_bytes, query.number("epoch", 0), query.text("file")
     )
     return Response(content, media_type="application/octet-stream")
 
 
 async def _bytes(served: Served, request: Request) -> Response:
-    """Stream a range of one source file, from memory where it is still there.
+    """Stream a range of one source file, from memory if it is still there.
 
-    The first piece is read before the answer begins, so what is wrong is told as a problem.
+    The first piece is read before the response starts, so that errors are reported as problem documents.
     """
-    log, asked = _whole_log_of(served, request), Query(request)
-    epoch, file = asked.number("epoch", 0), asked.text("file")
-    start, stop = asked.number("start"), asked.number("stop", None)
+    log, query = _whole_log_of(served, request), Query(request)
+    epoch, file = query.number("epoch", 0), query.text("file")
+    start, stop = query.number("start"), query.number("stop", None)
     end = await run_in(served.threads.reading, _readable_end, log, epoch, file, start, stop)
     reading = _Reading(log.read(epoch, file, start, end) if end > start else iter(()))
     first = await run_in(served.threads.reading, reading.next)
@@ -181,19 +194,19 @@ async def _bytes(served: Served, request: Request) -> Response:
 
 
 class _Reading:
-    """A read of the log that goes on in any thread, one at a time, and may be closed by another."""
+    """A read of the log that may continue in any thread, one at a time, and be closed by another."""
 
     def __init__(self, pieces: Iterator[memoryview]) -> None:
         self._pieces = pieces
         self._lock = threading.Lock()
 
     def next(self) -> memoryview | None:
-        """Return the next bytes, None behind the last."""
+        """Return the next bytes, None at the end."""
         with self._lock:
             return next(self._pieces, None)
 
     def close(self) -> None:
-        """Let go of the segment that is open."""
+        """Close the open segment."""
         with self._lock:
             if isinstance(self._pieces, Generator):
                 self._pieces.close()
@@ -201,7 +214,7 @@ class _Reading:
 
 
 class _BytesAnswer(StreamedAnswer):
-    """The bytes of a range, read as the client takes them; the segment is closed however the answer ends."""
+    """The bytes of a range, read at the client's pace. The segment is always closed at the end."""
 
     def __init__(
         self, first: memoryview | None, reading: _Reading, threads: Executor, headers: Mapping[str, str]
@@ -221,21 +234,21 @@ class _BytesAnswer(StreamedAnswer):
                 piece = await run_in(self._threads, self._reading.next)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            # Nobody waits for it: a read of a store may be under way.
+            # Close in the background: a read from a store may still be running.
             self._threads.submit(self._reading.close)
 
 
 def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None) -> int:
-    """Return where the bytes of a file that can be read without a break from `start` on end, `stop` at most.
+    """Return the end of the contiguous bytes of a file from `start` on, at most `stop`.
 
-    `start` where the log goes no further yet. Raises PositionPurged and PositionInvalid.
+    Returns `start` if the log does not go further yet. Raises PositionPurged and PositionInvalid.
     """
     end = start
-    for one in log.extents():
-        if (one.epoch, one.file) == (epoch, file) and one.start <= end <= one.end:
-            end = one.end
+    for extent in log.extents():
+        if (extent.epoch, extent.file) == (epoch, file) and extent.start <= end <= extent.end:
+            end = extent.end
     if end == start:
-        # Nothing lies here: unless this is where it goes on, the log says why.
+        # There are no bytes here. Unless the log continues at this position, the lookup raises the reason.
         log.locate_position(Position(epoch, file, start))
     return end if stop is None else min(end, max(stop, start))
 
@@ -244,24 +257,26 @@ def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None)
 
 
 async def _schema(served: Served, request: Request) -> Response:
-    log, asked = log_of(served, request), Query(request)
-    position = asked.needed_position("position")
-    name = TableName.parse(asked.text("table")) if asked.given("table") else None
+    log, query = log_of(served, request), Query(request)
+    position = query.needed_position("position")
+    name = TableName.parse(query.text("table")) if query.has("table") else None
     account = account_of(request)
     if name is not None:
         account.prove_reads_table(request.path_params["instance"], name)
-    again = asked.given("again")
+    again = query.has("again")
     settled = functools.partial(settled_schemas, log, kept_schemas(log), position, name, again=again)
     schema = await run_in(served.threads.definitions, settled)
-    named = [(TableName.parse(one["name"]), one) for one in schema["tables"]]
-    schema["tables"] = [one for known, one in named if account.may_read_table(known.database, known.table)]
+    tables_by_name = [(TableName.parse(table["name"]), table) for table in schema["tables"]]
+    schema["tables"] = [
+        table for name, table in tables_by_name if account.may_read_table(name.database, name.table)
+    ]
     return JSONResponse({"schema": schema})
 
 
 async def _give_schema(served: Served, request: Request) -> Response:
-    """Take a table's definition that an operator gives, from a position on."""
-    log, asked = log_of(served, request), Query(request)
-    name, position = TableName.parse(asked.text("table")), asked.needed_position("position")
+    """Store a table's definition supplied by an operator, from a position on."""
+    log, query = log_of(served, request), Query(request)
+    name, position = TableName.parse(query.text("table")), query.needed_position("position")
     account_of(request).prove_administers(request.path_params["instance"])
     try:
         definition = await request.json()
@@ -274,14 +289,14 @@ async def _give_schema(served: Served, request: Request) -> Response:
 # --- Instances -----------------------------------------------------------------------------
 
 
-def _seen(served: Served, request: Request) -> list[ServedInstance]:
+def _readable_instances(served: Served, request: Request) -> list[ServedInstance]:
     """Return the instances that the account may read."""
     account = account_of(request)
-    return [one for name, one in served.instances.items() if account.may_read(name)]
+    return [instance for name, instance in served.instances.items() if account.may_read(name)]
 
 
 def _whole_log_of(served: Served, request: Request) -> Log:
-    """Return the log for reading its bytes, which hold every table. Raises AccessDenied."""
+    """Return the log for reading raw bytes, which contain all tables. Raises AccessDenied."""
     account_of(request).prove_reads_whole_log(request.path_params["instance"])
     return log_of(served, request)
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP protocol of Meituan Ptubes, for its clients as they are. `docs/guides/ptubes.md` shows how to let
-them come here, and tells what is done otherwise.
+"""The HTTP protocol of Meituan Ptubes, for unmodified clients.
 
-    POST /v1/getServerInfo      may this client be served from where it is?   JSON
-    POST /v1/subscribe          begin, or begin anew                          success | fail
+`docs/guides/ptubes.md` explains how to redirect them here, and the differences.
+
+    POST /v1/getServerInfo      can this client be served from its position?  JSON
+    POST /v1/subscribe          start, or start over                          success | fail
     POST /v1/fetchMessages      the next events                               RdsEnvelope | fail
-    POST /v1/adjustDumpPoint    is done by `penstock position set`            JSON
+    POST /v1/adjustDumpPoint    use `penstock position set` instead           JSON
     /monitor/alive              OK
 
-Every answer has status 200; what became of a request stands in its body. A session lives as long as its
-connection. A connection's requests are answered one after the other.
+Every response has status 200; the outcome is in its body. A session lives as long as its connection. A
+connection's requests are answered one after the other.
 """
 
 import asyncio
@@ -52,26 +53,26 @@ _LISTENER: Listening = "ptubes"
 _PROTOBUF = "PROTOCOL_BUFFER"
 _SUCCESS, _FAIL = b"success", b"fail"
 
-# Smaller answers are sent as they are, whatever a client accepts.
+# Smaller responses are not compressed.
 _GZIP_BYTES_MIN = 4096
 
-# A client gives up on an answer after two seconds, so a quota holds it back for less.
-_OWED_SECONDS_MAX = 1.0
+# A client gives up on a response after two seconds, so a quota delays it for less.
+_THROTTLE_SECONDS_MAX = 1.0
 
-# What error_code says: as the command line's exit status does, who has to act.
+# error_code, like the exit status of the command line, says who has to act.
 _OPERATOR_CODE, _STREAM_CODE = 2, 3
 
 
 def ptubes_app(served: Served, access: Access, zone_seconds: int = 0) -> Starlette:
-    """Return the application of the port for clients of Ptubes.
+    """Return the application of the port for Ptubes clients.
 
-    `zone_seconds` is how far east of UTC the clock is by which times without a zone become moments.
+    `zone_seconds` is the offset east of UTC used to convert times without a zone.
     """
     return Starlette(routes=[Mount("/", app=_Ptubes(served, access, zone_seconds))])
 
 
 class _Ptubes:
-    """The calls, by path. `closing` answers are the last of their connection."""
+    """The calls by path. A `closing` response is the last of its connection."""
 
     def __init__(self, served: Served, access: Access, zone_seconds: int) -> None:
         self._served = served
@@ -107,20 +108,21 @@ class _Ptubes:
             return _text(b"Bye", closing=True)
         body = await _body(request)
         if body is None or not self._came_by_own_name(request):
-            _tell("a request is refused", client, request.url.path, None)
+            _log_warning("a request is refused", client, request.url.path, None)
             return _text(_FAIL, closing=True)
         client.figures.inbound_bytes += len(body)
         return await call(client, request, body)
 
     def _came_by_own_name(self, request: Request) -> bool:
-        """Keep a page in somebody's browser from reaching a daemon on loopback under a name of its own."""
+        """Return whether a web page in a browser cannot have sent the request (see DNS rebinding in
+        `guard`)."""
         host, _ = request.scope.get("server") or ("", 0)
         if self._access.asks(_LISTENER) or not is_loopback(str(host)):
             return True
         return comes_from_this_machine(request.headers)
 
     def _account(self, request: Request, token: str) -> Account:
-        """Return who asks: by a header, or by the token that a subscription can carry.
+        """Return the account of a request, by a header or by the token in a subscription.
 
         Raises AuthenticationFailed.
         """
@@ -138,21 +140,21 @@ class _Ptubes:
     # --- Calls ------------------------------------------------------------------------------
 
     async def _server_info(self, client: Client, request: Request, body: bytes) -> Response:
-        """Tell whether a client that is where it says would get what it wants."""
+        """Report whether a client could be served from its position."""
         try:
             subscription = PtubesSubscription.parse(body)
             account = self._account(request, subscription.token)
             await run_in(self._served.threads.compiling, tables_for, account, subscription)
             await start_of(self._served.pieces(subscription.instance), subscription.checkpoint)
         except PenstockError as problem:
-            _tell("a client cannot be served", client, "/v1/getServerInfo", problem)
-            return _json(_standing("UNAVAILABLE", [], 0), closing=True)
-        load = sum(one.session is not None for one in self._clients)
-        return _json(_standing("AVAILABLE", self._clients.tasks(account), load))
+            _log_warning("a client cannot be served", client, "/v1/getServerInfo", problem)
+            return _json(_server_info_body("UNAVAILABLE", [], 0), closing=True)
+        load = sum(client.session is not None for client in self._clients)
+        return _json(_server_info_body("AVAILABLE", self._clients.tasks(account), load))
 
     async def _subscribe(self, client: Client, request: Request, body: bytes) -> Response:
-        """Begin a session, or begin it anew where its client says."""
-        figures, begun = client.figures, time.monotonic()
+        """Start a session, or start it over at the client's position."""
+        figures, started = client.figures, time.monotonic()
         figures.subscribes += 1
         figures.last_subscribe_ms = time.time_ns() // 1_000_000
         client.leave()
@@ -161,38 +163,40 @@ class _Ptubes:
         except PenstockError as problem:
             client.leave()
             figures.failed_subscribes += 1
-            _tell("a subscription is refused", client, "/v1/subscribe", problem)
+            _log_warning("a subscription is refused", client, "/v1/subscribe", problem)
             return _text(_FAIL, closing=True)
-        figures.subscribe_ms = round((time.monotonic() - begun) * 1000)
+        figures.subscribe_ms = round((time.monotonic() - started) * 1000)
         return _text(_SUCCESS)
 
-    async def _open(self, client: Client, request: Request, wanted: PtubesSubscription) -> Session:
-        if wanted.codec != _PROTOBUF:
-            raise OptionInvalid(f"codec {wanted.codec} is not served", hint=f"Use {_PROTOBUF}")
-        account = self._account(request, wanted.token)
-        tables = await run_in(self._served.threads.compiling, tables_for, account, wanted)
+    async def _open(self, client: Client, request: Request, subscription: PtubesSubscription) -> Session:
+        if subscription.codec != _PROTOBUF:
+            raise OptionInvalid(f"codec {subscription.codec} is not served", hint=f"Use {_PROTOBUF}")
+        account = self._account(request, subscription.token)
+        tables = await run_in(self._served.threads.compiling, tables_for, account, subscription)
         shown = client.shown.enter_context(
             self._served.subscribers.following(
                 "ptubes",
-                wanted.instance,
-                wanted.task,
+                subscription.instance,
+                subscription.task,
                 account=account.name,
-                shard_count=wanted.shard_count,
-                shards=wanted.shards,
+                shard_count=subscription.shard_count,
+                shards=subscription.shards,
             )
         )
-        shard_columns = self._served.shard_columns.get(wanted.instance, {})
+        shard_columns = self._served.shard_columns.get(subscription.instance, {})
         view = View(
             "ptubes",
             tables,
             shard_columns=tuple(shard_columns.items()),
             server_zone_seconds=self._zone_seconds,
         )
-        return await Session.open(self._served.pieces(wanted.instance), wanted, account, view, shown)
+        return await Session.open(
+            self._served.pieces(subscription.instance), subscription, account, view, shown
+        )
 
     async def _fetch(self, client: Client, request: Request, body: bytes) -> Response | None:
-        """Answer with the next events; who has not subscribed is left without a word."""
-        session, figures, begun = client.session, client.figures, time.monotonic()
+        """Respond with the next events. A client without a subscription gets no response."""
+        session, figures, started = client.session, client.figures, time.monotonic()
         if session is None:
             return None
         figures.fetches += 1
@@ -202,14 +206,14 @@ class _Ptubes:
                 content = await self._next(session, FetchRequest.parse(body), client.connection)
         except PenstockError as problem:
             figures.failed_fetches += 1
-            _tell("no events for a client", client, "/v1/fetchMessages", problem)
+            _log_warning("no events for a client", client, "/v1/fetchMessages", problem)
             if isinstance(problem, (TransientError, OptionInvalid)):
                 return _text(_FAIL)
             client.leave()
             code = _STREAM_CODE if isinstance(problem, StreamError) else _OPERATOR_CODE
             return _binary(error_envelope(code, f"{type(problem).__name__}: {problem}"), closing=True)
         self._note_consumed(session)
-        figures.fetch_ms = round((time.monotonic() - begun) * 1000)
+        figures.fetch_ms = round((time.monotonic() - started) * 1000)
         figures.last_checkpoint = session.last_checkpoint
         if len(content) >= _GZIP_BYTES_MIN and "gzip" in request.headers.get("accept-encoding", ""):
             packed = await run_in_threadpool(gzip.compress, content, 1)
@@ -217,31 +221,32 @@ class _Ptubes:
         return _binary(content)
 
     def _note_consumed(self, session: Session) -> None:
-        wanted = session.subscription
-        if wanted.task:
+        subscription = session.subscription
+        if subscription.task:
             self._served.consumers.note(
-                wanted.instance,
-                f"ptubes-{wanted.task}",
+                subscription.instance,
+                f"ptubes-{subscription.task}",
                 session.consumed,
                 session.account,
-                shard_count=wanted.shard_count,
-                shards=wanted.shards,
+                shard_count=subscription.shard_count,
+                shards=subscription.shards,
             )
 
-    async def _next(self, session: Session, wanted: FetchRequest, connection: Connection) -> bytes:
-        """Return the next envelope, at the pace of the account's quota; an empty one while it is used up."""
+    async def _next(self, session: Session, request: FetchRequest, connection: Connection) -> bytes:
+        """Return the next envelope, throttled by the account's quota; an empty one while the quota is
+        exhausted."""
         account = session.account
-        owed = account.spend(0, time.monotonic())
-        if owed:
-            await asyncio.sleep(min(owed, _OWED_SECONDS_MAX))
-        if owed > _OWED_SECONDS_MAX:
+        wait_seconds = account.spend(0, time.monotonic())
+        if wait_seconds:
+            await asyncio.sleep(min(wait_seconds, _THROTTLE_SECONDS_MAX))
+        if wait_seconds > _THROTTLE_SECONDS_MAX:
             return session.no_events()
-        content = await session.fetch(wanted, connection.asked_again)
+        content = await session.fetch(request, connection.asked_again)
         account.spend(len(content), time.monotonic())
         return content
 
     async def _adjust(self, client: Client, request: Request, body: bytes) -> Response:
-        """Refuse: this port knows nobody, and a capture that runs is not moved by whoever reaches it."""
+        """Refuse: this port is not authenticated, and its clients must not move a running capture."""
         message = "stop the daemon, then run: penstock position set INSTANCE POSITION|TIME|GTID"
         return _json({"code": "FAIL", "msg": message}, closing=True)
 
@@ -253,9 +258,10 @@ class _Ptubes:
 
 
 async def _body(request: Request) -> bytes | None:
-    """Return what a request carries, None where that is more than any request needs.
+    """Return a request's body, None if it is too large.
 
-    It is read all the same, up to a point: who is cut off while he sends does not read the answer.
+    A large body is still read up to a limit, because a client that is cut off while sending does not read the
+    response.
     """
     content = bytearray()
     size = 0
@@ -268,7 +274,7 @@ async def _body(request: Request) -> bytes | None:
     return bytes(content) if size <= REQUEST_BODY_BYTES_MAX else None
 
 
-def _standing(status: str, tasks: list[str], load: int) -> dict[str, Any]:
+def _server_info_body(status: str, tasks: list[str], load: int) -> dict[str, Any]:
     return {
         "serverStatus": status,
         "address": None,
@@ -299,7 +305,7 @@ def _response(
     )
 
 
-def _tell(what: str, client: Client, path: str, problem: PenstockError | None) -> None:
+def _log_warning(what: str, client: Client, path: str, problem: PenstockError | None) -> None:
     _log.warning(
         what,
         peer=f"{client.connection.peer}:{client.connection.port}",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events of a piece a Ptubes session gets, in what order, and in which of its shards.
+"""Which events of a piece a Ptubes session gets, in which order, and in which of its shards.
 
-The rules are Ptubes': a row goes to the shard of its key; commits, heartbeats and definitions go to all
-shards of the session; of commits that follow one another only one is sent; the heartbeat table's are not.
-Whole columns are looked at, never one event after the other.
+The rules are those of Ptubes: a row goes to the shard of its key; commits, heartbeats and definitions go to
+all shards of the session; of consecutive commits only one is sent; events of the heartbeat table are not
+sent. Everything works on whole columns, not on single events.
 """
 
 from bisect import bisect_right
@@ -25,12 +25,12 @@ from penstock.serve.wire.ptubes_messages import (
     payload_bytes,
 )
 
-# Tables whose rows are heartbeats: whoever writes to one measures the delay of all that follow.
+# Writers of these tables use them to measure the delay of all followers.
 HEARTBEAT_TABLES = (TableName("buffalo_heartbeat", "heartbeat"), TableName("ptubes_heartbeat", "heartbeat"))
 
-# What definitions of theirs are told to be about.
+# The names that definitions of the heartbeat tables refer to.
 _HEARTBEAT_NAMES = {
-    name for one in HEARTBEAT_TABLES for name in (one.database, f"{one.database}.{one.table}")
+    name for table in HEARTBEAT_TABLES for name in (table.database, f"{table.database}.{table.table}")
 }
 
 _STATEMENT, _END, _HEARTBEAT = 3, 5, 6
@@ -38,7 +38,7 @@ _STATEMENT, _END, _HEARTBEAT = 3, 5, 6
 
 @dataclass(frozen=True)
 class EventRules:
-    """What a session wants of the events that its tables have."""
+    """The event types and shards of a session."""
 
     shard_count: int
     shards: tuple[int, ...]
@@ -48,9 +48,9 @@ class EventRules:
 
 @dataclass(frozen=True)
 class Skip:
-    """Events that were consumed: those of one transaction, up to a place in it.
+    """Events of one transaction that were already consumed.
 
-    `commit_version` is the transaction's, `event_index` the last event that was consumed.
+    `commit_version` is the transaction's, `event_index` the last consumed event.
     """
 
     commit_version: int
@@ -58,7 +58,7 @@ class Skip:
 
 
 class Events:
-    """The events of one batch that a session gets. `left` of them were not taken yet."""
+    """The events of one batch for a session. `left` of them were not taken yet."""
 
     def __init__(self, batch: pyarrow.RecordBatch, rules: EventRules, skip: Skip | None) -> None:
         self._values: pyarrow.LargeBinaryArray = batch["value"]
@@ -70,10 +70,11 @@ class Events:
         wanted = numpy.isin(shards, rules.shards)
         if rules.shards:
             wanted |= shards < 0
-        # Where a transaction ends that held heartbeats and nothing else, nothing is told.
+        # The end of a transaction with only heartbeats has length 0 and is not sent.
         wanted &= lengths > 0
         for at in numpy.flatnonzero(kinds == _STATEMENT):
-            # The heartbeats' own are nobody's. Definitions are few.
+            # Definitions of the heartbeat tables are never sent. There are few definitions, so a loop is
+            # fine.
             wanted[at] &= rules.need_ddl and not _is_of_heartbeats(self._values[int(at)].as_py())
         if not rules.need_end:
             wanted &= kinds != _END
@@ -92,11 +93,11 @@ class Events:
 
     @property
     def left(self) -> int:
-        """How many were not taken yet."""
+        """The number of events that were not taken yet."""
         return len(self.order) - self._at
 
     def take(self, count: int, size: int) -> "Taken":
-        """Take the next events until there are `count` of them, or `size` bytes; at least one.
+        """Take the next events, up to `count` events or `size` bytes, at least one.
 
         An event for several shards counts once for each.
         """
@@ -117,7 +118,7 @@ class Events:
 
 @dataclass(frozen=True)
 class Taken:
-    """Events that go into one answer. `count` and `size` count one for several shards once for each."""
+    """Events of one response. `count` and `size` count an event once for each of its shards."""
 
     values: pyarrow.LargeBinaryArray
     order: Any
@@ -127,7 +128,7 @@ class Taken:
     size: int
 
     def of_shard(self, shard: int) -> pyarrow.LargeBinaryArray:
-        """Return the framed events of a shard, in order and side by side."""
+        """Return the framed events of a shard, contiguous and in order."""
         order = self.order[(self.shards == shard) | (self.shards < 0)]
         if len(order) and int(order[-1]) - int(order[0]) + 1 == len(order):
             return self.values.slice(int(order[0]), len(order))
@@ -138,7 +139,7 @@ class Taken:
         return checkpoint_in(self.values[int(self.order[-1])].as_py())
 
     def without_last_end(self, shards: int) -> "Taken":
-        """Return these without a commit at their end, if there is one: another follows at once."""
+        """Return the events without a commit at the end, if there is one: another commit follows at once."""
         if not len(self.kinds) or self.kinds[-1] != _END:
             return self
         size = int(payload_bytes(framed_bytes(self.values.slice(int(self.order[-1]), 1)))[0])
@@ -153,19 +154,19 @@ class Taken:
 
     @property
     def begins_with_end(self) -> bool:
-        """Tell whether the first event is a commit."""
+        """Whether the first event is a commit."""
         return bool(len(self.kinds)) and self.kinds[0] == _END
 
 
 def answer(parts: Sequence[Taken], rules: EventRules, latest: bytes | None) -> bytes:
-    """Return the envelope with all that was taken."""
+    """Return the envelope with all taken events."""
     messages: list[tuple[int, ShardMessages]] = []
     for shard in rules.shards:
-        one = ShardMessages()
+        shard_messages = ShardMessages()
         for part in parts:
-            one.add(part.of_shard(shard))
-        if one.count:
-            messages.append((shard, one))
+            shard_messages.add(part.of_shard(shard))
+        if shard_messages.count:
+            messages.append((shard, shard_messages))
     return envelope(messages, latest)
 
 
@@ -174,21 +175,24 @@ def _is_of_heartbeats(framed_definition: bytes) -> bool:
 
 
 def _not_repeated(kinds: Any) -> Any:
-    """Tell which events are no commit that another one follows at once; heartbeats between do not count."""
+    """Return a mask without commits that another commit follows at once; heartbeats in between are
+    ignored."""
     kept = numpy.ones(len(kinds), bool)
-    (told,) = numpy.nonzero(kinds != _HEARTBEAT)
-    ends = kinds[told] == _END
-    kept[told[:-1]] = ~(ends[:-1] & ends[1:])
+    (sent,) = numpy.nonzero(kinds != _HEARTBEAT)
+    ends = kinds[sent] == _END
+    kept[sent[:-1]] = ~(ends[:-1] & ends[1:])
     return kept
 
 
 def _consumed(skip: Skip, values: pyarrow.LargeBinaryArray, versions: Any, lengths: Any) -> int:
-    """Return how many events at the front were consumed, by the index that each event carries."""
+    """Return the number of leading events that were consumed, using the index that each event carries."""
     first, stop = (int(numpy.searchsorted(versions, skip.commit_version, side)) for side in ("left", "right"))
-    told = first + numpy.flatnonzero(lengths[first:stop])
-    # The indexes rise, so a few looks find the place in a transaction of any size.
-    at = bisect_right(told, skip.event_index, key=lambda index: _event_index(values[int(index)].as_py()))
-    return int(told[at]) if at < len(told) else stop
+    sent = first + numpy.flatnonzero(lengths[first:stop])
+    # The indexes increase, so a binary search works for a transaction of any size.
+    first_new = bisect_right(
+        sent, skip.event_index, key=lambda index: _event_index(values[int(index)].as_py())
+    )
+    return int(sent[first_new]) if first_new < len(sent) else stop
 
 
 def _event_index(framed_event: bytes) -> int:

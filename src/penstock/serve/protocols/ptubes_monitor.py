@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What monitors of Ptubes ask, on a port of their own: JSON, and never a password.
+"""The requests of Ptubes monitors, on their own port: JSON, and never a password.
 
-    /v1/basicInfo               since when the daemon serves, and its version
+    /v1/basicInfo               start time and version of the daemon
     /v1/containerInfo           connections and bytes of the port for clients
     /v1/clientSessionInfo       each session
     /v1/readerTaskInfo          each instance
-    /v1/readerTaskRuntimeConf   ?allTask=true, or ?taskName=a&taskName=b: how instances are set
+    /v1/readerTaskRuntimeConf   ?allTask=true, or ?taskName=a&taskName=b: settings of instances
 
-An account sees the instances that it may read. What Ptubes counts and nothing here does is 0.
+An account sees the instances that it may read. Counters of Ptubes without an equivalent here are 0.
 """
 
 import json
@@ -37,12 +37,12 @@ def monitor_app(served: Served) -> Starlette:
 
 
 class _Monitor:
-    """The questions, by path."""
+    """The handlers by path."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._clients: Clients = clients_of(served)
-        self._questions: dict[str, Callable[[Request], Any]] = {
+        self._handlers: dict[str, Callable[[Request], Any]] = {
             "/v1/basicInfo": self._basic,
             "/v1/containerInfo": self._container,
             "/v1/clientSessionInfo": self._sessions,
@@ -52,11 +52,11 @@ class _Monitor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        question = self._questions.get(request.url.path)
-        if question is None:
+        handler = self._handlers.get(request.url.path)
+        if handler is None:
             response = Response(b"Bye", headers={"Connection": "close"}, media_type="text/plain")
         else:
-            response = Response(json.dumps(question(request)).encode(), media_type="application/json")
+            response = Response(json.dumps(handler(request)).encode(), media_type="application/json")
         await response(scope, receive, send)
 
     def _basic(self, request: Request) -> Any:
@@ -68,13 +68,13 @@ class _Monitor:
         return {
             "numPeers": len(clients),
             "freqConnectionIdleTimeouts": 0,
-            "inboundBytes": sum(one.figures.inbound_bytes for one in clients),
-            "outboundBytes": sum(one.figures.outbound_bytes for one in clients),
+            "inboundBytes": sum(client.figures.inbound_bytes for client in clients),
+            "outboundBytes": sum(client.figures.outbound_bytes for client in clients),
         }
 
     def _sessions(self, request: Request) -> Any:
         account = account_of(request)
-        followed = [(one, one.session) for one in self._clients if one.session is not None]
+        followed = [(client, client.session) for client in self._clients if client.session is not None]
         return [
             _session(client, session)
             for client, session in followed
@@ -82,18 +82,18 @@ class _Monitor:
         ]
 
     def _tasks(self, request: Request) -> Any:
-        return [_task(instance) for instance in self._seen(request).values()]
+        return [_task(instance) for instance in self._readable(request).values()]
 
     def _settings(self, request: Request) -> Any:
-        query, known = request.query_params, self._seen(request)
-        asked = query.getlist("taskName")
+        query, known = request.query_params, self._readable(request)
+        names = query.getlist("taskName")
         if query.get("allTask", "").lower() == "true":
-            asked = list(known)
-        return [_set(known[name]) for name in dict.fromkeys(asked) if name in known]
+            names = list(known)
+        return [_settings_of(known[name]) for name in dict.fromkeys(names) if name in known]
 
-    def _seen(self, request: Request) -> dict[str, ServedInstance]:
+    def _readable(self, request: Request) -> dict[str, ServedInstance]:
         account = account_of(request)
-        return {name: one for name, one in self._served.instances.items() if account.may_read(name)}
+        return {name: instance for name, instance in self._served.instances.items() if account.may_read(name)}
 
 
 def _session(client: Client, session: Session) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def _task(instance: ServedInstance) -> dict[str, Any]:
     kept = None
     if log is not None:
         kept = {
-            "minBinlogInfo": _place(log, log.earliest()),
-            "maxBinlogInfo": _place(log, log.visible, received_ms),
+            "minBinlogInfo": _checkpoint_json(log, log.earliest()),
+            "maxBinlogInfo": _checkpoint_json(log, log.visible, received_ms),
             "readCount": 0,
         }
     return {
@@ -147,7 +147,7 @@ def _task(instance: ServedInstance) -> dict[str, Any]:
     }
 
 
-def _set(instance: ServedInstance) -> dict[str, Any]:
+def _settings_of(instance: ServedInstance) -> dict[str, Any]:
     status, log = instance.status(), _log_of(instance)
     settings = None if log is None else log.settings
     return {
@@ -157,7 +157,7 @@ def _set(instance: ServedInstance) -> dict[str, Any]:
             "tables": status["tables"],
             "excludeTables": status["exclude_tables"],
         },
-        # Nothing with a URL in it: one may hold credentials.
+        # No URLs here: they may contain credentials.
         "storageConfig": settings
         and {
             "storageMode": _mode(log),
@@ -174,7 +174,7 @@ def _log_of(instance: ServedInstance) -> Log | None:
     try:
         return instance.log()
     except PenstockError:
-        # It is being opened, or cannot be: the status says which.
+        # The log is being opened, or cannot be opened: the status says which.
         return None
 
 
@@ -182,17 +182,17 @@ def _mode(log: Log | None) -> str | None:
     return None if log is None else {"memory": "MEM", "file": "FILE", "mixed": "MIX"}[log.settings.mode]
 
 
-def _place(log: Log, position: Position | None, timestamp_ms: int = 0) -> dict[str, Any] | None:
+def _checkpoint_json(log: Log, position: Position | None, timestamp_ms: int = 0) -> dict[str, Any] | None:
     if position is None:
         return None
     epoch = log.epochs.get(position.epoch)
-    place = PtubesCheckpoint(
+    checkpoint = PtubesCheckpoint(
         server_id=0 if epoch is None else epoch.server_id,
         binlog_file=position.file_number,
         binlog_offset=position.offset,
         timestamp=timestamp_ms,
     )
-    return {"changeId": position.epoch, **place.to_json()}
+    return {"changeId": position.epoch, **checkpoint.to_json()}
 
 
 def _version() -> str:

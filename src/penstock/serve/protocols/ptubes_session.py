@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client of Ptubes on one connection: what it subscribed to, where it is, and its next answer.
+"""One Ptubes client on one connection: its subscription, its position, and its next response.
 
-nothing ──subscribe──▶ subscribed ──fetch──▶ subscribed        a subscription again begins anew
+nothing ──subscribe──▶ subscribed ──fetch──▶ subscribed        subscribing again starts over
                                   ──the connection ends──▶ gone
 """
 
@@ -33,10 +33,10 @@ from penstock.serve.subscribers import Subscriber
 from penstock.serve.subscription import Cursor
 from penstock.serve.wire.ptubes_messages import FetchRequest, PtubesCheckpoint, PtubesSubscription
 
-# A request's last moments are not worth waiting for: its answer has to reach the client in time.
+# Reserved at the end of a request's timeout, so that the response reaches the client in time.
 _MARGIN_SECONDS = 0.010
 
-# With something to send, what else arrives within so little goes into the same answer.
+# If there is something to send, wait this long for more events for the same response.
 _LINGER_SECONDS = 0.001
 
 _INT32 = 1 << 31
@@ -44,7 +44,7 @@ _INT32 = 1 << 31
 
 @dataclass
 class Figures:
-    """What a monitor is shown of a connection; times in milliseconds."""
+    """The figures shown to monitors about a connection; times in milliseconds."""
 
     connected_ms: int
     inbound_bytes: int = 0
@@ -67,24 +67,24 @@ class Client:
     connection: Connection
     figures: Figures
     session: "Session | None" = None
-    # What shows the session among those who follow the instance.
+    # Lists the session among the followers of the instance.
     shown: ExitStack = field(default_factory=ExitStack)
 
     def leave(self) -> None:
-        """Forget the session."""
+        """End the session."""
         self.session = None
         self.shown.close()
 
 
 class Clients:
-    """Every connection that asked for something, until it ends. Belongs to the event loop."""
+    """All active connections. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._known: dict[Connection, Client] = {}
         self.started_ms = time.time_ns() // 1_000_000
 
     def of(self, connection: Connection) -> Client:
-        """Return a connection's client, which is forgotten when the connection ends."""
+        """Return a connection's client, which is removed when the connection ends."""
         known = self._known.get(connection)
         if known is None:
             known = self._known[connection] = Client(connection, Figures(connection.since_us // 1000))
@@ -95,9 +95,9 @@ class Clients:
         return iter(list(self._known.values()))
 
     def tasks(self, account: Account) -> list[str]:
-        """Return the names of those who follow what an account may read, sorted, each once."""
-        followed = [one.session.subscription for one in self if one.session is not None]
-        return sorted({one.task for one in followed if account.may_read(one.instance)})
+        """Return the names of the followers of what an account may read, sorted and unique."""
+        followed = [client.session.subscription for client in self if client.session is not None]
+        return sorted({client.task for client in followed if account.may_read(client.instance)})
 
     def _lost(self, connection: Connection) -> None:
         client = self._known.pop(connection, None)
@@ -109,12 +109,12 @@ _clients: WeakKeyDictionary[Served, Clients] = WeakKeyDictionary()
 
 
 def clients_of(served: Served) -> Clients:
-    """Return the clients of Ptubes of what is served; its monitor asks for the same."""
+    """Return the Ptubes clients of a served set; its monitor shares them."""
     return _clients.setdefault(served, Clients())
 
 
 class Session:
-    """A subscription that is being consumed. One request at a time, as its connection has them."""
+    """An active subscription. It handles one request at a time, in the connection's order."""
 
     def __init__(
         self,
@@ -136,14 +136,15 @@ class Session:
         self._piece: Piece | None = None
         self._time_us = subscription.checkpoint.timestamp * 1000
         self.last_checkpoint: PtubesCheckpoint | None = None
-        # Where the last answers began, oldest first.
+        # The starts of the latest two responses, oldest first.
         self._answered: deque[Position] = deque([cursor.position], maxlen=2)
 
     @property
     def consumed(self) -> Position:
-        """Before which place the client has consumed everything: where the answer before the last one began.
+        """The position before which the client has consumed everything: the start of the response before
+        last.
 
-        It keeps its checkpoint to itself, but has taken an answer once it asks for the next.
+        The client keeps its checkpoint to itself, but it has received a response once it asks for the next.
         """
         return self._answered[0]
 
@@ -156,16 +157,16 @@ class Session:
         view: View,
         shown: Subscriber,
     ) -> "Session":
-        """Return a session at its checkpoint. Raises what `start_of` raises."""
+        """Return a session at its checkpoint. Raises the errors of `start_of`."""
         started, skip = await start_of(pieces, subscription.checkpoint)
         return cls(subscription, account, Cursor(pieces, view, started, in_parts=True), skip, shown)
 
     async def fetch(self, request: FetchRequest, hurry: asyncio.Event) -> bytes:
         """Return the next envelope.
 
-        It is full, or the time is up, or `hurry` was set, or there is something and nothing more is at hand;
-        without events it still tells how far the session has come. Raises what decoding raises, after
-        everything before it was returned.
+        It ends when it is full, when the timeout expires, when `hurry` is set, or when nothing more is
+        available. An envelope without events still reports the session's progress. Raises the errors of
+        decoding, after everything before them was returned.
         """
         self._answered.append(self._cursor.position)
         loop = asyncio.get_running_loop()
@@ -187,7 +188,7 @@ class Session:
         return self._envelope(parts)
 
     def _add(self, parts: list[Taken], taken: Taken, count: int, size: int) -> tuple[int, int]:
-        """Add what was taken, in place of a commit that it begins with another of."""
+        """Add events. If they begin with a commit, drop a commit at the end of the previous ones."""
         if parts and taken.begins_with_end:
             before = parts[-1]
             parts[-1] = before.without_last_end(len(self._rules.shards))
@@ -197,9 +198,9 @@ class Session:
         return count + taken.count, size + taken.size
 
     async def _more(self, deadline: float, hurry: asyncio.Event, has_some: bool) -> bool:
-        """Make the next events ready; return False where none came in time, though the place may move on.
+        """Load the next events; return False if none came in time, although the position may have advanced.
 
-        An error that comes behind events waits until they were sent.
+        An error after events is deferred until they were sent.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -212,7 +213,7 @@ class Session:
             raise
         if piece is None:
             return False
-        # Inside a large transaction the events alone tell the place.
+        # Inside a large transaction only the events have a position.
         self._piece = piece if piece.is_whole else None
         self._time_us = piece.time_us or self._time_us
         for batch in piece.arrow():
@@ -220,11 +221,11 @@ class Session:
             if events.left:
                 self._ready.append(events)
         if piece.is_whole:
-            # Its transaction was whole by now, or came before.
+            # The skipped transaction is complete, or came before.
             self._skip = None
-        # What is in memory comes without a wait, and others want their turn.
+        # Pieces in memory arrive without waiting, so yield to other tasks.
         await asyncio.sleep(0)
-        # Far behind, with nothing that is wanted, the time is up all the same.
+        # Without wanted events, the timeout still applies, even far behind the head.
         return bool(self._ready) or loop.time() < deadline
 
     async def _wait(self, seconds: float, hurry: asyncio.Event) -> Piece | None:
@@ -244,15 +245,15 @@ class Session:
             latest = parts[-1].last_checkpoint()
             self.last_checkpoint = PtubesCheckpoint.decode(latest)
         else:
-            self.last_checkpoint = self._place() or self.last_checkpoint
+            self.last_checkpoint = self._cursor_checkpoint() or self.last_checkpoint
             if self.last_checkpoint is not None:
                 latest = self.last_checkpoint.encode()
         content = answer(parts, self._rules, latest)
         self._shown.sent(len(content), sum(part.count for part in parts), self._cursor.position)
         return content
 
-    def _place(self) -> PtubesCheckpoint | None:
-        """Return the checkpoint of the cursor's place, between two transactions; None before any piece."""
+    def _cursor_checkpoint(self) -> PtubesCheckpoint | None:
+        """Return the checkpoint of the cursor, between two transactions; None before any piece."""
         if self._piece is None:
             return None
         position = self._piece.end
@@ -269,12 +270,12 @@ class Session:
         )
 
     def no_events(self) -> bytes:
-        """Return an envelope that says nothing, for who has to wait."""
+        """Return an empty envelope, for a client that has to wait."""
         return answer([], self._rules, None)
 
 
 def tables_for(account: Account, subscription: PtubesSubscription) -> TablePatterns:
-    """Return the tables of a subscription as far as an account may read them, and those of heartbeats.
+    """Return the tables of a subscription that an account may read, plus the heartbeat tables.
 
     Raises AccessDenied.
     """
@@ -288,7 +289,7 @@ def _int32(epoch: EpochRecord) -> int:
 
 
 def _last_transaction(gtid_set: str) -> tuple[str, int]:
-    """Return the last transaction of a set that is one run of one source, else nothing."""
+    """Return the last transaction of a set with a single run of a single source, else nothing."""
     uuid, colon, numbers = gtid_set.strip().rpartition(":")
     last = numbers.rpartition("-")[2]
     if not colon or not last.isdecimal() or "," in gtid_set or ":" in uuid:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a Ptubes checkpoint lies in the log, and which events of the transaction there are done.
+"""Find the position of a Ptubes checkpoint in the log, and the consumed events of the transaction there.
 
-Tried in this order, the first that names a place here counts: file and offset on the server that the
-checkpoint names, the transaction by its GTID, the time. A place that the log had, or does not have yet, is an
-error and never the next best one.
+Tried in this order, the first that matches wins: file and offset on the server that the checkpoint names, the
+transaction by its GTID, the time. A position that the log no longer has, or does not have yet, is an error;
+the next method is not tried.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _TIME_US_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class _Transaction:
-    """One transaction of the log: where it begins and ends, its GTID, "" where it has none, and its time."""
+    """One transaction of the log: its start and end, its GTID ("" if it has none), and its time."""
 
     start: Position
     end: Position
@@ -38,34 +38,34 @@ class _Transaction:
 
 
 async def start_of(pieces: Pieces, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None]:
-    """Return where to go on behind a checkpoint.
+    """Return where to continue after a checkpoint.
 
-    Raises PositionPurged where the log begins behind it, PositionInvalid where it names no place or one that
-    the log has not reached, ServerBusy while the log is empty.
+    Raises PositionPurged if the log begins after it, PositionInvalid if it has no position or one that the
+    log has not reached, ServerBusy while the log is empty.
     """
     if checkpoint.mode is CheckpointMode.EARLIEST:
         return await resolve_start(pieces, Start(edge="earliest")), None
     if checkpoint.mode is CheckpointMode.LATEST:
         return await resolve_start(pieces, Start(edge="latest")), None
-    found = await pieces.search(_find, pieces.source, checkpoint)
-    if found is not None:
-        return found
+    start = await pieces.search(_find, pieces.source, checkpoint)
+    if start is not None:
+        return start
     return await resolve_start(pieces, Start(time_us=min(checkpoint.timestamp * 1000, _TIME_US_MAX))), None
 
 
 def _find(source: OwnSource, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None] | None:
-    """Return the place that a checkpoint names by offset or GTID, None where its time has to serve."""
+    """Return the position that a checkpoint names by offset or GTID, None if its time has to be used."""
     if source.log.visible is None:
         raise ServerBusy(f"{source} holds nothing yet", hint="Come again once capture has connected")
     refused: PenstockError | None = None
     for epoch, is_named in _epochs(source, checkpoint):
         try:
-            found = _by_offset(source, epoch, checkpoint, is_named)
+            start = _by_offset(source, epoch, checkpoint, is_named)
         except (PositionPurged, PositionInvalid) as problem:
             refused = refused or (problem if is_named else None)
             continue
-        if found is not None:
-            return found
+        if start is not None:
+            return start
     if checkpoint.names_transaction:
         return _by_gtid(source, checkpoint)
     if refused is not None:
@@ -75,7 +75,7 @@ def _find(source: OwnSource, checkpoint: PtubesCheckpoint) -> tuple[Started, Ski
             "the checkpoint names no server that this log knows, no transaction and no time",
             hint="Subscribe with checkpointMode EARLIEST or LATEST",
         )
-    if _begun_us(source) > checkpoint.timestamp * 1000:
+    if _complete_since_us(source) > checkpoint.timestamp * 1000:
         raise PositionPurged(
             "the log begins behind the checkpoint's time",
             position=str(source.earliest()),
@@ -84,84 +84,92 @@ def _find(source: OwnSource, checkpoint: PtubesCheckpoint) -> tuple[Started, Ski
     return None
 
 
-def _begun_us(source: OwnSource) -> int:
-    """Return a time before which the log may lack transactions, microseconds UTC since 1970."""
+def _complete_since_us(source: OwnSource) -> int:
+    """Return a time before which the log may miss transactions, in microseconds UTC since 1970."""
     earliest = source.earliest()
     epoch = source.log.epochs.get(earliest.epoch)
     assert epoch is not None, "what the log holds belongs to an epoch"
-    found = source.range_from(earliest)
-    first = None if found is None else next(_transactions(source, found[0].position, found[1]), None)
+    first_range = source.range_from(earliest)
+    first = (
+        None
+        if first_range is None
+        else next(_transactions(source, first_range[0].position, first_range[1]), None)
+    )
     if earliest != epoch.position:
-        # Older ones were trimmed.
+        # Older transactions were trimmed.
         return epoch.time_us if first is None else first.time_us
     return epoch.time_us if first is None else min(epoch.time_us, first.time_us)
 
 
 def _epochs(source: OwnSource, checkpoint: PtubesCheckpoint) -> list[tuple[EpochRecord, bool]]:
-    """Return the epochs in which a checkpoint's offset may lie, those of the server that it names first.
+    """Return the epochs that may contain a checkpoint's offset, those of its named server first.
 
-    Events name the server that they were written on first, which need not be the one that was captured.
+    Events name the server that wrote them first, which may differ from the captured server.
     """
     if not checkpoint.names_offset:
         return []
     server_id = checkpoint.server_id % _SERVER_IDS
-    found = [(one, one.server_id == server_id) for one in reversed(source.log.epochs.epochs)]
-    return sorted(found, key=lambda one: not one[1])
+    epochs = [(epoch, epoch.server_id == server_id) for epoch in reversed(source.log.epochs.epochs)]
+    return sorted(epochs, key=lambda candidate: not candidate[1])
 
 
 def _by_offset(
     source: OwnSource, epoch: EpochRecord, checkpoint: PtubesCheckpoint, is_named: bool
 ) -> tuple[Started, Skip | None] | None:
-    """Return the place in one epoch, None where it is not proved to be the one that is meant."""
-    place = Position(epoch.epoch, _file_name(source, epoch, checkpoint.binlog_file), checkpoint.binlog_offset)
-    boundary = None if place == source.log.visible else _boundary(source, place)
+    """Return the position in one epoch, None if it is not proved to be the intended one."""
+    position = Position(
+        epoch.epoch, _file_name(source, epoch, checkpoint.binlog_file), checkpoint.binlog_offset
+    )
+    boundary = None if position == source.log.visible else _boundary(source, position)
     if boundary is not None:
-        end = replace(place, offset=boundary)
-        for one in _transactions(source, end, place.offset + 1):
-            if one.start <= place < one.end:
-                return _in_transaction(one, checkpoint, is_named)
-            end = one.end
-        if end != place:
-            raise PositionInvalid("the checkpoint names no transaction's beginning", position=str(place))
+        end = replace(position, offset=boundary)
+        for transaction in _transactions(source, end, position.offset + 1):
+            if transaction.start <= position < transaction.end:
+                return _in_transaction(transaction, checkpoint, is_named)
+            end = transaction.end
+        if end != position:
+            raise PositionInvalid("the checkpoint names no transaction's beginning", position=str(position))
     if checkpoint.event_index >= 0:
-        raise _not_reached(source, str(place))
-    return (Started(place), None) if is_named else None
+        raise _not_reached(source, str(position))
+    return (Started(position), None) if is_named else None
 
 
 def _in_transaction(
-    found: _Transaction, checkpoint: PtubesCheckpoint, is_named: bool
+    transaction: _Transaction, checkpoint: PtubesCheckpoint, is_named: bool
 ) -> tuple[Started, Skip | None] | None:
-    """Return the place behind an event of a transaction that is proved to be the checkpoint's."""
+    """Return the position after an event of a transaction that is proved to be the checkpoint's."""
     if checkpoint.event_index < 0:
-        return (Started(found.start), None) if is_named else None
-    if checkpoint.names_transaction and found.gtid:
-        is_named = found.gtid.lower() == _gtid_of(checkpoint)
+        return (Started(transaction.start), None) if is_named else None
+    if checkpoint.names_transaction and transaction.gtid:
+        is_named = transaction.gtid.lower() == _gtid_of(checkpoint)
     else:
-        is_named = is_named or found.time_us // 1000 == checkpoint.timestamp
-    return _behind(found, checkpoint) if is_named else None
+        is_named = is_named or transaction.time_us // 1000 == checkpoint.timestamp
+    return _start_after_event(transaction, checkpoint) if is_named else None
 
 
-def _behind(found: _Transaction, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None]:
-    return Started(found.start), Skip(found.start.commit_version, checkpoint.event_index)
+def _start_after_event(
+    transaction: _Transaction, checkpoint: PtubesCheckpoint
+) -> tuple[Started, Skip | None]:
+    return Started(transaction.start), Skip(transaction.start.commit_version, checkpoint.event_index)
 
 
 def _by_gtid(source: OwnSource, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None]:
-    """Return the place behind an event of a transaction that is named by its GTID."""
-    wanted = _gtid_of(checkpoint)
+    """Return the position after an event of a transaction named by its GTID."""
+    gtid = _gtid_of(checkpoint)
     log = source.log
-    if not GtidSet.parse(log.gtid_set(log.head())).contains(GtidSet.parse(wanted)):
-        raise _not_reached(source, wanted)
-    place = log.locate_gtid(wanted).position
-    while (found := source.range_from(place)) is not None:
-        byte_range, end = found
-        for one in _transactions(source, byte_range.position, end):
-            if one.gtid.lower() == wanted:
+    if not GtidSet.parse(log.gtid_set(log.head())).contains(GtidSet.parse(gtid)):
+        raise _not_reached(source, gtid)
+    position = log.locate_gtid(gtid).position
+    while (next_range := source.range_from(position)) is not None:
+        byte_range, end = next_range
+        for transaction in _transactions(source, byte_range.position, end):
+            if transaction.gtid.lower() == gtid:
                 if checkpoint.event_index < 0:
-                    return Started(one.end), None
-                return _behind(one, checkpoint)
-        place = Position(byte_range.epoch, byte_range.file, end)
+                    return Started(transaction.end), None
+                return _start_after_event(transaction, checkpoint)
+        position = Position(byte_range.epoch, byte_range.file, end)
     raise PositionPurged(
-        f"{source} knows the transaction {wanted}, and does not hold it",
+        f"{source} knows the transaction {gtid}, and does not hold it",
         position=str(source.earliest()),
         hint="Copy the tables in full, then subscribe with checkpointMode LATEST",
     )
@@ -187,29 +195,31 @@ def _transactions(source: OwnSource, start: Position, stop: int) -> Iterator[_Tr
             )
 
 
-def _boundary(source: OwnSource, place: Position) -> int | None:
-    """Return a transaction boundary at or before a place, in its file; None where nothing follows in it.
+def _boundary(source: OwnSource, position: Position) -> int | None:
+    """Return a transaction boundary at or before a position, in its file; None if nothing follows in the
+    file.
 
     Raises PositionPurged, PositionInvalid.
     """
-    located = source.log.locate_position(place)
-    if located.position != place:
+    located = source.log.locate_position(position)
+    if located.position != position:
         return None
     record = located.record
     if record is not None and record.begins_at_boundary:
         return record.source_start
     if record is not None and record.transaction_start:
         return record.transaction_start
-    # What was written last has no record yet.
+    # The newest block has no record yet.
     with source.log.open_blocks(located.segment) as (_, blocks):
-        return blocks.boundary_before(place.offset)
+        return blocks.boundary_before(position.offset)
 
 
 def _file_name(source: OwnSource, epoch: EpochRecord, number: int) -> str:
-    """Return the name of a server's file: the log's own where it has it, else as the server writes them."""
-    for one in source.log.extents():
-        if one.epoch == epoch.epoch and Position(one.epoch, one.file, 0).file_number == number:
-            return one.file
+    """Return the name of a server's file: from the log if it has the file, else built like the server
+    does."""
+    for extent in source.log.extents():
+        if extent.epoch == epoch.epoch and Position(extent.epoch, extent.file, 0).file_number == number:
+            return extent.file
     name, _, digits = epoch.file.rpartition(".")
     return f"{name}.{number:0{len(digits)}d}"
 

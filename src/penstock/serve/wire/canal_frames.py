@@ -42,7 +42,7 @@ class PacketType(IntEnum):
     CLIENTROLLBACK = 12
 
 
-_TYPES = frozenset(int(one) for one in PacketType)
+_TYPES = frozenset(int(packet_type) for packet_type in PacketType)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frames of `application/vnd.penstock.changes`: u32 length of a header, the header as JSON, its payload.
 
-The header's `bytes` tells how long the payload is. Headers are padded with blanks so that a payload begins
-on a multiple of eight, where Arrow reads it as it lies.
+The header's `bytes` is the length of the payload. Headers are padded with blanks so that a payload starts at
+a multiple of eight, where Arrow can read it in place.
 """
 
 import functools
@@ -19,12 +19,12 @@ _ALIGNMENT = 8
 
 
 def frame_head(header: Mapping[str, Any]) -> bytes:
-    """Return a frame up to its payload; the header has `bytes`."""
+    """Return a frame up to its payload; the header includes `bytes`."""
     return framed(json.dumps(header, separators=(",", ":")).encode())
 
 
 def framed(text: bytes) -> bytes:
-    """Return a frame up to its payload, of a header that is JSON already."""
+    """Return a frame up to its payload, from a header that is already JSON."""
     text += b" " * (-(len(text) + 4) % _ALIGNMENT)
     return struct.pack(">I", len(text)) + text
 
@@ -35,7 +35,7 @@ def _options(compression: str | None) -> pyarrow.ipc.IpcWriteOptions:
 
 
 def arrow_stream(batch: pyarrow.RecordBatch, compression: str | None) -> memoryview:
-    """Return a record batch as an Arrow IPC stream of its own."""
+    """Return a record batch as a separate Arrow IPC stream."""
     sink = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(sink, batch.schema, options=_options(compression)) as writer:
         writer.write_batch(batch)
@@ -43,16 +43,16 @@ def arrow_stream(batch: pyarrow.RecordBatch, compression: str | None) -> memoryv
 
 
 def message_bytes(values: pyarrow.LargeBinaryArray) -> memoryview:
-    """Return a run of messages as the bytes they lie in, without a copy."""
+    """Return the bytes of consecutive messages without copying them."""
     offsets, content = values.buffers()[1:]
     if not len(values) or content is None:
         return memoryview(b"")
-    places = pyarrow.Array.from_buffers(
+    message_offsets = pyarrow.Array.from_buffers(
         pyarrow.int64(), len(values) + 1, [None, offsets], offset=values.offset
     )
-    return memoryview(content)[places[0].as_py() : places[-1].as_py()]
+    return memoryview(content)[message_offsets[0].as_py() : message_offsets[-1].as_py()]
 
 
 def compressed(content: memoryview, codec: str) -> memoryview:
-    """Return bytes as one frame of a codec, `zstd` or `lz4`."""
+    """Compress bytes to one frame of a codec, `zstd` or `lz4`."""
     return memoryview(pyarrow.compress(content, codec=codec))

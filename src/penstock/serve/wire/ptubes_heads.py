@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP as Ptubes' clients speak it: their requests name no host, which HTTP/1.1 asks of every one."""
+"""Repair of HTTP requests from Ptubes clients: they lack the Host header that HTTP/1.1 requires."""
 
 import re
 
@@ -8,12 +8,12 @@ from penstock.limits import REQUEST_HEAD_BYTES_MAX
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n")
 
-# A page in somebody's browser always names its host, so who names none is no such page.
+# A web page in a browser always sends a Host header, so a request without one does not come from a page.
 _HOST = b"Host: localhost\r\n"
 
 
 class RequestHeads:
-    """Gives every request of one connection a Host, where it has none. Everything else stays as it came."""
+    """Adds a Host header to the requests of one connection that lack it. All other bytes are unchanged."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -21,7 +21,7 @@ class RequestHeads:
         self._as_it_comes = False
 
     def feed(self, data: bytes) -> bytes:
-        """Take what came, and return what may be read by now; of a head, nothing before it is whole."""
+        """Accept received bytes, and return those that can be parsed now; nothing of an incomplete head."""
         out = bytearray()
         while data:
             if self._as_it_comes:
@@ -36,23 +36,23 @@ class RequestHeads:
             self._head += data
             end = self._head.find(_HEAD_END, searched)
             if end < 0:
-                # A head that is too long is for the reader to refuse.
+                # Leave a head that is too long to the HTTP parser, which rejects it.
                 if len(self._head) > REQUEST_HEAD_BYTES_MAX:
                     self._as_it_comes = True
                     out += self._head
                     self._head.clear()
                 break
             data = bytes(self._head[end + len(_HEAD_END) :])
-            out += self._named(bytes(self._head[: end + len(_HEAD_END)]))
+            out += self._add_host(bytes(self._head[: end + len(_HEAD_END)]))
             self._head.clear()
         return bytes(out)
 
-    def _named(self, head: bytes) -> bytes:
-        """Return a whole head with a Host, and note how long its body is."""
+    def _add_host(self, head: bytes) -> bytes:
+        """Return a complete head with a Host header, and record the length of its body."""
         lowered = head.lower()
         length = _LENGTH.search(lowered)
         self._body_left = int(length.group(1)) if length else 0
-        # What ends otherwise than by its length comes from no client of Ptubes, and has its Host.
+        # Chunked requests do not come from Ptubes clients, and have a Host header.
         self._as_it_comes = b"\r\ntransfer-encoding:" in lowered
         if b"\r\nhost:" in lowered:
             return head

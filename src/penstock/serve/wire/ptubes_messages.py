@@ -122,9 +122,9 @@ class PtubesCheckpoint:
     @classmethod
     def decode(cls, content: bytes) -> Self:
         """Read the protobuf message. Raises EventMalformed."""
-        found = dict(_fields_of(content))
-        numbers = [_signed(found.get(at, 0)) for at in (2, 3, 4, 5, 6, 7, 9)]
-        return cls(CheckpointMode.NORMAL, _text(found.get(1, b"")), *numbers)
+        fields = dict(_fields_of(content))
+        numbers = [_signed(fields.get(at, 0)) for at in (2, 3, 4, 5, 6, 7, 9)]
+        return cls(CheckpointMode.NORMAL, _text(fields.get(1, b"")), *numbers)
 
 
 # --- Requests -------------------------------------------------------------------------------
@@ -213,59 +213,59 @@ class _Fields:
 
     def value(self, name: str) -> Any:
         """Return a value that must be there."""
-        found = self._values.get(name)
-        if found is None:
+        value = self._values.get(name)
+        if value is None:
             raise OptionInvalid(f"{self._what} lacks {name}")
-        return found
+        return value
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a text, the default where there is none."""
-        found: str = self._typed(name, str, default)
-        return found
+        text: str = self._typed(name, str, default)
+        return text
 
     def truth(self, name: str, default: bool) -> bool:
         """Return a truth value, the default where there is none."""
-        found: bool = self._typed(name, bool, default)
-        return found
+        flag: bool = self._typed(name, bool, default)
+        return flag
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return an integer of 64 bits, the default where there is none."""
-        found: int = self._typed(name, int, default)
-        if isinstance(found, bool) or not -(1 << 63) <= found < 1 << 63:
+        number: int = self._typed(name, int, default)
+        if isinstance(number, bool) or not -(1 << 63) <= number < 1 << 63:
             raise OptionInvalid(f"{name} is no integer of 64 bits")
-        return found
+        return number
 
     def integers(self, name: str) -> list[int]:
         """Return a list of integers."""
-        found = self.value(name)
-        if isinstance(found, list) and all(type(one) is int for one in found):
-            return found
+        numbers = self.value(name)
+        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+            return numbers
         raise OptionInvalid(f"{name} is no list of integers")
 
     def _typed(self, name: str, kind: type[Any], default: Any) -> Any:
-        found = self._values.get(name)
-        if found is None and default is not None:
+        value = self._values.get(name)
+        if value is None and default is not None:
             return default
-        if not isinstance(found, kind):
+        if not isinstance(value, kind):
             raise OptionInvalid(
-                f"{self._what} lacks {name}" if found is None else f"{name} is not {kind.__name__}"
+                f"{self._what} lacks {name}" if value is None else f"{name} is not {kind.__name__}"
             )
-        return found
+        return value
 
 
 def _json(body: bytes) -> Any:
     try:
-        found = json.loads(body)
+        value = json.loads(body)
         # Half a surrogate is JSON, and text that nothing can be done with.
-        json.dumps(found, ensure_ascii=False).encode()
-        return found
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as problem:
         raise OptionInvalid("the request is no JSON") from problem
 
 
 def _tables(databases: Any) -> Iterator[TableName]:
-    for one in databases if isinstance(databases, list) else [databases]:
-        fields = _Fields(one, "databaseInfoSet")
+    for database_fields in databases if isinstance(databases, list) else [databases]:
+        fields = _Fields(database_fields, "databaseInfoSet")
         database, tables = fields.text("databaseName"), fields.value("tableNames")
         if not isinstance(tables, list) or not all(isinstance(table, str) and table for table in tables):
             raise OptionInvalid("tableNames is no list of names")
