@@ -5,7 +5,7 @@
 
     Subscriber("penstock://h1:7070,h2:7070/shop", name="orders-cache", tables=["shop.orders"]).run(handle)
 
-Names are imported when they are first used.
+Names are imported on first use.
 """
 
 from importlib import import_module

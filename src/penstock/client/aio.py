@@ -18,22 +18,22 @@ from penstock.source.daemon_address import DaemonAddress
 
 
 class AsyncSubscriber(AsyncConsumption):
-    """One member of a subscription for one event loop; it takes the words of `penstock.client.Subscriber`.
+    """One member of a subscription for one event loop; it takes the options of `penstock.client.Subscriber`.
 
-    A callback may be a coroutine function; each shard has a task, so shards wait for each other nowhere.
+    A callback may be a coroutine function. Each shard has its own task, so shards never wait for each other.
     """
 
     def __init__(self, source: str | DaemonAddress, *, name: str, **options: Unpack[Options]) -> None:
-        found = read_options(source, name=name, **options)
-        self.options = found
-        self._following = Following(found)
-        super().__init__(self._following, found.policy, found.ack)
+        parsed = read_options(source, name=name, **options)
+        self.options = parsed
+        self._following = Following(parsed)
+        super().__init__(self._following, parsed.policy, parsed.ack)
 
     def status(self) -> FollowingStatus:
-        """Return how this member stands now; never waits."""
+        """Return the current status of this member, without waiting."""
         return self._following.status()
 
     @property
     def positions(self) -> Mapping[int, str]:
-        """Where each shard that is ours stands: everything before its position is consumed."""
+        """The position of each shard that is ours: everything before it is consumed."""
         return {number: str(shard.done.position) for number, shard in self._following.shards().items()}

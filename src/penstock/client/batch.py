@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subscriber is given: rows of one table and one shard, as Arrow, or as objects on request."""
+"""The batches of a subscriber: rows of one table and one shard, as Arrow, or as objects on request."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
 class Row:
     """One change: `change_type` is insert, update or delete.
 
-    `before` and `after` map column names to values; there is no `before` of an insert and no `after` of a
-    delete, and an update lacks the image that the subscription leaves out. `commit_timestamp` is a datetime.
+    `before` and `after` map column names to values. An insert has no `before` and a delete no `after`; an
+    update misses an image that the subscription leaves out. `commit_timestamp` is a datetime.
     """
 
     table: str
@@ -32,24 +32,25 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The values of the primary key, after the change where there is one; () without a primary key."""
+        """The values of the primary key, after the change if there is such an image; () without a primary
+        key."""
         image = self.after if self.after is not None else self.before
         return tuple((image or {}).get(name) for name in self.key_columns)
 
     def __getitem__(self, column: str) -> Any:
-        """Return a column's value, after the change where there is one. Raises KeyError."""
+        """Return a column's value, after the change if there is such an image. Raises KeyError."""
         image = self.after if self.after is not None else self.before
         return (image or {})[column]
 
 
 class ChangeBatch:
-    """Rows of one table and one shard, in commit order. Takes part in Arrow's C data interface.
+    """Rows of one table and one shard, in commit order. Implements Arrow's C data interface.
 
-    `position` is where reading goes on when this batch and all before it are acked: behind it, or before its
-    transactions where more batches of theirs follow. `gtid_set` is every GTID before `position`. `token`
-    rises whenever the shard gets another owner: a store that refuses a smaller one than it has seen lets no
-    former owner write. `number` rises by one with the batches of a shard, `round` with its rollbacks. `key`
-    names the columns of the primary key, () where the table has none.
+    `position` is where reading continues once this batch and all before it are acked: after the batch, or
+    before its transactions if more of their batches follow. `gtid_set` is every GTID before `position`.
+    `token` is a fencing token: it increases whenever the shard gets another owner, so a store that rejects
+    smaller tokens blocks former owners. `number` increases by one per batch of a shard, `round` with each
+    rollback. `key` names the primary key's columns, () if the table has none.
     """
 
     __slots__ = (
@@ -92,12 +93,12 @@ class ChangeBatch:
 
     @property
     def position(self) -> Position:
-        """Where reading goes on when all up to this batch is acked."""
+        """Where reading continues once everything up to this batch is acked."""
         return self._place.position
 
     @property
     def gtid_set(self) -> str:
-        """Every GTID before `position`, "" where the server has none."""
+        """All GTIDs before `position`, "" if the server has none."""
         return self._place.gtid_set
 
     def to_arrow(self) -> pyarrow.RecordBatch:
@@ -105,7 +106,7 @@ class ChangeBatch:
         return self._rows
 
     def rows(self) -> Iterator[Row]:
-        """Yield the changes as objects; the two images of an update are one."""
+        """Yield the changes as objects; the two images of an update form one object."""
         names = [name for name in self._rows.schema.names if name not in SYSTEM_COLUMNS]
         columns = [self._rows.column(name).to_pylist() for name in names]
         images = zip(*columns, strict=True) if columns else iter([()] * len(self))
@@ -118,7 +119,7 @@ class ChangeBatch:
             image = dict(zip(names, values, strict=True))
             if kind == _PREIMAGE:
                 if before is not None:
-                    # Only the images before the change are asked for.
+                    # The subscription asks for preimages only.
                     yield self._row("update", before, None, version, committed)
                 before = image
                 continue
@@ -143,9 +144,9 @@ class ChangeBatch:
         return Row(self.table, kind, before, after, version, committed, self.key)
 
     def ack(self) -> None:
-        """Say that the batch is consumed. Acks may come in any order and take effect in order.
+        """Mark the batch as consumed. Acks may come in any order and take effect in order.
 
-        Raises LeaseLost where the shard is no longer ours, OptionInvalid after a rollback.
+        Raises LeaseLost if the shard is no longer ours, OptionInvalid after a rollback.
         """
         self._ack()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing batches to a callback, with one thread for each shard, or to a loop, one after the other."""
+"""Delivery of batches to a callback, with one thread per shard, or to a loop, one after the other."""
 
 import threading
 import time
@@ -18,10 +18,10 @@ from penstock.errors import LeaseLost, OptionInvalid
 
 ACKS = ("auto", "manual")
 
-# A loop that has a batch of a lost shard in its hands is waited for so long.
+# How long a loop may keep a batch of a lost shard before the shard is released.
 IN_HAND_SECONDS = 10.0
 
-# A shard whose lease the store does not confirm is looked at so often.
+# The polling interval for a shard whose lease the store does not confirm.
 UNSURE_SECONDS = 0.2
 
 Callback = Callable[[ChangeBatch], Any]
@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Attempt:
-    """A run of the program's own code. `failure` is the error that it raised, of whatever class."""
+    """A run of the program's own code. `failure` is the exception that it raised."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
@@ -41,7 +41,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        # An interrupt is no failure: it goes on.
+        # An interrupt is not a failure and propagates.
         self.failure = error if isinstance(error, Exception) else None
         return self.failure is not None
 
@@ -49,25 +49,26 @@ class Attempt:
 def answer_failure(
     policy: FailurePolicy, batch: ChangeBatch, tries: int, failure: Exception
 ) -> tuple[Step, float]:
-    """Return what follows so many failed tries of a batch, and the seconds to pause before it; log it."""
+    """Return the next step after failed tries of a batch, and the seconds to pause before it; log it."""
     step, pause = policy.after(tries)
-    told = _log.bind(
+    logger = _log.bind(
         table=batch.table, shard=batch.shard, position=str(batch.position), tries=tries, why=repr(failure)
     )
     if step is Step.STOP:
-        told.error("a batch failed, and the subscriber stops")
+        logger.error("a batch failed, and the subscriber stops")
     elif step is Step.SKIP:
-        told.error("a batch failed, and is passed over")
+        logger.error("a batch failed, and is passed over")
     else:
-        told.warning("a batch failed, and is tried again", after_seconds=pause)
+        logger.warning("a batch failed, and is tried again", after_seconds=pause)
     return step, pause
 
 
 class Consumption:
-    """A supply's batches for one program: `run` a callback, or iterate. A context manager stops at its end.
+    """The batches of a supply for one program: `run` a callback, or iterate. A context manager stops at its
+    end.
 
-    With `ack` "auto" a batch is acked when the callback returns, or when the loop asks for the next one; with
-    "manual" by `batch.ack()`. A loop ends after `stop`, and raises what ended it otherwise.
+    With `ack` "auto" a batch is acked when the callback returns, or when the loop requests the next one; with
+    "manual" by `batch.ack()`. A loop ends after `stop`, and otherwise raises the error that ended it.
     """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
@@ -83,7 +84,7 @@ class Consumption:
         self._callback: Callback | None = None
         self._workers: dict[OwnedShard, threading.Thread] = {}
         self._in_hand: OwnedShard | None = None
-        self._looping: int | None = None
+        self._loop_thread: int | None = None
         self._failure: BaseException | None = None
         self._ended = False
         self._busy = 0
@@ -93,15 +94,15 @@ class Consumption:
     # --- For the program --------------------------------------------------------------------
 
     def run(self, callback: Callback) -> None:
-        """Give every batch to a callback, each shard's in order on a thread of its own, until `stop`.
+        """Pass every batch to a callback until `stop`; each shard has its own thread and keeps its order.
 
-        A callback that raises gets its batch again, or the batch is passed over, or the subscriber ends, as
-        `on_failure` says; then its error is raised here. Raises what ends the subscription otherwise.
+        If a callback raises, `on_failure` decides whether its batch is retried or skipped, or the subscriber
+        stops; then the error is raised here. Also raises other errors that end the subscription.
         """
         self._begin(callback)
         try:
             with self._changed:
-                # A wait without a bound would keep an interrupt from the keyboard out.
+                # Wait with a timeout, because an unbounded wait would block a keyboard interrupt.
                 while not (self._stopping.is_set() or (self._ended and self._is_done())):
                     self._changed.wait(1.0)
         finally:
@@ -112,17 +113,17 @@ class Consumption:
     def __iter__(self) -> Iterator[ChangeBatch]:
         """Yield the batches of all shards, each shard's in order.
 
-        A loop that is left goes no further; `stop`, or the end of a `with` block, gives the shards up.
+        Leaving the loop only pauses; `stop`, or the end of a `with` block, releases the shards.
         """
-        self._looping = threading.get_ident()
+        self._loop_thread = threading.get_ident()
         self._begin(None)
         try:
             while True:
                 self._arrived.clear()
                 for shard, batch in self._next():
                     yield batch
-                    self._put_down(shard, batch)
-                    # Another batch may be due before the shards that were not looked at yet.
+                    self._finish_batch(shard, batch)
+                    # Another batch may be due before the shards that were not checked yet.
                     self._arrived.set()
                 if self._stopping.is_set():
                     break
@@ -132,7 +133,7 @@ class Consumption:
         finally:
             with self._changed:
                 self._in_hand = None
-                self._looping = None
+                self._loop_thread = None
                 self._changed.notify_all()
             if self._stopping.is_set():
                 self._supply.stop()
@@ -140,29 +141,31 @@ class Consumption:
             raise self._failure
 
     def rollback(self, shard: int | None = None) -> int:
-        """Let everything behind the last ack be delivered again; return how many batches that is.
+        """Redeliver everything after the last ack; return the number of batches.
 
-        Of one shard, or of all that are ours. A batch from before the rollback can no longer be acked.
+        Applies to one shard, or to all that are ours. A batch from before the rollback can no longer be
+        acked.
         """
         return roll_back(self._supply.shards(), shard)
 
     def stop(self) -> None:
-        """End: callbacks that run are waited for, checkpoints written, shards given up. Safe for threads."""
+        """Stop: wait for running callbacks, write checkpoints, and release the shards. Thread-safe."""
         self._stopping.set()
         self._wake()
-        # Inside a callback or a loop the batch in hand is still to be acked: who runs them does the rest.
+        # Called inside a callback or loop, whose current batch is still to be acked: its runner finishes the
+        # stop.
         inside = threading.current_thread() in self._workers.values()
-        if self._begun and not inside and self._looping != threading.get_ident():
+        if self._begun and not inside and self._loop_thread != threading.get_ident():
             self._supply.stop()
 
     @property
     def waiting(self) -> int:
-        """How many batches have arrived and were not given out yet, of all shards that are ours."""
+        """The number of batches that arrived and were not delivered yet, over all shards that are ours."""
         return sum(shard.waiting for shard in self._supply.shards().values())
 
     @property
     def skipped(self) -> int:
-        """How many batches were passed over after failures."""
+        """The number of batches skipped after failures."""
         return self._skipped
 
     def __enter__(self) -> Self:
@@ -172,7 +175,7 @@ class Consumption:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Whoever leaves the block has left its loop, even if something holds on to that.
-        self._looping = self._in_hand = None
+        self._loop_thread = self._in_hand = None
         self.stop()
 
     # --- For the supply ---------------------------------------------------------------------
@@ -200,7 +203,7 @@ class Consumption:
         worker.start()
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return when nobody works on a lost shard any more; a loop is waited for IN_HAND_SECONDS."""
+        """Return when nobody works on a lost shard any more; waits for a loop up to IN_HAND_SECONDS."""
         with self._changed:
             worker = self._workers.get(shard)
         if worker is not None:
@@ -230,10 +233,11 @@ class Consumption:
             shard.arrived()
 
     def _is_done(self) -> bool:
-        """Whether everything that came before the end was worked on; a failure lets nothing more be."""
+        """Return whether everything that arrived before the end was processed, or a failure stopped
+        processing."""
         if self._failure is not None:
             return True
-        return not self._busy and not any(one.waiting for one in self._supply.shards().values())
+        return not self._busy and not any(shard.waiting for shard in self._supply.shards().values())
 
     # --- Callback ---------------------------------------------------------------------------
 
@@ -246,16 +250,17 @@ class Consumption:
                     if batch is not None and not self._deliver(shard, batch):
                         return
                 except BaseException as problem:
-                    # The shard would stand still with nobody told: an exit is the subscriber's.
+                    # Otherwise the shard would stop silently. An exit in a callback ends the subscriber.
                     self._end(problem)
                     raise
             if batch is None and not (shard.over or self._stopping.is_set()):
-                # A shard that is not surely ours gives nothing, and nobody tells when it is again.
+                # A shard whose lease is uncertain delivers nothing, and there is no event when it is
+                # confirmed again.
                 arrived.wait(UNSURE_SECONDS if shard.waiting else None)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Count who has taken, or is about to take, a batch."""
+        """Count the threads that have taken, or are about to take, a batch."""
         with self._lock:
             self._busy += 1
         try:
@@ -267,14 +272,14 @@ class Consumption:
                     self._changed.notify_all()
 
     def _deliver(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
-        """Give one batch to the callback as often as the policy says. False ends the shard's thread."""
+        """Pass one batch to the callback, with retries as the policy says. False ends the shard's thread."""
         assert self._callback is not None, "threads work for a callback"
         tries = 0
         while True:
             with Attempt() as attempt:
                 self._callback(batch)
             if attempt.failure is None:
-                return self._settle(shard, batch)
+                return self._auto_ack(shard, batch)
             tries += 1
             step, pause = answer_failure(self._policy, batch, tries, attempt.failure)
             if step is Step.STOP:
@@ -282,19 +287,19 @@ class Consumption:
                 return False
             if step is Step.SKIP:
                 self._skipped += 1
-                return self._acked(batch)
+                return self._try_ack(batch)
             if self._stopping.wait(pause) or shard.over:
                 return False
 
-    def _settle(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
-        """Ack a batch that its callback has returned from, if that is how acks are given."""
-        return self._acked(batch) if self._auto and shard.is_current(batch) else True
+    def _auto_ack(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
+        """Ack a batch after its callback has returned, in `auto` mode."""
+        return self._try_ack(batch) if self._auto and shard.is_current(batch) else True
 
-    def _acked(self, batch: ChangeBatch) -> bool:
+    def _try_ack(self, batch: ChangeBatch) -> bool:
         try:
             batch.ack()
         except OptionInvalid:
-            # It was rolled back by another thread meanwhile, and comes again.
+            # Another thread rolled the batch back meanwhile, so it is delivered again.
             return True
         except LeaseLost as problem:
             _log.warning("a shard was lost under its batch", shard=batch.shard, why=str(problem))
@@ -304,7 +309,7 @@ class Consumption:
     # --- Loop -------------------------------------------------------------------------------
 
     def _next(self) -> Iterator[tuple[OwnedShard, ChangeBatch]]:
-        """Yield one batch of each shard that has one; it is in hand until `_put_down`."""
+        """Yield one batch of each shard that has one; it is in hand until `_finish_batch`."""
         for shard in self._supply.shards().values():
             if self._stopping.is_set():
                 return
@@ -317,6 +322,6 @@ class Consumption:
                 self._in_hand = None
                 self._changed.notify_all()
 
-    def _put_down(self, shard: OwnedShard, batch: ChangeBatch) -> None:
+    def _finish_batch(self, shard: OwnedShard, batch: ChangeBatch) -> None:
         if self._auto and shard.is_current(batch):
-            self._acked(batch)
+            self._try_ack(batch)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing batches to a coroutine, with one task for each shard, or to an `async for`, one after the other.
+"""Delivery of batches to a coroutine, with one task per shard, or to an `async for`, one after the other.
 
-What receives runs in threads of its own; every batch is handed over in the program's event loop.
+Receiving runs in separate threads; every batch is delivered in the program's event loop.
 """
 
 import asyncio
@@ -25,9 +25,10 @@ _log = structlog.get_logger(__name__)
 
 
 class AsyncConsumption:
-    """A supply's batches for one event loop: `await run(callback)`, or `async for`. An async context manager.
+    """The batches of a supply for one event loop: `await run(callback)`, or `async for`. An async context
+    manager.
 
-    With `ack` "auto" a batch is acked when the callback is done, or when the loop asks for the next one; with
+    With `ack` "auto" a batch is acked when the callback is done, or when the loop requests the next one; with
     "manual" by `batch.ack()`, which never waits.
     """
 
@@ -40,11 +41,11 @@ class AsyncConsumption:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over = asyncio.Event()
         self._arrived = asyncio.Event()
-        self._put_down = asyncio.Event()
+        self._batch_finished = asyncio.Event()
         self._callback: AsyncCallback | None = None
         self._workers: dict[OwnedShard, asyncio.Task[None]] = {}
         self._in_hand: OwnedShard | None = None
-        self._looping: asyncio.Task[Any] | None = None
+        self._loop_task: asyncio.Task[Any] | None = None
         self._failure: BaseException | None = None
         self._stopping = False
         self._skipped = 0
@@ -53,9 +54,9 @@ class AsyncConsumption:
     # --- For the program --------------------------------------------------------------------
 
     async def run(self, callback: AsyncCallback) -> None:
-        """Give every batch to a callback, each shard's in order, shards beside each other, until `stop`.
+        """Pass every batch to a callback until `stop`; shards run concurrently, each in order.
 
-        Raises as the synchronous one does.
+        Raises the same errors as the synchronous version.
         """
         await self._begin(callback)
         try:
@@ -69,7 +70,7 @@ class AsyncConsumption:
 
     async def __aiter__(self) -> AsyncIterator[ChangeBatch]:
         """Yield the batches of all shards, each shard's in order."""
-        self._looping = asyncio.current_task()
+        self._loop_task = asyncio.current_task()
         await self._begin(None)
         try:
             while True:
@@ -79,7 +80,7 @@ class AsyncConsumption:
                     if batch is not None:
                         yield batch
                         if self._auto and shard.is_current(batch):
-                            self._acked(batch)
+                            self._try_ack(batch)
                         self._arrived.set()
                     self._put_away()
                 over = self._stopping or self._over.is_set()
@@ -88,35 +89,37 @@ class AsyncConsumption:
                 await self._wait(self._arrived, UNSURE_SECONDS)
         finally:
             self._put_away()
-            self._looping = None
+            self._loop_task = None
         if self._stopping:
             await asyncio.to_thread(self._supply.stop)
         if self._failure is not None:
             raise self._failure
 
     def rollback(self, shard: int | None = None) -> int:
-        """Let everything behind the last ack be delivered again; return how many batches that is.
+        """Redeliver everything after the last ack; return the number of batches.
 
-        Of one shard, or of all that are ours. A batch from before the rollback can no longer be acked.
+        Applies to one shard, or to all that are ours. A batch from before the rollback can no longer be
+        acked.
         """
         return roll_back(self._supply.shards(), shard)
 
     async def stop(self) -> None:
-        """End: callbacks that run are waited for, checkpoints written, and shards given up."""
+        """Stop: wait for running callbacks, write checkpoints, and release the shards."""
         self._stopping = True
         self._over.set()
         self._wake()
-        # A loop that was left is closed by the event loop a moment later.
+        # The event loop closes the iterator of an abandoned `async for` a moment later.
         for _ in range(2):
             await asyncio.sleep(0)
-        # Inside a callback or a loop the batch in hand is still to be acked: who runs them does the rest.
+        # Called inside a callback or loop, whose current batch is still to be acked: its runner finishes the
+        # stop.
         here = asyncio.current_task()
-        if self._loop is not None and here not in self._workers.values() and self._looping is not here:
+        if self._loop is not None and here not in self._workers.values() and self._loop_task is not here:
             await asyncio.to_thread(self._supply.stop)
 
     @property
     def skipped(self) -> int:
-        """How many batches were passed over after failures."""
+        """The number of batches skipped after failures."""
         return self._skipped
 
     async def __aenter__(self) -> Self:
@@ -125,8 +128,8 @@ class AsyncConsumption:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whoever leaves the block has left its loop, even if something holds on to that.
-        self._looping = self._in_hand = None
+        # Leaving the block leaves its loop, even if something still references the loop's iterator.
+        self._loop_task = self._in_hand = None
         await self.stop()
 
     # --- For the supply, in its threads -----------------------------------------------------
@@ -141,7 +144,7 @@ class AsyncConsumption:
         await asyncio.to_thread(self._supply.start, Taker(self._gained, self._lost, self._end))
 
     def _in_loop(self, call: Callable[..., Any], *arguments: Any) -> None:
-        """Have something called in the event loop; nobody is left to be told where that has ended."""
+        """Schedule a call in the event loop; does nothing if the loop is closed."""
         assert self._loop is not None, "the supply was started in it"
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
@@ -152,33 +155,33 @@ class AsyncConsumption:
             return
         arrived = asyncio.Event()
         shard.arrived = lambda: self._in_loop(arrived.set)
-        self._in_loop(self._employ, shard, arrived)
+        self._in_loop(self._start_worker, shard, arrived)
 
-    def _employ(self, shard: OwnedShard, arrived: asyncio.Event) -> None:
+    def _start_worker(self, shard: OwnedShard, arrived: asyncio.Event) -> None:
         self._workers[shard] = asyncio.ensure_future(self._work(shard, arrived))
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return when nobody works on a lost shard any more; a loop is waited for IN_HAND_SECONDS."""
+        """Return when nobody works on a lost shard any more; waits for a loop up to IN_HAND_SECONDS."""
         assert self._loop is not None, "the supply was started in it"
         if not self._loop.is_running():
             return
         shard.arrived()
-        asyncio.run_coroutine_threadsafe(self._left(shard), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._wait_worker(shard), self._loop).result()
 
-    async def _left(self, shard: OwnedShard) -> None:
+    async def _wait_worker(self, shard: OwnedShard) -> None:
         worker = self._workers.pop(shard, None)
         if worker is not None:
             await asyncio.wait([worker])
             return
         deadline = asyncio.get_running_loop().time() + IN_HAND_SECONDS
-        while self._in_hand is shard and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            self._put_down.clear()
-            await self._wait(self._put_down, left)
+        while self._in_hand is shard and (remaining := deadline - asyncio.get_running_loop().time()) > 0:
+            self._batch_finished.clear()
+            await self._wait(self._batch_finished, remaining)
 
     def _end(self, problem: BaseException | None) -> None:
-        self._in_loop(self._ended, problem)
+        self._in_loop(self._finish, problem)
 
-    def _ended(self, problem: BaseException | None) -> None:
+    def _finish(self, problem: BaseException | None) -> None:
         self._failure = self._failure or problem
         self._over.set()
         self._wake()
@@ -196,7 +199,8 @@ class AsyncConsumption:
             batch = shard.take()
             if batch is None:
                 if not (shard.over or self._stopping):
-                    # A shard that is not surely ours gives nothing, and nobody tells when it is again.
+                    # A shard whose lease is uncertain delivers nothing, and there is no event when it is
+                    # confirmed again.
                     await self._wait(arrived, UNSURE_SECONDS if shard.waiting else None)
                 continue
             self._busy += 1
@@ -204,14 +208,14 @@ class AsyncConsumption:
                 if not await self._deliver(shard, batch):
                     return
             except BaseException as problem:
-                # The shard would stand still with nobody told: an exit is the subscriber's.
-                self._ended(problem)
+                # Otherwise the shard would stop silently. An exit in a callback ends the subscriber.
+                self._finish(problem)
                 raise
             finally:
                 self._busy -= 1
 
     async def _deliver(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
-        """Give one batch to the callback as often as the policy says. False ends the shard's task."""
+        """Pass one batch to the callback, with retries as the policy says. False ends the shard's task."""
         assert self._callback is not None, "tasks work for a callback"
         tries = 0
         while True:
@@ -220,31 +224,31 @@ class AsyncConsumption:
                 if inspect.isawaitable(result):
                     await result
             if attempt.failure is None:
-                return self._acked(batch) if self._auto and shard.is_current(batch) else True
+                return self._try_ack(batch) if self._auto and shard.is_current(batch) else True
             tries += 1
             step, pause = answer_failure(self._policy, batch, tries, attempt.failure)
             if step is Step.STOP:
-                self._ended(attempt.failure)
+                self._finish(attempt.failure)
                 return False
             if step is Step.SKIP:
                 self._skipped += 1
-                return self._acked(batch)
+                return self._try_ack(batch)
             await self._wait(self._over, pause)
             if self._stopping or shard.over:
                 return False
 
     async def _wait(self, event: asyncio.Event, seconds: float | None) -> None:
-        """Wait for an event, for so long at most."""
+        """Wait for an event, for up to `seconds`."""
         try:
             await asyncio.wait_for(event.wait(), seconds)
         except TimeoutError:
             return
 
-    def _acked(self, batch: ChangeBatch) -> bool:
+    def _try_ack(self, batch: ChangeBatch) -> bool:
         try:
             batch.ack()
         except OptionInvalid:
-            # It was rolled back by another task or thread meanwhile, and comes again.
+            # Another task or thread rolled the batch back meanwhile, so it is delivered again.
             return True
         except LeaseLost as problem:
             _log.warning("a shard was lost under its batch", shard=batch.shard, why=str(problem))
@@ -259,10 +263,11 @@ class AsyncConsumption:
 
     def _put_away(self) -> None:
         self._in_hand = None
-        self._put_down.set()
+        self._batch_finished.set()
 
     def _is_done(self) -> bool:
-        """Whether everything that came before the end was worked on; a failure lets nothing more be."""
+        """Return whether everything that arrived before the end was processed, or a failure stopped
+        processing."""
         if self._failure is not None:
             return True
-        return not self._busy and not any(one.waiting for one in self._supply.shards().values())
+        return not self._busy and not any(shard.waiting for shard in self._supply.shards().values())

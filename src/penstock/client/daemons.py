@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons of one address: what each says of itself, and where a start lies in the log of one of them."""
+"""The daemons of one address: their surveys, and the position of a start in the log of one of them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from penstock.source.daemon_client import DaemonClient
 from penstock.source.source import ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-# Where a subscription may start that is no place of a log.
+# Starts that are not positions of a log.
 EARLIEST, LATEST = "earliest", "latest"
 
 
@@ -34,7 +34,8 @@ class Start:
 
     @classmethod
     def parse(cls, value: Any) -> "Start":
-        """Read earliest, latest, or what `penstock.source.bounds.parse_bound` reads. Raises OptionInvalid."""
+        """Parse earliest, latest, or the input of `penstock.source.bounds.parse_bound`. Raises
+        OptionInvalid."""
         if isinstance(value, str) and value.strip() in (EARLIEST, LATEST):
             return cls(end=value.strip())
         return cls(bound=parse_bound(value))
@@ -44,7 +45,7 @@ class Start:
 
 
 class Daemons:
-    """One client for each daemon, by number as the address names them. Safe for several threads."""
+    """One client per daemon, numbered as in the address. Thread-safe."""
 
     def __init__(self, address: DaemonAddress) -> None:
         self.address = address
@@ -63,44 +64,44 @@ class Daemons:
             client.close()
 
     def survey(self, daemons: Iterable[int]) -> dict[int, Survey]:
-        """Ask each daemon how it stands. Never raises for one that does not answer: its survey says why."""
-        asked = list(daemons)
-        if len(asked) == 1:
-            return {asked[0]: self._survey(self._clients[asked[0]])}
+        """Ask each daemon for its state. Never raises for an unavailable daemon: its survey has the error."""
+        daemon_numbers = list(daemons)
+        if len(daemon_numbers) == 1:
+            return {daemon_numbers[0]: self._survey(self._clients[daemon_numbers[0]])}
         # At once: one that is out of reach costs seconds, which nobody else need wait for in turn.
-        with ThreadPoolExecutor(len(asked), thread_name_prefix="penstock-survey") as pool:
-            surveys = list(pool.map(lambda daemon: self._survey(self._clients[daemon]), asked))
-        return dict(zip(asked, surveys, strict=True))
+        with ThreadPoolExecutor(len(daemon_numbers), thread_name_prefix="penstock-survey") as pool:
+            surveys = list(pool.map(lambda daemon: self._survey(self._clients[daemon]), daemon_numbers))
+        return dict(zip(daemon_numbers, surveys, strict=True))
 
     def have_something(self) -> bool:
         """Tell whether one of them has anything in its log. Raises ConnectionLost where none answers."""
 
         def ask_each() -> bool:
             surveys = self.survey(range(len(self)))
-            if all(one.problem is not None for one in surveys.values()):
-                # A daemon that is opening its log is there, and a refusal says why nothing will come.
-                raise min((one.problem for one in surveys.values() if one.problem), key=hopelessness)
-            return any(one.head is not None for one in surveys.values())
+            if all(survey.problem is not None for survey in surveys.values()):
+                # A daemon that is opening its log is available. A refusal explains why nothing will arrive.
+                raise min((survey.problem for survey in surveys.values() if survey.problem), key=hopelessness)
+            return any(survey.head is not None for survey in surveys.values())
 
         return ask_again(ask_each, hang_up=self.close)
 
     def changes(
         self, daemon: int, body: Mapping[str, Any], silence_seconds: float, consumed: Position | None = None
     ) -> ChangesAnswer:
-        """Begin an answer of changes; everything before `consumed` is, as that daemon numbers it.
+        """Start a changes request; everything before `consumed`, in that daemon's numbering, is consumed.
 
-        Raises what the daemon refuses, and ConnectionLost.
+        Raises the daemon's errors, and ConnectionLost.
         """
         return ChangesAnswer(self._clients[daemon], body, silence_seconds, consumed)
 
     def after_gtid_set(self, daemon: int, gtid_set: str) -> Position:
-        """Return where the first transaction outside a set begins at a daemon. Raises PositionPurged."""
+        """Return the start of the first transaction outside a set at a daemon. Raises PositionPurged."""
         return self._locate(daemon, Start(bound=Bound(gtid_set=gtid_set)))
 
     def place(self, start: Start) -> Place:
-        """Return where a start lies, as the first daemon to answer has it.
+        """Return the place of a start, from the first daemon that answers.
 
-        Raises PositionPurged and PositionInvalid where no daemon has it, ConnectionLost where none answers.
+        Raises PositionPurged and PositionInvalid if no daemon has it, ConnectionLost if none answers.
         """
 
         def ask_each() -> Place:
@@ -109,7 +110,7 @@ class Daemons:
                 try:
                     return self._place(daemon, start)
                 except PenstockError as problem:
-                    # The one that may pass is what the caller waits for.
+                    # Prefer a transient error, because the caller retries it.
                     if failure is None or isinstance(problem, TransientError):
                         failure = problem
             assert failure is not None, "there is at least one daemon"
@@ -117,33 +118,33 @@ class Daemons:
 
         return ask_again(ask_each, hang_up=self.close)
 
-    # --- Asking ---------------------------------------------------------------------------------
+    # --- Requests -------------------------------------------------------------------------------
 
     def _place(self, daemon: int, start: Start) -> Place:
         client = self._clients[daemon]
         position = self._locate(daemon, start)
-        epochs = {one["epoch"]: one["server_key"] for one in client.ask("epochs")["epochs"]}
+        epochs = {epoch["epoch"]: epoch["server_key"] for epoch in client.ask("epochs")["epochs"]}
         gtid_set = client.ask("gtid_set", position=str(position))["gtid_set"] or ""
         return Place(position, gtid_set, epochs.get(position.epoch, ""))
 
     def _locate(self, daemon: int, start: Start) -> Position:
         client = self._clients[daemon]
         if start.end is not None:
-            found = client.ask("earliest" if start.end == EARLIEST else "head")["position"]
-            if found is None:
-                # Its first bytes are on their way.
+            position = client.ask("earliest" if start.end == EARLIEST else "head")["position"]
+            if position is None:
+                # The first bytes have not arrived yet.
                 raise ServerBehind(
                     f"{client.url} has nothing yet to start at", hint="See how far it is: penstock status"
                 )
-            return Position.parse(found)
+            return Position.parse(position)
         bound = start.bound
         assert bound is not None, "a start has one field"
         if bound.gtid_set is not None:
-            known = GtidSet.parse(bound.gtid_set)
+            consumed = GtidSet.parse(bound.gtid_set)
             return self._first(
                 daemon,
                 Position.parse(client.ask("locate", gtid_set=bound.gtid_set)["position"]),
-                lambda gtid, _: bool(gtid) and not known.contains(GtidSet.parse(gtid)),
+                lambda gtid, _: bool(gtid) and not consumed.contains(GtidSet.parse(gtid)),
             )
         if bound.time_us is not None:
             from_us = bound.time_us
@@ -156,31 +157,31 @@ class Daemons:
         assert bound.position is not None, "a bound has one field"
         return bound.position
 
-    def _first(self, daemon: int, located: Position, wanted: Callable[[str, int], bool]) -> Position:
-        """Return where the first wanted transaction from a boundary on begins, else where its file ends.
+    def _first(self, daemon: int, located: Position, is_wanted: Callable[[str, int], bool]) -> Position:
+        """Return the start of the first wanted transaction from a boundary on, else the end of its file.
 
-        A daemon's index points at blocks; this is for an answer to the byte.
+        A daemon's index has block granularity; this finds the exact transaction.
         """
         client = self._clients[daemon]
-        held = [
-            one
-            for one in client.ask("extents")["extents"]
-            if (one["epoch"], one["file"]) == (located.epoch, located.file)
-            and one["start"] <= located.offset <= one["end"]
+        extents = [
+            extent
+            for extent in client.ask("extents")["extents"]
+            if (extent["epoch"], extent["file"]) == (located.epoch, located.file)
+            and extent["start"] <= located.offset <= extent["end"]
         ]
-        if not held:
-            # A file's head, before its first event.
+        if not extents:
+            # The position is in a file's head, before its first event.
             return located
-        end = held[-1]["end"]
+        end = extents[-1]["end"]
         alone = replace(self.address, hosts=self.address.hosts[daemon : daemon + 1])
         source = DaemonSource(SourceOptions(daemon=alone, instance=alone.instance))
         span = ByteRange(located.epoch, located.file, located.offset, end, aligned=True)
         try:
             for batch in TransactionWalk(source, span) if located.offset < end else ():
                 times = batch["commit_timestamp"].cast(pyarrow.int64())
-                for at in range(len(batch)):
-                    if wanted(batch["gtid"][at].as_py() or "", times[at].as_py()):
-                        return replace(located, offset=batch["offset"][at].as_py())
+                for row in range(len(batch)):
+                    if is_wanted(batch["gtid"][row].as_py() or "", times[row].as_py()):
+                        return replace(located, offset=batch["offset"][row].as_py())
         finally:
             source.close()
         return replace(located, offset=end)
@@ -188,7 +189,7 @@ class Daemons:
     def _survey(self, client: DaemonClient) -> Survey:
         try:
             status = client.ask("status")
-            epochs = [(one["epoch"], one["server_key"]) for one in client.ask("epochs")["epochs"]]
+            epochs = [(epoch["epoch"], epoch["server_key"]) for epoch in client.ask("epochs")["epochs"]]
             return Survey(
                 load=_load(status),
                 epochs=epochs,
@@ -204,5 +205,5 @@ def _position_of(text: str | None) -> Position | None:
 
 
 def _load(status: Mapping[str, Any]) -> int:
-    found = status.get("subscribers") or 0
-    return found if isinstance(found, int) else len(found)
+    subscribers = status.get("subscribers") or 0
+    return subscribers if isinstance(subscribers, int) else len(subscribers)

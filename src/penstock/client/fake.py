@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscriber without daemons, for the tests of programs that have one: it consumes what a test feeds it.
+"""A subscriber without daemons, for tests of programs: it consumes what a test feeds it.
 
-    changes = FakeChanges(key={"shop.orders": ["id"]})
-    changes.insert("shop.orders", {"id": 7, "status": "new"})
-    changes.update("shop.orders", {"id": 7, "status": "new"}, {"id": 7, "status": "paid"})
-    FakeSubscriber(changes).run(my_callback)
-    assert changes.consumed == 2
+    changes = FakeChanges(key={"shop.orders": ["id"]}) changes.insert("shop.orders", {"id": 7, "status":
+    "new"}) changes.update("shop.orders", {"id": 7, "status": "new"}, {"id": 7, "status": "paid"})
+    FakeSubscriber(changes).run(my_callback) assert changes.consumed == 2
 
-Batches, threads, acks, rollbacks and failures are those of the real one. It ends when all was worked on.
+Batches, threads, acks, rollbacks and failures behave like those of the real subscriber. It ends when all
+changes are processed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from penstock.model import Position
 from penstock.source.sharding import preimages_of, sharded, slots_of
 
 _FILE = "fake-bin.000001"
-# A transaction of a fake log is as long as the shortest real one: so each has a commit version of its own.
+# A fake transaction is as long as the shortest real one, so that each has its own commit version.
 _TRANSACTION_BYTES = 16
 _BEGUN = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -41,10 +40,11 @@ class _Transaction:
 
 @dataclass
 class FakeChanges:
-    """What a fake subscriber gets, in order; each call is a transaction, committed a second after the last.
+    """The input of a fake subscriber, in order. Each call adds a transaction, committed a second after the
+    last.
 
-    `key` names the primary key's columns by table; by it, or by `shard_columns`, rows are shared out.
-    `schemas` fixes Arrow types by table, which are else those of the values.
+    `key` names the primary key's columns by table; rows are sharded by it, or by `shard_columns`. `schemas`
+    fixes Arrow types by table; otherwise they are inferred from the values.
     """
 
     key: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -66,46 +66,46 @@ class FakeChanges:
         self._add(table, [("delete", row) for row in rows])
 
     def arrow(self, table: str, rows: pyarrow.RecordBatch | pyarrow.Table) -> None:
-        """Add a transaction of Arrow rows: inserts, or what their own `_change_type` says."""
-        found = rows if isinstance(rows, pyarrow.RecordBatch) else rows.combine_chunks().to_batches()[0]
-        kinds = ["insert"] * found.num_rows
-        if "_change_type" in found.schema.names:
-            kinds = found.column("_change_type").to_pylist()
-            found = found.select([name for name in found.schema.names if name != "_change_type"])
-        self._append(table, found, kinds)
+        """Add a transaction of Arrow rows: inserts, or the changes named by their own `_change_type`."""
+        batch = rows if isinstance(rows, pyarrow.RecordBatch) else rows.combine_chunks().to_batches()[0]
+        kinds = ["insert"] * batch.num_rows
+        if "_change_type" in batch.schema.names:
+            kinds = batch.column("_change_type").to_pylist()
+            batch = batch.select([name for name in batch.schema.names if name != "_change_type"])
+        self._append(table, batch, kinds)
 
     @property
     def consumed(self) -> int:
-        """How many transactions every shard has consumed."""
-        passed = min((one.offset for one in self._done.values()), default=_TRANSACTION_BYTES)
-        return passed // _TRANSACTION_BYTES - 1
+        """The number of transactions that every shard has consumed."""
+        lowest = min((position.offset for position in self._done.values()), default=_TRANSACTION_BYTES)
+        return lowest // _TRANSACTION_BYTES - 1
 
     def _add(self, table: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         values = [dict(row) for _, row in rows]
-        made = pyarrow.RecordBatch.from_pylist(values, schema=self.schemas.get(table))
-        self._append(table, made, [kind for kind, _ in rows])
+        batch = pyarrow.RecordBatch.from_pylist(values, schema=self.schemas.get(table))
+        self._append(table, batch, [kind for kind, _ in rows])
 
     def _append(self, table: str, rows: pyarrow.RecordBatch, kinds: Sequence[str]) -> None:
         number = len(self._transactions) + 1
         start = Position(0, _FILE, number * _TRANSACTION_BYTES)
-        committed = _BEGUN + timedelta(seconds=number)
+        commit_time = _BEGUN + timedelta(seconds=number)
         columns = {
             **{name: rows.column(name) for name in rows.schema.names},
             "_change_type": pyarrow.array(kinds, pyarrow.string()),
             "_commit_version": pyarrow.array([start.commit_version] * rows.num_rows, pyarrow.int64()),
-            "_commit_timestamp": pyarrow.array([committed] * rows.num_rows, pyarrow.timestamp("us", "UTC")),
+            "_commit_timestamp": pyarrow.array([commit_time] * rows.num_rows, pyarrow.timestamp("us", "UTC")),
         }
         end = Place(
             Position(0, _FILE, (number + 1) * _TRANSACTION_BYTES),
             f"0-1-{number}",
             "fake",
-            round(committed.timestamp() * 1e6),
+            round(commit_time.timestamp() * 1e6),
         )
-        made = pyarrow.RecordBatch.from_arrays(list(columns.values()), list(columns))
-        self._transactions.append(_Transaction(table, made, end))
+        batch = pyarrow.RecordBatch.from_arrays(list(columns.values()), list(columns))
+        self._transactions.append(_Transaction(table, batch, end))
 
 
-class _Fed:
+class _FakeSupply:
     """See `penstock.client.supply.Supply`."""
 
     def __init__(self, changes: FakeChanges, shards: int) -> None:
@@ -118,7 +118,7 @@ class _Fed:
         return self._owned.all()
 
     def start(self, taker: Taker) -> None:
-        """Hand over all that was fed."""
+        """Deliver everything that was fed."""
         self._taker = taker
         done = self._changes._done
         begin = Place(Position(0, _FILE, _TRANSACTION_BYTES))
@@ -131,8 +131,8 @@ class _Fed:
             shard = OwnedShard(number, 1, begin, moved, count=self._count)
             taker.gained(shard)
             self._owned.gain(shard)
-        for one in self._changes._transactions:
-            self._feed(one)
+        for transaction in self._changes._transactions:
+            self._feed(transaction)
         taker.ended(None)
 
     def stop(self) -> None:
@@ -142,18 +142,23 @@ class _Fed:
             self._taker.lost(shard)
             shard.lose()
 
-    def _feed(self, one: _Transaction) -> None:
-        key = tuple(self._changes.key.get(one.table, ()))
-        by = list(self._changes.shard_columns.get(one.table, key))
-        preimages = preimages_of(one.rows)
-        dealt = sharded(one.rows, slots_of(one.rows, by, one.table, preimages), preimages, self._count)
-        with_slots = dealt.rows.append_column("_shard_slot", pyarrow.array(dealt.slots))
+    def _feed(self, transaction: _Transaction) -> None:
+        key = tuple(self._changes.key.get(transaction.table, ()))
+        shard_columns = list(self._changes.shard_columns.get(transaction.table, key))
+        preimages = preimages_of(transaction.rows)
+        sharded_rows = sharded(
+            transaction.rows,
+            slots_of(transaction.rows, shard_columns, transaction.table, preimages),
+            preimages,
+            self._count,
+        )
+        with_slots = sharded_rows.rows.append_column("_shard_slot", pyarrow.array(sharded_rows.slots))
         cuts = {number: Cut(0) for number in range(self._count)}
         rows_of = dict(split(with_slots, self._count, cuts))
         for number, shard in self._owned.all().items():
             rows = rows_of.get(number)
-            held = [] if rows is None else [Rows(one.table, 1, key, rows, rows.nbytes)]
-            shard.offer(held, one.end)
+            contents = [] if rows is None else [Rows(transaction.table, 1, key, rows, rows.nbytes)]
+            shard.offer(contents, transaction.end)
 
 
 class FakeSubscriber(Consumption):
@@ -169,7 +174,7 @@ class FakeSubscriber(Consumption):
         retries: int | None = None,
         pause_seconds: float = 0.0,
     ) -> None:
-        super().__init__(_Fed(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)
+        super().__init__(_FakeSupply(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)
 
 
 class AsyncFakeSubscriber(AsyncConsumption):
@@ -185,4 +190,4 @@ class AsyncFakeSubscriber(AsyncConsumption):
         retries: int | None = None,
         pause_seconds: float = 0.0,
     ) -> None:
-        super().__init__(_Fed(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)
+        super().__init__(_FakeSupply(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)

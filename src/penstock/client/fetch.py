@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One answer of one daemon's `changes` call, from bytes to Arrow. Asking again is the caller's business.
+"""One response of a daemon's `changes` call, from bytes to Arrow. Retries are up to the caller.
 
-An answer is a run of frames: the length of a header (u32, big-endian), the header in JSON, and as many bytes
-as it says. What came in one piece over the network is not copied: Arrow reads the bytes where they lie.
+A response is a sequence of frames: the length of a header (u32, big-endian), the header as JSON, and the
+number of bytes that the header states. Bytes that arrived in one chunk are not copied: Arrow reads them in
+place.
 """
 
 import json
@@ -22,17 +23,17 @@ from penstock.limits import MIB
 from penstock.model import Position
 from penstock.source.daemon_client import DaemonClient
 
-# A header is a few hundred bytes; a frame's content ends at what one Arrow batch may hold.
+# A header is a few hundred bytes. The content limit is that of one Arrow batch.
 _HEADER_BYTES_MAX = MIB
 _CONTENT_BYTES_MAX = (1 << 31) - 1
 
-# Tells a daemon before which place everything was consumed for good: the log holds what comes after it.
+# Tells a daemon the position before which everything is permanently consumed; its log keeps what follows.
 CONSUMED_HEADER = "Penstock-Consumed"
 
-# One read takes a chunk of the answer as the daemon sent it, up to this many bytes.
+# One read returns a chunk as the daemon sent it, up to this size.
 _READ_BYTES_MAX = 64 * MIB
 
-# Arrow's own readers take values from addresses that their width divides.
+# Arrow requires values at addresses that are multiples of their width.
 _ALIGNMENT = 8
 
 
@@ -47,7 +48,8 @@ class BatchFrame:
     content: memoryview
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """Return the rows over the bytes that came. Raises StreamError where they are no Arrow."""
+        """Return the rows, backed by the received bytes. Raises StreamError if they are not an Arrow
+        stream."""
         buffer = pyarrow.py_buffer(self.content)
         if buffer.address % _ALIGNMENT:
             buffer = pyarrow.py_buffer(bytes(self.content))
@@ -59,7 +61,8 @@ class BatchFrame:
 
 @dataclass(frozen=True)
 class PositionFrame:
-    """Everything before `position` has been sent. `behind_bytes` is how much log lies behind it by now."""
+    """Everything before `position` has been sent. `behind_bytes` is the size of the log after it at that
+    time."""
 
     position: Position
     gtid_set: str
@@ -70,7 +73,7 @@ class PositionFrame:
 
 @dataclass(frozen=True)
 class EndFrame:
-    """The answer ends here in order; `why` is credit, wait, until or closing."""
+    """The regular end of a response; `why` is credit, wait, until or closing."""
 
     why: str
 
@@ -79,9 +82,9 @@ Frame = BatchFrame | PositionFrame | EndFrame
 
 
 class ChangesAnswer:
-    """An answer as it comes. One thread reads `frames`; any thread may `cut` it.
+    """A streaming response. One thread reads `frames`; any thread may `cut` it.
 
-    Raises what the daemon refuses, and ConnectionLost where it does not answer.
+    Raises the daemon's errors, and ConnectionLost if it does not answer.
     """
 
     def __init__(
@@ -92,18 +95,18 @@ class ChangesAnswer:
         consumed: Position | None = None,
     ) -> None:
         self._client = client
-        # A header, since daemons of an earlier version refuse what they do not know of a body.
+        # Sent as a header, because earlier versions of the daemon reject unknown fields in the body.
         headers = {} if consumed is None else {CONSUMED_HEADER: str(consumed)}
         self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds, headers)
         connection = self._response.connection
-        # None where the daemon, or a proxy, ends the connection with the answer.
+        # None if the daemon, or a proxy, closes the connection with the response.
         self._socket: socket.socket | None = getattr(connection, "sock", None)
         self._cut = False
 
     def frames(self) -> Generator[Frame, None, None]:
-        """Yield the frames up to the end of the answer.
+        """Yield the frames up to the end of the response.
 
-        Raises the problem that the daemon met on the way, and ConnectionLost where the answer breaks off.
+        Raises the error that the daemon reports, and ConnectionLost if the response breaks off.
         """
         bytes_of = _Bytes(self._chunks())
         whole = False
@@ -112,7 +115,7 @@ class ChangesAnswer:
                 frame = self._frame(bytes_of)
                 yield frame
                 whole = isinstance(frame, EndFrame)
-            # The end of the body gives the connection back for the next call.
+            # Reading to the end of the body returns the connection to the pool.
             bytes_of.rest()
         finally:
             if whole:
@@ -121,15 +124,15 @@ class ChangesAnswer:
                 self._response.close()
 
     def cut(self) -> None:
-        """Break the answer off, so that whoever reads it gets ConnectionLost."""
+        """Abort the response, so that its reader gets ConnectionLost."""
         self._cut = True
-        # The answer may have ended meanwhile.
+        # The response may have ended meanwhile.
         with suppress(OSError, ValueError, RuntimeError):
             if self._socket is None:
                 self._response.shutdown()
             else:
-                # An SSLSocket's own shutdown drops its keys: its reader would take encrypted bytes for the
-                # answer's.
+                # SSLSocket.shutdown drops the TLS state, so its reader would take encrypted bytes for the
+                # response's.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _chunks(self) -> Iterator[bytes]:
@@ -177,13 +180,13 @@ class ChangesAnswer:
                 raise self._foreign(f"a frame of kind {unknown!r}")
 
     def _take(self, bytes_of: "_Bytes", count: int) -> memoryview:
-        taken = bytes_of.take(count)
-        if taken is None:
+        content = bytes_of.take(count)
+        if content is None:
             raise ConnectionLost(
                 f"{self._client.url} {'was left' if self._cut else 'broke off'} in the middle of an answer",
                 hint="Is the daemon up? penstock status",
             )
-        return taken
+        return content
 
     def _foreign(self, what: str) -> PenstockError:
         return StreamError(
@@ -193,32 +196,32 @@ class ChangesAnswer:
 
 
 class _Bytes:
-    """A run of chunks, to be taken in pieces of any size; a piece that lies in one chunk is not copied."""
+    """A sequence of chunks, read in pieces of any size. A piece within one chunk is not copied."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._left = memoryview(b"")
+        self._remaining = memoryview(b"")
 
     def take(self, count: int) -> memoryview | None:
-        """Return the next bytes, None where there are fewer."""
-        if len(self._left) >= count:
-            taken, self._left = self._left[:count], self._left[count:]
+        """Return the next bytes, None if there are fewer."""
+        if len(self._remaining) >= count:
+            taken, self._remaining = self._remaining[:count], self._remaining[count:]
             return taken
         gathered: bytearray | None = None
         filled = 0
         while filled < count:
-            if not len(self._left):
+            if not len(self._remaining):
                 chunk = next(self._chunks, None)
                 if chunk is None:
                     return None
-                self._left = memoryview(chunk)
-                if gathered is None and len(self._left) >= count:
+                self._remaining = memoryview(chunk)
+                if gathered is None and len(self._remaining) >= count:
                     return self.take(count)
             if gathered is None:
                 gathered = bytearray(count)
-            step = min(count - filled, len(self._left))
-            gathered[filled : filled + step] = self._left[:step]
-            self._left = self._left[step:]
+            step = min(count - filled, len(self._remaining))
+            gathered[filled : filled + step] = self._remaining[:step]
+            self._remaining = self._remaining[step:]
             filled += step
         return memoryview(gathered or b"").toreadonly()
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subscriber decides, and nothing of how it is done: no I/O, no clock, no threads.
+"""The decisions of a subscriber, separate from their execution: no I/O, no clock, no threads.
 
-`ShardFlow` keeps one shard's deliveries in order: what is unacked, where its checkpoint may go, what comes
-again. `FailurePolicy` says what follows a failed delivery. `choose` says which daemon is read from, and
-`Backoff` when one that failed is asked again. Whoever holds them gives the time, in seconds of any clock
-that only rises.
+`ShardFlow` tracks one shard's deliveries: what is unacked, where its checkpoint may advance, what is
+redelivered. `FailurePolicy` decides after a failed delivery. `choose` selects the daemon to read from, and
+`Backoff` when to retry a failed one. The caller passes the time, in seconds of any monotonic clock.
 """
 
 from collections import deque
@@ -25,7 +24,7 @@ from penstock.errors import (
 from penstock.model import Position
 from penstock.source.kept import EpochKey, epoch_shift
 
-# Every so often a subscriber looks whether another daemon has less to do.
+# The interval at which a subscriber checks whether another daemon has less load.
 REEVALUATE_SECONDS = 90.0
 
 ON_FAILURE = ("retry", "skip", "stop")
@@ -38,10 +37,10 @@ _Content = TypeVar("_Content")
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a log that holds on every daemon: the position, whose it is, and the GTIDs before it.
+    """A place in a log that is valid on every daemon: the position, its server, and the GTIDs before it.
 
-    `time_us` is when the last transaction before it was committed, in microseconds UTC since 1970, 0 where
-    that is not known.
+    `time_us` is the commit time of the last transaction before it, in microseconds UTC since 1970, 0 if
+    unknown.
     """
 
     position: Position
@@ -50,7 +49,7 @@ class Place:
     time_us: int = 0
 
     def shifted(self, shift: int) -> "Place":
-        """Return the same place in a log whose epochs have bases that are `shift` higher."""
+        """Return the same place in a log whose epoch bases are `shift` higher."""
         return replace(self, position=self.position.shifted(shift))
 
 
@@ -59,9 +58,9 @@ class Place:
 
 @dataclass
 class Delivery(Generic[_Content]):
-    """Something that is handed out, until it is acked. `place` is where reading goes on behind it.
+    """Content that was handed out and awaits its ack. `place` is where reading continues after it.
 
-    `number` rises by one in a shard and stays the same when it is delivered again; `round` is the count of
+    `number` increases by one within a shard and stays the same on redelivery; `round` is the number of
     rollbacks before it was handed out.
     """
 
@@ -75,10 +74,10 @@ class Delivery(Generic[_Content]):
 
 
 class ShardFlow(Generic[_Content]):
-    """One shard: deliveries in order, acks in any order that take effect in order, and where it stands.
+    """One shard: deliveries in order, acks in any order that take effect in order, and its progress.
 
-    `done` is the place behind everything that is consumed: what a checkpoint may say. `read` is the place
-    behind everything that was added.
+    `done` is the place after everything consumed, which a checkpoint may record. `read` is the place after
+    everything added.
     """
 
     def __init__(self, start: Place) -> None:
@@ -92,22 +91,23 @@ class ShardFlow(Generic[_Content]):
 
     @property
     def unacked(self) -> int:
-        """How many deliveries are not acked, or acked behind one that is not."""
+        """The number of deliveries that are not acked, or were acked out of order."""
         return len(self._unacked)
 
     @property
     def waiting(self) -> int:
-        """How many deliveries were not handed out yet."""
+        """The number of deliveries that were not handed out yet."""
         return len(self._unacked) - self._handed
 
     def add(self, content: _Content, size: int) -> None:
-        """Take what comes next; `size` is its bytes. `advance` says where reading goes on behind it."""
+        """Add the next content; `size` is in bytes. `advance` sets where reading continues after it."""
         self._unacked.append(Delivery(self._number, content, size, self.read))
         self._number += 1
         self.held_bytes += size
 
     def advance(self, place: Place) -> bool:
-        """Note that everything before a place was added. True where `done` moved, as nothing is unacked."""
+        """Record that everything before a place was added. Returns whether `done` moved because nothing is
+        unacked."""
         self.read = place
         if self._unacked:
             self._unacked[-1].place = place
@@ -116,7 +116,7 @@ class ShardFlow(Generic[_Content]):
         return True
 
     def take(self) -> Delivery[_Content] | None:
-        """Hand out the next delivery, None where there is none."""
+        """Hand out the next delivery, None if there is none."""
         if self._handed == len(self._unacked):
             return None
         delivery = self._unacked[self._handed]
@@ -125,9 +125,9 @@ class ShardFlow(Generic[_Content]):
         return delivery
 
     def ack(self, number: int, round_: int) -> bool:
-        """Take an ack; True where `done` moved. An ack that came already changes nothing.
+        """Process an ack; return whether `done` moved. Acks are idempotent.
 
-        Raises OptionInvalid for a delivery that was rolled back meanwhile: it comes again.
+        Raises OptionInvalid for a delivery that was rolled back meanwhile: it is redelivered.
         """
         first = self._unacked[0].number if self._unacked else self._number
         if number < first:
@@ -150,7 +150,7 @@ class ShardFlow(Generic[_Content]):
         return moved
 
     def rollback(self) -> int:
-        """Go back to the last ack that took effect, and return how many deliveries come again."""
+        """Go back to the last effective ack, and return the number of deliveries to repeat."""
         again = self._handed
         self.rollbacks += 1
         self._handed = 0
@@ -163,7 +163,7 @@ class ShardFlow(Generic[_Content]):
 
 
 class Step(Enum):
-    """What follows a failed delivery."""
+    """The next step after a failed delivery."""
 
     RETRY = "retry"
     SKIP = "skip"
@@ -172,9 +172,10 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """What follows a failed delivery: so many more tries, with a pause that doubles, then a skip or the end.
+    """The reaction to failed deliveries: a number of retries with exponential backoff, then a skip or the
+    end.
 
-    `on_failure` "retry" and "stop" end the subscriber after the last try, "skip" goes on behind the batch.
+    `on_failure` "retry" and "stop" end the subscriber after the last try, "skip" continues after the batch.
     `retries` None is RETRIES_DEFAULT for "retry" and none for the others.
     """
 
@@ -193,13 +194,13 @@ class FailurePolicy:
 
     @property
     def retries_max(self) -> int:
-        """How many tries follow the first."""
+        """The number of retries after the first try."""
         if self.retries is not None:
             return self.retries
         return RETRIES_DEFAULT if self.on_failure == "retry" else 0
 
     def after(self, tries: int) -> tuple[Step, float]:
-        """Return what follows so many failed tries of one delivery, and the seconds to pause before it."""
+        """Return the next step after failed tries of one delivery, and the seconds to pause before it."""
         if tries <= self.retries_max:
             return Step.RETRY, pause_after(tries, self.pause_seconds, self.pause_seconds_max)
         return (Step.SKIP if self.on_failure == "skip" else Step.STOP), 0.0
@@ -208,8 +209,9 @@ class FailurePolicy:
 def pause_after(
     failures: int, first: float = PAUSE_SECONDS_FIRST, longest: float = PAUSE_SECONDS_MAX
 ) -> float:
-    """Return the seconds to wait after so many failures in a row, 1 or more: they double, up to a bound."""
-    # Past a thousand doublings a float has no room; the bound is reached long before.
+    """Return the exponential backoff in seconds after consecutive failures, 1 or more, up to a maximum."""
+    # Cap the exponent: a float overflows after about a thousand doublings, and the maximum is reached long
+    # before.
     return min(first * 2.0 ** min(failures - 1, 64), longest)
 
 
@@ -218,9 +220,10 @@ def pause_after(
 
 @dataclass(frozen=True)
 class Survey:
-    """What a daemon says of itself: its epochs, from where to where its log goes, and how much it has to do.
+    """The state of a daemon: its epochs, the ends of its log, and its load.
 
-    `load` counts the subscribers that it serves. `problem` is why it could not say: then the rest is empty.
+    `load` counts the subscribers that it serves. `problem` is why it could not answer; the other fields are
+    then empty.
     """
 
     load: int = 0
@@ -232,10 +235,10 @@ class Survey:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a place lies in a daemon's log: `shift` lower in the base of its epoch.
+    """How a place maps to a daemon's log: with an epoch base lower by `shift`.
 
-    `by_gtid_set` says that its position means nothing there, so it is to be found by its GTID set; `shift`
-    then keeps the commit versions that follow above those before.
+    `by_gtid_set` means that the position is invalid there and must be found by its GTID set; `shift` then
+    keeps later commit versions above earlier ones.
     """
 
     shift: int
@@ -243,10 +246,10 @@ class Fit:
 
 
 def fit(survey: Survey, place: Place) -> Fit:
-    """Return how a place lies in a daemon's log.
+    """Return how a place maps to a daemon's log.
 
-    Raises ServerBehind where the daemon has not got there yet, PositionPurged where it no longer has it,
-    ServerChanged where it is another server's and has no GTID set, and the daemon's own problem.
+    Raises ServerBehind if the daemon has not reached it yet, PositionPurged if it no longer has it,
+    ServerChanged if it belongs to another server and has no GTID set, and the daemon's own problem.
     """
     if survey.problem is not None:
         raise survey.problem
@@ -261,18 +264,18 @@ def fit(survey: Survey, place: Place) -> Fit:
     except ServerChanged:
         if not place.gtid_set:
             raise
-        # Above every number that this place's commit versions have.
+        # Higher than the commit versions of this place's epoch.
         lowest = min(epoch for epoch, _ in survey.epochs) if survey.epochs else 0
         following = next_epoch(place.position.epoch, place.position.file_number)
         return Fit(epoch_base(following) - epoch_base(lowest), by_gtid_set=True)
-    here = place.shifted(-shift).position
-    if here < survey.earliest:
+    daemon_position = place.shifted(-shift).position
+    if daemon_position < survey.earliest:
         raise PositionPurged(
             f"the daemon's log begins at {survey.earliest}",
             position=str(place.position),
             hint="Set the subscription to where the log begins: penstock subscriptions reset",
         )
-    if here > survey.head:
+    if daemon_position > survey.head:
         raise ServerBehind(
             f"the daemon's log ends at {survey.head}",
             position=str(place.position),
@@ -286,7 +289,7 @@ _HOPEFUL = (TransientError, PositionPurged, ServerChanged)
 
 @dataclass(frozen=True)
 class Choice:
-    """The daemon to read from, by its number, and how each place lies in its log."""
+    """The daemon to read from, by its number, and how each place maps to its log."""
 
     daemon: int
     fits: Mapping[int, Fit]
@@ -295,12 +298,12 @@ class Choice:
 def choose(
     surveys: Mapping[int, Survey], places: Mapping[int, Place], current: int | None, preference: int = 0
 ) -> Choice:
-    """Return the daemon to read from, so that it has every shard's place.
+    """Return the daemon to read from; it must have every shard's place.
 
-    `surveys` are those that were asked, by number, `places` those of the shards, by shard. A place that is
-    there by its position goes before one that must be found by its GTID set, then the least load. `current`
-    is left only for one that, with us, would still have less to do; `preference`, any number, spreads equals
-    over the daemons. Raises what the daemon that comes nearest says where none has them all.
+    `surveys` are by daemon number, `places` by shard. Places that are found by position are preferred to
+    those found by GTID set, then the lowest load wins. `current` is left only for a daemon whose load,
+    including us, would still be lower. `preference`, any number, spreads ties over the daemons. If no daemon
+    has all places, the most hopeful error is raised.
     """
     ranked = []
     problems: list[PenstockError] = []
@@ -310,19 +313,19 @@ def choose(
         except PenstockError as problem:
             problems.append(problem)
             continue
-        foreign = any(one.by_gtid_set for one in fits.values())
-        # We are counted where we are, and would be where we went.
+        foreign = any(mapping.by_gtid_set for mapping in fits.values())
+        # The current daemon's load already includes us.
         load = survey.load if number == current else survey.load + 1
         turn = (number - preference) % (max(surveys) + 1)
         ranked.append((foreign, load, number != current, turn, Choice(number, fits)))
     if ranked:
-        return min(ranked, key=lambda one: one[:-1])[-1]
+        return min(ranked, key=lambda candidate: candidate[:-1])[-1]
     assert problems, "at least one daemon was asked"
     raise min(problems, key=hopelessness)
 
 
 def hopelessness(problem: PenstockError) -> int:
-    """Rank reasons: what passes by itself first, as the daemon that says so may have the place after all."""
+    """Rank errors: transient ones first, because that daemon may have the place after all."""
     for rank, kind in enumerate(_HOPEFUL):
         if isinstance(problem, kind):
             return rank
@@ -331,25 +334,25 @@ def hopelessness(problem: PenstockError) -> int:
 
 @dataclass
 class Backoff:
-    """When each of several daemons may be asked again after failures in a row."""
+    """The time when each daemon may be asked again, with backoff after consecutive failures."""
 
     _failures: dict[int, int] = field(default_factory=dict)
     _until: dict[int, float] = field(default_factory=dict)
 
     def failed(self, daemon: int, now: float) -> None:
-        """Note a failure."""
+        """Record a failure."""
         self._failures[daemon] = self._failures.get(daemon, 0) + 1
         self._until[daemon] = now + pause_after(self._failures[daemon])
 
     def progressed(self, daemon: int) -> None:
-        """Note that a daemon gave something: its failures are forgotten."""
+        """Record progress of a daemon, which resets its failures."""
         self._failures.pop(daemon, None)
         self._until.pop(daemon, None)
 
     def ready(self, daemons: Sequence[int], now: float) -> list[int]:
-        """Return those that may be asked now."""
-        return [one for one in daemons if self._until.get(one, now) <= now]
+        """Return the daemons that may be asked now."""
+        return [daemon for daemon in daemons if self._until.get(daemon, now) <= now]
 
     def pause(self, daemons: Sequence[int], now: float) -> float:
-        """Return the seconds until one of them may be asked, 0 where one may be now."""
-        return max(min(self._until.get(one, now) for one in daemons) - now, 0.0)
+        """Return the seconds until one of the daemons may be asked, 0 if one may be asked now."""
+        return max(min(self._until.get(daemon, now) for daemon in daemons) - now, 0.0)

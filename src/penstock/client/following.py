@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a subscription at work: its shards from the coordination store, their rows from daemons."""
+"""A running member of a subscription: its shards come from the coordination store, their rows from
+daemons."""
 
 import threading
 import time
@@ -28,11 +29,11 @@ from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import CoordinationLost, LeaseLost, PenstockError, TransientError
 from penstock.model import Position
 
-# Members that start at once do so one after the other; each takes a few round trips.
+# Members that start together do so one after the other; each takes a few round trips.
 _START_SECONDS_MAX = 60.0
 _LOOK_SECONDS = 0.05
 
-# A daemon whose log is empty is looked at so often: nobody waits for what does not happen.
+# The polling interval for a daemon with an empty log.
 _EMPTY_SECONDS = 0.2
 
 _Answer = TypeVar("_Answer")
@@ -41,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class FollowingStatus:
-    """How a member stands. `behind_bytes` is how much log lies behind what was received, None at first.
+    """The status of a member. `behind_bytes` is the size of the log after the received part, None at first.
 
     `shards` maps each shard that is ours to the position before which everything is consumed.
     """
@@ -74,7 +75,7 @@ class Following:
         return self._owned.all()
 
     def status(self) -> FollowingStatus:
-        """Return how this member stands."""
+        """Return the status of this member."""
         intake = self._intake
         return FollowingStatus(
             self._options.member,
@@ -84,10 +85,10 @@ class Following:
         )
 
     def start(self, taker: Taker) -> None:
-        """Join the subscription, and read; return as well once `stop` is called meanwhile.
+        """Join the subscription and start reading; also returns if `stop` is called meanwhile.
 
-        Store and daemons that do not answer are waited for, as by a member that runs. Raises OptionInvalid
-        where the subscription is another one by that name, PositionPurged where the start lies nowhere.
+        Waits for an unavailable store or daemon, like a running member. Raises OptionInvalid if another
+        subscription has the name, PositionPurged if no log has the start.
         """
         options = self._options
         self._taker = taker
@@ -97,21 +98,22 @@ class Following:
             self._store = self._until_answered(partial(open_store, options.coordination))
             self._join(self._store, self._daemons)
         except BaseException as problem:
-            # A start that `stop` closes everything under has not failed.
-            asked = self._stopping.is_set() and isinstance(problem, TransientError)
+            # A start that was interrupted by `stop` has not failed.
+            was_stopped = self._stopping.is_set() and isinstance(problem, TransientError)
             self.stop()
-            if not asked:
+            if not was_stopped:
                 raise
             _log.info("stopped while it started", member=self._options.member, why=str(problem))
 
     def stop(self) -> None:
-        """Give every shard up, write checkpoints, and end."""
+        """Release every shard, write checkpoints, and end."""
         self._stopping.set()
         with self._stop_lock:
             if self._intake is not None:
                 self._intake.end()
             if self._member is not None:
-                # Others wait for our shards, nobody for the end of our reading.
+                # Release the shards first: other members are waiting for them, while nothing waits for the
+                # reader.
                 self._member.stop()
             if self._intake is not None:
                 self._intake.join()
@@ -125,11 +127,11 @@ class Following:
     def _join(self, store: CoordinationStore, daemons: Daemons) -> None:
         options = self._options
         registry = Subscriptions(store)
-        subscription = self._until_answered(lambda: registry.create(self._wanted(registry)))
+        subscription = self._until_answered(lambda: registry.create(self._requested_subscription(registry)))
         self._wait_for_log(daemons)
         session = self._until_answered(store.session)
         try:
-            starting = self._starting(store, session, subscription)
+            start_lease = self._acquire_start_lease(store, session, subscription)
             self._set_start(registry, subscription, daemons)
             self._intake = Intake(
                 daemons,
@@ -153,13 +155,13 @@ class Following:
             threading.Thread(
                 target=self._watch_member, args=(self._member,), name="penstock-member", daemon=True
             ).start()
-            self._wait_shown(registry, subscription, self._member)
-            starting.release()
+            self._wait_registered(registry, subscription, self._member)
+            start_lease.release()
         finally:
             session.close()
 
     def _wait_for_log(self, daemons: Daemons) -> None:
-        """Wait until a daemon has the first bytes of its log; the latest of nothing is its beginning."""
+        """Wait until a daemon has the first bytes of its log. In an empty log, latest means its beginning."""
         while not self._until_answered(daemons.have_something):
             if not self._log_is_empty:
                 _log.info("waiting for the first change", daemons=str(self._options.address))
@@ -167,12 +169,12 @@ class Following:
             if self._stopping.wait(_EMPTY_SECONDS):
                 return
 
-    def _until_answered(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask until there is an answer, with a pause that doubles. Raises a TransientError once stopped."""
+    def _until_answered(self, request: Callable[[], _Answer]) -> _Answer:
+        """Retry until there is an answer, with exponential backoff. Raises a TransientError once stopped."""
         failures = 0
         while True:
             try:
-                return question()
+                return request()
             except TransientError as problem:
                 failures += 1
                 pause = pause_after(failures)
@@ -180,12 +182,12 @@ class Following:
                 if self._stopping.wait(pause):
                     raise
 
-    def _wanted(self, registry: Subscriptions) -> Subscription:
+    def _requested_subscription(self, registry: Subscriptions) -> Subscription:
         options = self._options
         count = options.shards
         if count is None:
-            known = registry.get(options.instance, options.name)
-            count = 1 if known is None else known.shard_count
+            existing = registry.get(options.instance, options.name)
+            count = 1 if existing is None else existing.shard_count
         return Subscription(
             options.instance,
             options.name,
@@ -195,8 +197,10 @@ class Following:
             dict(options.shard_columns),
         )
 
-    def _starting(self, store: CoordinationStore, session: Session, subscription: Subscription) -> Lease:
-        """Wait for the right to set where the subscription starts, which one member has at a time."""
+    def _acquire_start_lease(
+        self, store: CoordinationStore, session: Session, subscription: Subscription
+    ) -> Lease:
+        """Wait for the exclusive right to set the subscription's start."""
         deadline = time.monotonic() + _START_SECONDS_MAX
         path = f"{subscription.path}/start"
         while (lease := Lease.acquire(store, session, path, self._options.member)) is None:
@@ -209,9 +213,9 @@ class Following:
         return lease
 
     def _set_start(self, registry: Subscriptions, subscription: Subscription, daemons: Daemons) -> None:
-        """Give each shard a checkpoint that has none, or all a new one, before anybody takes them.
+        """Give each shard without a checkpoint one, or all shards a new one, before any member takes them.
 
-        All begin at one place: a shard that is taken later than the others misses nothing.
+        All start at the same place, so that a shard that is taken later misses nothing.
         """
         options = self._options
         states = registry.shards(subscription)
@@ -225,7 +229,7 @@ class Following:
                 start=str(options.start),
                 members=list(members),
             )
-        missing = [one.shard for one in states if one.state.checkpoint is None]
+        missing = [view.shard for view in states if view.state.checkpoint is None]
         if missing:
             checkpoint = self._place(daemons, options.begin)
             everything = len(missing) == len(states)
@@ -239,8 +243,8 @@ class Following:
         _log.info("the subscription starts", name=self._options.name, position=str(place.position))
         return _checkpoint_of(place)
 
-    def _wait_shown(self, registry: Subscriptions, subscription: Subscription, member: Member) -> None:
-        """Wait until the next that starts can see that somebody is at work."""
+    def _wait_registered(self, registry: Subscriptions, subscription: Subscription, member: Member) -> None:
+        """Wait until other starting members can see this member."""
         deadline = time.monotonic() + _START_SECONDS_MAX
         while member.name not in registry.members(subscription):
             if member.failure is not None:
@@ -257,7 +261,8 @@ class Following:
         if held.checkpoint is not None:
             self._begin(held, held.checkpoint)
         else:
-            # Somebody has set it so while we were at work. The daemons' answer is waited for elsewhere.
+            # The checkpoint was reset while this member was running. Ask the daemons in another thread,
+            # because that may take time.
             threading.Thread(
                 target=self._find_begin, args=(held,), name="penstock-begin", daemon=True
             ).start()
@@ -275,7 +280,8 @@ class Following:
                 return
             else:
                 try:
-                    # Whoever has the shard next begins here as well, even if nothing is acked until then.
+                    # Store it, so that the next holder starts here as well, even if nothing is acked until
+                    # then.
                     held.note(checkpoint)
                 except LeaseLost:
                     return
@@ -305,12 +311,12 @@ class Following:
         self._intake.turn()
 
     def _lost(self, held: HeldShard, why: str) -> None:
-        """Return once nobody works on the shard, so that it may be another's."""
+        """Return once nobody works on the shard, so that another member may take it."""
         assert self._taker is not None
         with self._held_lock:
             shard = self._held.pop(held, None)
         if shard is None:
-            # It was given up before it was known where it begins.
+            # The shard was released before its start was known.
             return
         self._owned.leave(shard)
         if why == LOST:

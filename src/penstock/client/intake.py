@@ -23,10 +23,10 @@ from penstock.errors import ConnectionLost, PenstockError, TransientError
 from penstock.limits import MIB, SILENCE_SECONDS_MAX
 from penstock.model import Position
 
-# An answer ends after so many bytes, so that a stream that never rests still comes to look around.
+# A response ends after this many bytes, so that a continuous stream regularly re-evaluates the daemons.
 CREDIT_BYTES = 256 * MIB
 
-# A daemon without news ends its answer before its silence is taken for its death.
+# A daemon without news ends its response before its silence would count as a lost connection.
 WAIT_SECONDS = SILENCE_SECONDS_MAX - 5
 
 _log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class _Link:
-    """The daemon that is read from, how each shard's rows are cut, and where the stream is."""
+    """The current daemon, the cut of each shard's rows, and the position of the stream."""
 
     daemon: int
     version: int
@@ -47,9 +47,9 @@ class _Link:
 
 
 class Intake:
-    """Fills shards from daemons until it is stopped. `failed` is called with what nothing helps against.
+    """Fills shards from daemons until it is stopped. `failed` is called with a permanent error.
 
-    `request` is the body of the changes call without shards and start; `shard_columns` are what tells a row's
+    `request` is the body of the changes call without shards and start. `shard_columns` determine a row's
     shard, by table pattern. `preference`, any number, spreads members over equal daemons.
     """
 
@@ -83,23 +83,23 @@ class Intake:
         return None if self._current is None else self._daemons.url(self._current)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def turn(self) -> None:
-        """Look at the shards again: one was gained or lost."""
+        """Re-evaluate the shards: one was gained or lost."""
         with self._answer_lock:
             if self._answer is not None:
                 self._answer.cut()
 
     def end(self) -> None:
-        """Read no more; `join` waits until that is so."""
+        """Stop reading; `join` waits for the end."""
         self._ending = True
         self._shards.wake()
         self.turn()
 
     def join(self) -> None:
-        """Return when the thread has ended, at once where it is the caller's own."""
+        """Return when the thread has ended; at once if called from that thread."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -119,70 +119,70 @@ class Intake:
         except PenstockError as problem:
             self._failed(problem)
         except BaseException as problem:
-            # A mistake of ours is told where the subscriber was started as well: nobody waits for ever.
+            # Report bugs to the subscriber's caller too, which would otherwise wait forever.
             self._failed(problem)
             raise
 
-    # --- Choosing ---------------------------------------------------------------------------
+    # --- Choosing a daemon ------------------------------------------------------------------
 
     def _connect(self, version: int, shards: Mapping[int, OwnedShard]) -> _Link | None:
-        """Choose a daemon for the places that the shards have reached; None where none can be read now."""
+        """Choose a daemon that has the shards' places; None if none can be read now."""
         places = {number: shard.read for number, shard in shards.items()}
         now = time.monotonic()
-        asked = self._backoff.ready(range(len(self._daemons)), now)
-        if not asked:
+        ready = self._backoff.ready(range(len(self._daemons)), now)
+        if not ready:
             self._shards.wait(version, self._backoff.pause(range(len(self._daemons)), now))
             return None
         surveys = {
             daemon: Survey(problem=ConnectionLost(f"{self._daemons.url(daemon)} did not answer before"))
             for daemon in range(len(self._daemons))
         }
-        surveys.update(self._daemons.survey(asked))
-        surveys.update({one: Survey(problem=problem) for one, problem in self._refused.items()})
+        surveys.update(self._daemons.survey(ready))
+        surveys.update({daemon: Survey(problem=problem) for daemon, problem in self._refused.items()})
         try:
             choice = choose(surveys, places, self._current, self._preference)
-            here = self._places_here(choice, places)
+            positions = self._places_here(choice, places)
         except TransientError as problem:
-            for daemon in asked:
+            for daemon in ready:
                 self._backoff.failed(daemon, time.monotonic())
             pause = self._backoff.pause(range(len(self._daemons)), time.monotonic())
             _log.warning("no daemon can be read", why=str(problem), again_after_seconds=round(pause, 1))
             self._shards.wait(version, pause)
             return None
-        at = min(here.values())
+        lowest = min(positions.values())
         if choice.daemon != self._current:
-            _log.info("reading from", daemon=self._daemons.url(choice.daemon), position=str(at))
+            _log.info("reading from", daemon=self._daemons.url(choice.daemon), position=str(lowest))
         self._current = choice.daemon
         count = next(iter(shards.values())).count
-        cuts = {number: Cut(here[number].commit_version, choice.fits[number].shift) for number in places}
-        start = {"position": str(at)}
-        by_gtid_set = any(one.by_gtid_set for one in choice.fits.values())
-        if all(one.by_gtid_set for one in choice.fits.values()):
-            # The other server may have committed in another order: what is in the set is left out there.
-            start = {"gtid_set": places[min(here, key=lambda number: here[number])].gtid_set}
+        cuts = {number: Cut(positions[number].commit_version, choice.fits[number].shift) for number in places}
+        start = {"position": str(lowest)}
+        by_gtid_set = any(daemon.by_gtid_set for daemon in choice.fits.values())
+        if all(daemon.by_gtid_set for daemon in choice.fits.values()):
+            # The other server may have committed in another order, so it skips the transactions of the set.
+            start = {"gtid_set": places[min(positions, key=lambda number: positions[number])].gtid_set}
         return _Link(choice.daemon, version, count, shards, cuts, start, by_gtid_set, time.monotonic())
 
     def _places_here(self, choice: Choice, places: Mapping[int, Place]) -> dict[int, Position]:
-        """Return each shard's place, as the daemon numbers it."""
-        here: dict[int, Position] = {}
+        """Return each shard's position in the daemon's numbering."""
+        positions: dict[int, Position] = {}
         for number, place in places.items():
-            found = choice.fits[number]
-            if found.by_gtid_set:
-                here[number] = self._daemons.after_gtid_set(choice.daemon, place.gtid_set)
+            mapping = choice.fits[number]
+            if mapping.by_gtid_set:
+                positions[number] = self._daemons.after_gtid_set(choice.daemon, place.gtid_set)
                 _log.warning(
                     "another server's log is read on by GTID set",
                     shard=number,
                     daemon=self._daemons.url(choice.daemon),
-                    position=str(here[number]),
+                    position=str(positions[number]),
                 )
             else:
-                here[number] = place.shifted(-found.shift).position
-        return here
+                positions[number] = place.shifted(-mapping.shift).position
+        return positions
 
     # --- Reading ----------------------------------------------------------------------------
 
     def _follow(self, link: _Link) -> None:
-        """Read answer after answer, until the shards change, the daemon fails, or it is time to look."""
+        """Read consecutive responses until the shards change, the daemon fails, or a re-evaluation is due."""
         try:
             while not self._turned(link):
                 self._read(link)
@@ -194,7 +194,7 @@ class Intake:
             self._backoff.failed(link.daemon, time.monotonic())
             _log.warning("a daemon is left", daemon=self._daemons.url(link.daemon), why=str(problem))
         except PenstockError as problem:
-            # It may be of this daemon alone; where all of them refuse, `choose` raises it.
+            # The error may concern this daemon alone. If all daemons refuse, `choose` raises it.
             self._refused[link.daemon] = problem
             if len(self._refused) == len(self._daemons):
                 raise
@@ -208,24 +208,24 @@ class Intake:
         answer = self._daemons.changes(link.daemon, self._body(link), SILENCE_SECONDS_MAX, consumed)
         with self._answer_lock:
             self._answer = answer
-        held: list[BatchFrame] = []
-        held_bytes = 0
+        frames_held: list[BatchFrame] = []
+        frames_held_bytes = 0
         frames = answer.frames()
         try:
             if self._turned(link):
-                # The turn came before there was an answer to cut.
+                # The shards changed before there was a response to cut.
                 return
             for frame in frames:
                 if isinstance(frame, BatchFrame):
-                    held.append(frame)
-                    held_bytes += len(frame.content)
-                    if held_bytes >= HELD_BYTES_MAX and self._hand_on(link, held):
-                        held, held_bytes = [], 0
+                    frames_held.append(frame)
+                    frames_held_bytes += len(frame.content)
+                    if frames_held_bytes >= HELD_BYTES_MAX and self._hand_on(link, frames_held):
+                        frames_held, frames_held_bytes = [], 0
                 elif isinstance(frame, EndFrame):
                     continue
                 else:
-                    self._deliver(link, held, frame)
-                    held, held_bytes = [], 0
+                    self._deliver(link, frames_held, frame)
+                    frames_held, frames_held_bytes = [], 0
                     link.start = {"position": str(frame.position)}
                     self.behind_bytes = frame.behind_bytes
                     self._backoff.progressed(link.daemon)
@@ -255,12 +255,13 @@ class Intake:
         return body
 
     def _hand_on(self, link: _Link, held: list[BatchFrame]) -> bool:
-        """Hand on the beginning of a transaction that is too large to be held; False where it must be held.
+        """Deliver the start of a transaction that is too large to buffer; return False if it must be
+        buffered.
 
-        Where the answer breaks off before its end, it comes again from its beginning.
+        If the response breaks off before the transaction's end, it is repeated from the start.
         """
         if any(shard.floors for shard in link.shards.values()):
-            # What a floor leaves out is told by whose server the transaction is, and that by its end.
+            # Floors depend on the transaction's server, which is only known at its end.
             return False
         rows_of = self._rows_of(link, held, link.cuts)
         for number, shard in link.shards.items():
@@ -269,7 +270,7 @@ class Intake:
         return True
 
     def _deliver(self, link: _Link, held: list[BatchFrame], frame: PositionFrame) -> None:
-        """Hand each shard what it has not had, and the place behind it."""
+        """Deliver to each shard its new rows, and the place after them."""
         cuts = self._floored(link, frame)
         rows_of = self._rows_of(link, held, cuts)
         place = Place(frame.position, frame.gtid_set, frame.server_key, frame.time_us)
@@ -277,17 +278,17 @@ class Intake:
             shard.offer(rows_of[number], place.shifted(cuts[number].shift))
 
     def _rows_of(self, link: _Link, held: list[BatchFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
-        """Return what each shard is to have of some batches."""
+        """Return the rows of some batches for each shard."""
         rows_of: dict[int, list[Rows]] = {number: [] for number in link.shards}
-        for one in held:
-            row_bytes = len(one.content) / max(one.rows, 1)
-            for number, batch in split(one.to_arrow(), link.count, cuts):
+        for frame in held:
+            row_bytes = len(frame.content) / max(frame.rows, 1)
+            for number, batch in split(frame.to_arrow(), link.count, cuts):
                 size = int(row_bytes * batch.num_rows)
-                rows_of[number].append(Rows(one.table, one.schema_version, one.key, batch, size))
+                rows_of[number].append(Rows(frame.table, frame.schema_version, frame.key, batch, size))
         return rows_of
 
     def _floored(self, link: _Link, frame: PositionFrame) -> Mapping[int, Cut]:
-        """Return the cuts, with the floors of shards that have not passed them yet."""
+        """Return the cuts, including the floors of shards that have not passed them yet."""
         cuts = link.cuts
         for number, shard in link.shards.items():
             if not shard.floors:
@@ -300,7 +301,7 @@ class Intake:
         return cuts
 
     def _room(self, link: _Link) -> bool:
-        """Wait until every shard has room. False where the shards have changed meanwhile."""
+        """Wait until every shard has room (backpressure). False if the shards have changed meanwhile."""
         for shard in link.shards.values():
             while shard.is_full and not shard.wait_for_room(lambda: not self._turned(link), STALLED_SECONDS):
                 if self._turned(link):
@@ -310,17 +311,20 @@ class Intake:
 
 
 def _consumed(link: _Link) -> Position | None:
-    """Return before which place all shards are consumed, as the daemon numbers it; None where it cannot."""
-    places = [
+    """Return the position before which all shards are consumed, in the daemon's numbering; None if
+    unknown."""
+    positions = [
         shard.stored().shifted(-link.cuts[number].shift).position
         for number, shard in link.shards.items()
         if shard.stored is not None
     ]
-    # After a GTID set the places are those of another server.
-    return min(places) if places and not link.by_gtid_set else None
+    # After a switch by GTID set, the positions belong to another server.
+    return min(positions) if positions and not link.by_gtid_set else None
 
 
 def _of_one_generation(shards: Mapping[int, OwnedShard]) -> dict[int, OwnedShard]:
-    """Return the shards of the newest generation: while their number changes, others are on their way out."""
-    newest = max((one.generation for one in shards.values()), default=0)
-    return {number: one for number, one in shards.items() if one.generation == newest and not one.over}
+    """Return the shards of the newest generation: during a resize, the others are being released."""
+    newest = max((shard.generation for shard in shards.values()), default=0)
+    return {
+        number: shard for number, shard in shards.items() if shard.generation == newest and not shard.over
+    }

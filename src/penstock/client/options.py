@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program says of its subscription, read and refused by name before anything is opened."""
+"""The options of a subscription, parsed and validated before anything is opened."""
 
 import os
 import secrets
@@ -22,22 +22,22 @@ from penstock.source.reading import CHANGE_TYPES, SYSTEM_COLUMNS
 CHECKPOINT = "checkpoint"
 COMPRESSIONS = ("none", "lz4", "zstd")
 
-# Of the columns that a daemon adds, these are always sent: shards are cut and rows are told apart by them.
+# These system columns are always sent: sharding and change types depend on them.
 _SENT_ALWAYS = SYSTEM_COLUMNS[:3]
 _UPDATES = ("update_preimage", "update_postimage")
 
 
 @dataclass(frozen=True)
 class SubscriberOptions:
-    """One member of a subscription; see `penstock.client.sync.Subscriber` for the words.
+    """The options of one member of a subscription; see `penstock.client.sync.Subscriber`.
 
-    `start` None goes on from the checkpoint. `shards` None takes the subscription's count, 1 for a new one.
+    `start` None continues from the checkpoint. `shards` None takes the subscription's count, 1 for a new one.
     """
 
     address: DaemonAddress
     name: str
     member: str
-    # A store's URL may hold a password.
+    # The URL of a store may contain a password.
     coordination: str = field(repr=False)
     tables: tuple[str, ...]
     exclude: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class SubscriberOptions:
 
     @property
     def instance(self) -> str:
-        """The instance that is followed."""
+        """The instance to follow."""
         return self.address.instance
 
     def request(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class SubscriberOptions:
 
 
 class Options(TypedDict, total=False):
-    """The words of a subscriber; `penstock.client.sync.Subscriber` explains them."""
+    """The options of a subscriber; `penstock.client.sync.Subscriber` explains them."""
 
     tables: str | Sequence[str] | None
     exclude: str | Sequence[str] | None
@@ -127,11 +127,11 @@ def read_options(
     token_file: str | None = None,
     tls: Tls | None = None,
 ) -> SubscriberOptions:
-    """Return what was given, read. Raises OptionInvalid."""
+    """Parse and validate the options. Raises OptionInvalid."""
     if not isinstance(source, DaemonAddress):
         source = DaemonAddress.parse(source, token=token, token_file=token_file, tls=tls)
     _refuse_names(name, member)
-    patterns = TablePatterns(_listed(tables), _listed(exclude))
+    patterns = TablePatterns(_as_list(tables), _as_list(exclude))
     if shards is not None and shards < 1:
         raise OptionInvalid(f"shards {shards} is less than 1", hint="Use 1 for all rows in one order")
     if batch_rows < 1:
@@ -166,25 +166,26 @@ def read_options(
 
 
 def default_coordination() -> str:
-    """Return the store that the programs of one user on one host share: a file in the user's state folder."""
+    """Return the default store: an SQLite file in the user's state folder, shared by all programs of the
+    user."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return f"sqlite://{Path(state).absolute() / 'penstock' / 'coordination.db'}"
 
 
 def default_member() -> str:
-    """Return a name that no other member has: host, process, and a few letters."""
+    """Return a unique member name: host, process, and a random suffix."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def _listed(patterns: str | Sequence[str] | None) -> str | list[str] | None:
+def _as_list(patterns: str | Sequence[str] | None) -> str | list[str] | None:
     return patterns if patterns is None or isinstance(patterns, str) else list(patterns)
 
 
 def _refuse_names(name: str, member: str | None) -> None:
-    for what, given in (("name", name), ("member", member)):
-        if given is not None and (not given.strip() or "/" in given):
+    for what, value in (("name", name), ("member", member)):
+        if value is not None and (not value.strip() or "/" in value):
             raise OptionInvalid(
-                f"{what} {given!r} cannot be a {what}",
+                f"{what} {value!r} cannot be a {what}",
                 hint='Use letters, without "/": the daemon shows NAME/MEMBER',
             )
 
@@ -192,8 +193,10 @@ def _refuse_names(name: str, member: str | None) -> None:
 def _changes(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
     if kinds is None:
         return None
-    given = [kinds] if isinstance(kinds, str) else list(kinds)
-    wanted = [one for kind in given for one in (_UPDATES if kind == "update" else (kind,))]
+    requested = [kinds] if isinstance(kinds, str) else list(kinds)
+    wanted = [
+        change_type for kind in requested for change_type in (_UPDATES if kind == "update" else (kind,))
+    ]
     for kind in wanted:
         if kind not in CHANGE_TYPES:
             raise OptionInvalid(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shards that are ours, as several threads see them: one fills them, others consume and ack."""
+"""The shards that are ours, shared by several threads: one fills them, others consume and ack."""
 
 import threading
 import time
@@ -14,16 +14,16 @@ from penstock.coordinate.floors import NO_FLOORS, Floors
 from penstock.errors import LeaseLost
 from penstock.limits import MIB
 
-# What of one shard is received ahead of its acks: enough that a consumer never waits for the network.
+# How much of one shard is received ahead of its acks: enough that a consumer never waits for the network.
 HELD_BYTES_MAX = 64 * MIB
 
-# An unacked batch that holds everything up for so long is worth a line in the log.
+# An unacked batch that blocks reading for this long is logged.
 STALLED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one table that belong to one shard; `size` is about how many bytes they are."""
+    """Rows of one table that belong to one shard; `size` is their approximate number of bytes."""
 
     table: str
     schema_version: int
@@ -33,14 +33,14 @@ class Rows:
 
 
 class OwnedShard:
-    """One shard of `count`, from the moment that it is gained until it is lost. Safe for threads.
+    """One shard of `count`, from gaining it until losing it. Thread-safe.
 
-    First it is left, and gives nothing more but takes acks of what is being worked on; then it is lost, and
-    no ack counts. `generation` grows when a subscription gets another number of shards.
+    First it is left: it hands out nothing more, but accepts acks of batches in progress. Then it is lost, and
+    acks are rejected. `generation` increases when a subscription is resized.
 
-    `moved` is called, quickly, with each place up to which everything is acked; it raises LeaseLost where the
-    shard has another owner. While `is_held` says no, nothing is handed out. `arrived` is called whenever
-    there may be something to take, or the shard was lost.
+    `moved` is called with each place up to which everything is acked. It must be quick, and raises LeaseLost
+    if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called
+    whenever there may be a batch to take, or the shard was lost.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OwnedShard:
         generation: int = 0,
         stored: Callable[[], Place] | None = None,
     ) -> None:
-        # Before which place everything is consumed as the store has it, where there is one.
+        # The stored place before which everything is consumed, if there is a store.
         self.stored = stored
         self.shard = shard
         self.token = token
@@ -74,39 +74,40 @@ class OwnedShard:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of the shard is to be begun any more: it is being given up, or lost."""
+        """Whether no work on the shard may start any more: it is being released, or was lost."""
         return self._leaving
 
     @property
     def read(self) -> Place:
-        """The place behind everything that was received."""
+        """The place after everything received."""
         with self._lock:
             return self._flow.read
 
     @property
     def done(self) -> Place:
-        """The place behind everything that is consumed."""
+        """The place after everything consumed."""
         with self._lock:
             return self._flow.done
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is held that no more is received for now."""
+        """Whether the buffer is full, so that receiving pauses."""
         return self._flow.held_bytes >= HELD_BYTES_MAX and not self._leaving
 
     @property
     def waiting(self) -> int:
-        """How many batches can be taken."""
+        """The number of batches that can be taken."""
         return 0 if self._leaving else self._flow.waiting
 
     def is_current(self, batch: ChangeBatch) -> bool:
-        """Tell whether a batch was handed out after the last rollback."""
+        """Return whether a batch was handed out after the last rollback."""
         return batch.round == self._flow.rollbacks
 
     def offer(self, contents: Sequence[Rows], end: Place | None) -> None:
-        """Take what was received up to a place; what lies before `read` has been taken already.
+        """Add received rows up to a place. Rows before `read` were added already and are dropped.
 
-        None is inside a transaction that is too large to be held: it is handed out before its end is known.
+        `end` None means inside a transaction that is too large to buffer: its rows are handed out before its
+        end is known.
         """
         with self._lock:
             if self._leaving or (end is not None and end.position < self._flow.read.position):
@@ -117,20 +118,20 @@ class OwnedShard:
                 try:
                     self._moved(end)
                 except LeaseLost:
-                    # Who took the shard has told the store; that we lost it comes from there.
+                    # Another owner has taken the shard. The coordination store reports the loss.
                     self._leaving = self._lost = True
                     return
         if contents:
             self.arrived()
 
     def take(self) -> ChangeBatch | None:
-        """Hand out the next batch, None where there is none, or the shard is not ours as far as we know."""
+        """Hand out the next batch, None if there is none, or the shard may no longer be ours."""
         with self._lock:
             delivery = self._flow.take() if not self._leaving and self._is_held() else None
         return None if delivery is None else self._batch(delivery)
 
     def ack(self, number: int, round_: int) -> None:
-        """Take an ack. Raises LeaseLost where the shard is no longer ours, OptionInvalid after a rollback."""
+        """Process an ack. Raises LeaseLost if the shard is no longer ours, OptionInvalid after a rollback."""
         with self._lock:
             if self._lost:
                 raise LeaseLost(
@@ -143,7 +144,7 @@ class OwnedShard:
                 self._taken.notify_all()
 
     def rollback(self) -> int:
-        """Let everything behind the last ack be delivered again; return how many batches that is."""
+        """Redeliver everything after the last ack; return the number of batches."""
         with self._lock:
             again = self._flow.rollback()
         if again:
@@ -151,25 +152,26 @@ class OwnedShard:
         return again
 
     def wait_for_room(self, going_on: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the shard is not full. False where it is after so many seconds, or when called off."""
+        """Wait until the shard has room. False if it is still full after `seconds`, or `going_on` returns
+        False."""
         deadline = time.monotonic() + seconds
         with self._lock:
             while self.is_full:
-                left = deadline - time.monotonic()
-                if left <= 0 or not going_on():
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not going_on():
                     return False
-                self._taken.wait(min(left, 0.1))
+                self._taken.wait(min(remaining, 0.1))
         return True
 
     def leave(self) -> None:
-        """Hand out nothing more; acks of what was handed out count still."""
+        """Stop handing out batches; acks of earlier batches still count."""
         with self._lock:
             self._leaving = True
             self._taken.notify_all()
         self.arrived()
 
     def lose(self) -> None:
-        """Let no ack count any more: another may have the shard."""
+        """Reject further acks: another member may have the shard."""
         with self._lock:
             self._leaving = self._lost = True
             self._taken.notify_all()
@@ -192,7 +194,7 @@ class OwnedShard:
 
 
 class OwnedShards:
-    """All shards that are ours, by number. `version` rises with every gain and loss. Safe for threads."""
+    """All shards that are ours, by number. `version` increases with every gain and loss. Thread-safe."""
 
     def __init__(self) -> None:
         self._shards: dict[int, OwnedShard] = {}
@@ -200,14 +202,14 @@ class OwnedShards:
         self.version = 0
 
     def gain(self, shard: OwnedShard) -> None:
-        """Take a shard in."""
+        """Add a shard."""
         with self._changed:
             self._shards[shard.shard] = shard
             self.version += 1
             self._changed.notify_all()
 
     def leave(self, shard: OwnedShard) -> None:
-        """Give a shard up: nothing more is handed out of it."""
+        """Remove a shard: it hands out nothing more."""
         with self._changed:
             if self._shards.get(shard.shard) is shard:
                 del self._shards[shard.shard]
@@ -216,28 +218,28 @@ class OwnedShards:
         shard.leave()
 
     def all(self) -> Mapping[int, OwnedShard]:
-        """Return them as they are now."""
+        """Return the current shards."""
         with self._changed:
             return dict(self._shards)
 
     def wait(self, version: int, seconds: float) -> None:
-        """Wait until the shards are others than at a version, or so many seconds are over, or woken."""
+        """Wait until the version changes, `seconds` have passed, or `wake` is called."""
         with self._changed:
             if self.version == version:
                 self._changed.wait(seconds)
 
     def wake(self) -> None:
-        """Let nobody wait any longer."""
+        """Wake all waiting threads."""
         with self._changed:
             self.version += 1
             self._changed.notify_all()
 
 
 def roll_back(shards: Mapping[int, OwnedShard], shard: int | None) -> int:
-    """Let what is unacked of one shard, or of all, be delivered again; return how many batches that is.
+    """Redeliver the unacked batches of one shard, or of all; return the number of batches.
 
-    Raises LeaseLost where the shard is not among them.
+    Raises LeaseLost if the shard is not among them.
     """
     if shard is not None and shard not in shards:
         raise LeaseLost(f"shard {shard} is not ours", hint="See who has it: penstock subscriptions show")
-    return sum(one.rollback() for number, one in shards.items() if shard in (None, number))
+    return sum(owned_shard.rollback() for number, owned_shard in shards.items() if shard in (None, number))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of one batch, cut by shard, without those that a shard has consumed: whole columns, no loop."""
+"""Splitting the rows of a batch by shard, without rows that a shard has consumed: on whole columns, no
+loops."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from penstock.source.sharding import CHANGE_TYPE, preimages_of, with_kinds
 SLOT_COLUMN = "_shard_slot"
 VERSION_COLUMN = "_commit_version"
 
-# A commit version has the base of its epoch from this bit on.
+# The epoch base starts at this bit of a commit version.
 _EPOCH_BIT = 32
 
 _Versions = npt.NDArray[numpy.int64]
@@ -25,8 +26,8 @@ _Slots = npt.NDArray[numpy.int16]
 class Cut:
     """Which rows of a shard are still to be delivered, and how its commit versions are numbered.
 
-    Rows below the commit version `floor` of the daemon are dropped. `shift` is added to the base of the epoch
-    in the daemon's commit versions; `floors`, the least version for each slot, hold for what comes out.
+    Rows below the daemon's commit version `floor` are dropped. `shift` is added to the epoch base of the
+    daemon's commit versions. `floors`, the lowest version for each slot, apply to the shifted versions.
     """
 
     floor: int
@@ -37,11 +38,11 @@ class Cut:
 def split(
     batch: pyarrow.RecordBatch, shards: int, cuts: Mapping[int, Cut]
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
-    """Return the rows of each shard of `cuts` that has any, in their order, without the slots' column.
+    """Return the rows of each shard of `cuts` that has any, in their order, without the slot column.
 
-    Without a column of slots all rows belong to shard 0. Rows of other shards are dropped. Where a shard has
-    consumed one image of an update, as the half of a move between shards of an earlier number, the other one
-    comes as the half that it was: the image before as a delete, the one after as an insert.
+    Without a slot column all rows belong to shard 0. Rows of other shards are dropped. If a shard has
+    consumed only one image of an update, because it was half of a move between shards before a resize, the
+    other image is delivered as that half: a preimage as a delete, a postimage as an insert.
     """
     versions: _Versions = _values(batch.column(VERSION_COLUMN), numpy.int64)
     slots: _Slots | None = None
@@ -62,28 +63,28 @@ def _by_shard(
     shards: int,
     cuts: Mapping[int, Cut],
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
-    of = numpy.zeros(len(versions), numpy.int16) if slots is None else slots % numpy.int16(shards)
-    # Commit versions rise in a batch, so the first one speaks for all where it is high enough.
+    shard_of_row = numpy.zeros(len(versions), numpy.int16) if slots is None else slots % numpy.int16(shards)
+    # Commit versions increase within a batch, so if the first is high enough, all are.
     passed = not len(versions) or all(
         versions[0] >= cut.floor and cut.floors is None for cut in cuts.values()
     )
-    if passed and len(of) and (of == of[0]).all():
-        return [(int(of[0]), batch)] if int(of[0]) in cuts else []
-    found = []
+    if passed and len(shard_of_row) and (shard_of_row == shard_of_row[0]).all():
+        return [(int(shard_of_row[0]), batch)] if int(shard_of_row[0]) in cuts else []
+    parts = []
     if not passed:
         for shard, cut in cuts.items():
-            fresh = (of == shard) & _fresh(versions, slots, cut)
-            told = batch if cut.floors is None else _with_halves(batch, fresh)
-            found.append((shard, told.take(pyarrow.array(numpy.flatnonzero(fresh)))))
-        return found
-    # One pass over the columns for all shards, then slices that cost nothing.
-    order = numpy.argsort(of, kind="stable")
-    sorted_of = of[order]
-    taken = batch.take(pyarrow.array(order))
+            fresh = (shard_of_row == shard) & _fresh(versions, slots, cut)
+            changed = batch if cut.floors is None else _with_halves(batch, fresh)
+            parts.append((shard, changed.take(pyarrow.array(numpy.flatnonzero(fresh)))))
+        return parts
+    # One pass over the columns for all shards; the slices then cost nothing.
+    order = numpy.argsort(shard_of_row, kind="stable")
+    sorted_shards = shard_of_row[order]
+    ordered = batch.take(pyarrow.array(order))
     for shard in cuts:
-        first, end = (int(numpy.searchsorted(sorted_of, shard, side)) for side in ("left", "right"))
-        found.append((shard, taken.slice(first, end - first)))
-    return found
+        first, end = (int(numpy.searchsorted(sorted_shards, shard, side)) for side in ("left", "right"))
+        parts.append((shard, ordered.slice(first, end - first)))
+    return parts
 
 
 def _fresh(
@@ -98,11 +99,11 @@ def _fresh(
 
 
 def _with_halves(batch: pyarrow.RecordBatch, fresh: npt.NDArray[numpy.bool_]) -> pyarrow.RecordBatch:
-    """Return the rows with images as deletes and inserts where only they are fresh of their updates."""
+    """Return the rows, with single fresh images of updates turned into deletes and inserts."""
     if CHANGE_TYPE not in batch.schema.names:
         return batch
-    (places,) = preimages_of(batch).nonzero()
-    halves = places[fresh[places] != fresh[places + 1]]
+    (updates,) = preimages_of(batch).nonzero()
+    halves = updates[fresh[updates] != fresh[updates + 1]]
     if not halves.size:
         return batch
     before = fresh[halves]
@@ -113,13 +114,13 @@ def _with_halves(batch: pyarrow.RecordBatch, fresh: npt.NDArray[numpy.bool_]) ->
 def _shifted(batch: pyarrow.RecordBatch, shift: int) -> pyarrow.RecordBatch:
     if not shift:
         return batch
-    at = batch.schema.get_field_index(VERSION_COLUMN)
-    versions = _values(batch.column(at), numpy.int64) + (shift << _EPOCH_BIT)
-    columns = [*batch.columns[:at], pyarrow.array(versions), *batch.columns[at + 1 :]]
+    column_index = batch.schema.get_field_index(VERSION_COLUMN)
+    versions = _values(batch.column(column_index), numpy.int64) + (shift << _EPOCH_BIT)
+    columns = [*batch.columns[:column_index], pyarrow.array(versions), *batch.columns[column_index + 1 :]]
     return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _values(column: pyarrow.Array, kind: type[numpy.generic]) -> npt.NDArray[Any]:
-    """Return a column's own values: pyarrow's way to numpy loads pandas, which takes a second."""
+    """Return a column's values. pyarrow's own conversion would import pandas, which takes a second."""
     width = numpy.dtype(kind).itemsize
     return numpy.frombuffer(column.buffers()[1], kind, len(column), column.offset * width)

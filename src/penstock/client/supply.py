@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kind of subscriber consumes from: shards that come and go, filled by somebody else."""
+"""The source of every kind of subscriber: shards that come and go, filled by other threads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from penstock.client.owned import OwnedShard
 
 @dataclass(frozen=True)
 class Taker:
-    """Who consumes. `gained` is called with a shard before anything is in it.
+    """The callbacks of a consumer. `gained` is called with a shard before it has any content.
 
-    `lost` is called with a shard that has been given up, and returns when nobody works on its batches any
-    more: only then another may have it. `ended` is called when nothing will come any more, with what went
-    wrong, or None. All are called by the supply's own threads.
+    `lost` is called with a released shard, and returns when nobody works on its batches any more; only then
+    may another member have it. `ended` is called when nothing more will arrive, with the error or None. The
+    supply's threads call them.
     """
 
     gained: Callable[[OwnedShard], None]
@@ -23,13 +23,13 @@ class Taker:
 
 
 class Supply(Protocol):
-    """Where shards come from: daemons and a coordination store, or what a test feeds."""
+    """Where shards come from: daemons and a coordination store, or a test's input."""
 
     def start(self, taker: Taker) -> None:
-        """Begin. Raises what keeps it from beginning."""
+        """Start. Raises the error that prevents it."""
 
     def stop(self) -> None:
-        """Give every shard up, note how far each was consumed, and end. Again is fine."""
+        """Release every shard, store its progress, and end. Safe to repeat."""
 
     def shards(self) -> Mapping[int, OwnedShard]:
         """Return the shards that are ours now."""

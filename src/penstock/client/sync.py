@@ -17,39 +17,41 @@ from penstock.source.daemon_address import DaemonAddress
 
 
 class Subscriber(Consumption):
-    """One member of a subscription: it consumes some of its shards, and all of them while it is alone.
+    """One member of a subscription: it consumes some of its shards, or all of them while it is the only
+    member.
 
-    `source` names an instance and the daemons that serve it; `name` the subscription, of which any number of
-    processes on any number of hosts are members, as long as they share `coordination`: by default an SQLite
-    file in the user's state folder, which joins the processes of one host; `zookeeper://...` joins hosts.
+    `source` names an instance and the daemons that serve it. `name` is the subscription. Any number of
+    processes on any number of hosts can be its members, as long as they share `coordination`: by default an
+    SQLite file in the user's state folder, which connects the processes of one host; `zookeeper://...`
+    connects hosts.
 
-    What is consumed: `tables` and `exclude` are patterns, none means what the instance shows; `changes` some
-    of insert, update and delete; `where` an SQL predicate over columns, and `columns` the wanted ones: the
-    daemon applies all of them. Rows are shared out over `shards` by hash of `shard_columns` (table pattern to
-    columns; the primary key where none fits), so that changes of one key come in order. One `shards` keeps
-    the order of commits. `shards` may be left out: then it is the count that the subscription has.
+    Selection, applied by the daemon: `tables` and `exclude` are patterns, by default what the instance shows;
+    `changes` are some of insert, update and delete; `where` is an SQL predicate over columns; `columns` are
+    the columns to send. Rows are distributed over `shards` by a hash of `shard_columns` (table pattern to
+    columns; the primary key if none matches), so changes of one key stay in order. A single shard keeps the
+    commit order. Without `shards`, the subscription's count applies.
 
-    Where: `start` "checkpoint" goes on behind what was acked, without a checkpoint from `begin`. `start` may
-    also be "earliest", "latest", a time, a GTID set or a position; it then sets the whole subscription there,
-    unless other members are at work on it.
+    Start: `start` "checkpoint" continues after what was acked, or from `begin` without a checkpoint. `start`
+    may also be "earliest", "latest", a time, a GTID set or a position; it then moves the whole subscription
+    there, unless other members are running.
 
-    `ack` is "auto" or "manual"; `on_failure` "retry" and "stop" end the subscriber after `retries` more
-    tries, "skip" passes the batch over. A checkpoint is written at most `checkpoint_seconds` after its ack.
+    `ack` is "auto" or "manual". `on_failure` "retry" and "stop" end the subscriber after `retries` retries,
+    "skip" skips the batch. A checkpoint is written at most `checkpoint_seconds` after its ack.
 
-    Raises OptionInvalid for what is wrong in itself, and where the subscription is another one by that name.
+    Raises OptionInvalid for invalid options, and if another subscription has the name.
     """
 
     def __init__(self, source: str | DaemonAddress, *, name: str, **options: Unpack[Options]) -> None:
-        found = read_options(source, name=name, **options)
-        self.options = found
-        self._following = Following(found)
-        super().__init__(self._following, found.policy, found.ack)
+        parsed = read_options(source, name=name, **options)
+        self.options = parsed
+        self._following = Following(parsed)
+        super().__init__(self._following, parsed.policy, parsed.ack)
 
     def status(self) -> FollowingStatus:
-        """Return how this member stands now; never waits."""
+        """Return the current status of this member, without waiting."""
         return self._following.status()
 
     @property
     def positions(self) -> Mapping[int, str]:
-        """Where each shard that is ours stands: everything before its position is consumed."""
+        """The position of each shard that is ours: everything before it is consumed."""
         return {number: str(shard.done.position) for number, shard in self._following.shards().items()}

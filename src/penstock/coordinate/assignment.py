@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which member has which shard: a pure function, the same for everybody who asks with the same facts."""
+"""The assignment of shards to members: a pure function, so all callers with the same input agree."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,72 +11,75 @@ from penstock.coordinate.store import HINT_RECORD, Record, reading_record
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who is to have which shard of a generation; `token` is of the leader's lease under which it was
-    written.
-    """
+    """The owner of each shard of a generation; `token` belongs to the leader's lease under which it was
+    written."""
 
     generation: int = 0
     token: int = 0
     owners: Mapping[int, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the record's value."""
+        """Return the value of the record."""
         owners = {str(shard): member for shard, member in self.owners.items()}
         return json.dumps({"generation": self.generation, "token": self.token, "owners": owners}).encode()
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read the record; without one nobody is to have anything. Raises SchemaInvalid."""
+        """Read the record; without a record no shard has an owner. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_record("the assignment of shards", HINT_RECORD):
-            found = json.loads(record.value)
-            owners = {int(shard): member for shard, member in found["owners"].items()}
-            return cls(found["generation"], found["token"], owners)
+            values = json.loads(record.value)
+            owners = {int(shard): member for shard, member in values["owners"].items()}
+            return cls(values["generation"], values["token"], owners)
 
     def shards_of(self, member: str) -> frozenset[int]:
-        """Return what a member is to have."""
+        """Return the shards assigned to a member."""
         return frozenset(shard for shard, owner in self.owners.items() if owner == member)
 
 
 def assign(
     shards: int, members: Sequence[str], current: Mapping[int, str], pins: Mapping[int, str] | None = None
 ) -> Mapping[int, str]:
-    """Return the member of each shard, spread so that no member has two more than another.
+    """Return the member of each shard, balanced so that shard counts differ by at most one.
 
-    Shards stay where they are (`current`) as far as the spread allows: no assignment that is spread so
-    moves fewer. A pin keeps a shard with its member, even where that makes the spread uneven: then the
-    others are spread as evenly as the pins leave it. Pins of members who are not there say nothing. Without
-    members the answer is empty.
+    Shards stay with their `current` owner as far as the balance allows; no balanced assignment moves fewer
+    shards. A pin keeps a shard with its member even if that unbalances the result; the other shards are then
+    balanced as well as the pins allow. Pins to absent members are ignored. Without members the result is
+    empty.
     """
     names = sorted(set(members))
     if not names:
         return {}
-    found = {shard: member for shard, member in (pins or {}).items() if member in names and shard < shards}
-    pinned = {name: [shard for shard in sorted(found) if found[shard] == name] for name in names}
-    free = [shard for shard in range(shards) if shard not in found]
+    owners = {shard: member for shard, member in (pins or {}).items() if member in names and shard < shards}
+    pinned = {name: [shard for shard in sorted(owners) if owners[shard] == name] for name in names}
+    free = [shard for shard in range(shards) if shard not in owners]
     kept: dict[str, list[int]] = {name: [] for name in names}
     for shard in free:
         if current.get(shard) in kept:
             kept[current[shard]].append(shard)
-    room = _room(len(free), {name: len(pinned[name]) for name in names}, kept)
+    quota = _share_free_shards(len(free), {name: len(pinned[name]) for name in names}, kept)
     for name in names:
-        found.update(dict.fromkeys(kept[name][: room[name]], name))
-    homeless = iter([shard for shard in free if shard not in found])
+        owners.update(dict.fromkeys(kept[name][: quota[name]], name))
+    unassigned = iter([shard for shard in free if shard not in owners])
     for name in names:
-        for _ in range(room[name] - len(kept[name])):
-            found[next(homeless)] = name
-    return {shard: found[shard] for shard in range(shards)}
+        for _ in range(quota[name] - len(kept[name])):
+            owners[next(unassigned)] = name
+    return {shard: owners[shard] for shard in range(shards)}
 
 
-def _room(free: int, pinned: Mapping[str, int], kept: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
-    """Return how many of the free shards each member is to have.
+def _share_free_shards(
+    free: int, pinned: Mapping[str, int], kept: Mapping[str, Sequence[int]]
+) -> Mapping[str, int]:
+    """Return how many of the free shards each member gets.
 
-    Every shard goes to whoever has fewest; among equals to one that has a shard to keep, then by name. So
-    whoever already has more is the one that ends up with the one more.
+    Each shard goes to the member with the fewest; ties go to a member with a shard to keep, then by name. So
+    the members that already have more shards end up with the extra ones.
     """
-    room = dict.fromkeys(pinned, 0)
+    quota = dict.fromkeys(pinned, 0)
     for _ in range(free):
-        least = min(room, key=lambda name: (pinned[name] + room[name], len(kept[name]) <= room[name], name))
-        room[least] += 1
-    return room
+        receiver = min(
+            quota, key=lambda name: (pinned[name] + quota[name], len(kept[name]) <= quota[name], name)
+        )
+        quota[receiver] += 1
+    return quota

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far each shard of a subscription has been consumed, written only by whoever holds the shard.
+"""The consumed position of each shard of a subscription, written only by the holder of the shard.
 
-A shard's record has the checkpoint and the token of its holder. A new holder marks its token in it before
-it reads; from then on a write under an earlier token finds another one and is refused, however late it
-comes. `fence` refuses every token up to a number: the holder's, when somebody sets the checkpoint by hand,
-and every token there can be, when the subscription has gone on to another generation of shards.
+A shard's record has the checkpoint and the fencing token of its holder. A new holder stores its token before
+it reads the checkpoint. A later write under an earlier token finds the new token and is rejected, no matter
+how late it arrives. `fence` rejects all tokens up to a number: the holder's token if the checkpoint was reset
+by hand, and every possible token if the subscription has moved to another generation of shards.
 """
 
 import json
@@ -23,10 +23,10 @@ from penstock.coordinate.store import (
 )
 from penstock.errors import LeaseLost, VersionConflict
 
-# Larger than every token: nobody may write.
+# Larger than every token: rejects all writers.
 TOKEN_MAX = (1 << 63) - 1
 
-# A conflict means that another has written; nobody but a holder, its follower and a person do.
+# A conflict means a concurrent write, by the holder, its successor or an operator.
 _TRIES_MAX = 20
 
 
@@ -34,10 +34,10 @@ _TRIES_MAX = 20
 class Checkpoint:
     """Everything before `position` was consumed.
 
-    `position` is a place between transactions, as `Position` writes it, in the coordinates of the server
-    that `server_key` names; `gtid_set` holds every transaction before it and finds the place on another
-    server of the cluster, "" without GTIDs. `time_us` is the commit time of the last transaction consumed
-    (0 for none), `updated_us` when this was noted; both microseconds UTC since 1970.
+    `position` lies between transactions, in the format of `Position`, in the coordinates of the server
+    `server_key`. `gtid_set` has all transactions before it and locates it on another server of the cluster;
+    "" without GTIDs. `time_us` is the commit time of the last consumed transaction (0 for none), `updated_us`
+    the time of the checkpoint; both in microseconds UTC since 1970.
     """
 
     position: str
@@ -48,16 +48,15 @@ class Checkpoint:
 
     @classmethod
     def now(cls, position: str, gtid_set: str = "", server_key: str = "", time_us: int = 0) -> Self:
-        """Make a checkpoint that is noted now."""
+        """Return a checkpoint with the current time."""
         return cls(position, gtid_set, server_key, time_us, time.time_ns() // 1000)
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """What stands about a shard: where it goes on, which rows of it were consumed before, and who may
-    write.
+    """The state of a shard: its checkpoint, the rows consumed before a resize, and who may write.
 
-    `token` is of the last holder (0: none yet); tokens up to `fence` may not write.
+    `token` belongs to the last holder (0: none yet); tokens up to `fence` may not write.
     """
 
     checkpoint: Checkpoint | None = None
@@ -67,41 +66,41 @@ class ShardState:
 
     @property
     def closed(self) -> bool:
-        """Whether the subscription has gone on to other shards, and nobody may write this one."""
+        """Whether the subscription has moved to other shards, so that nobody may write this one."""
         return self.fence == TOKEN_MAX
 
     def encode(self) -> bytes:
-        """Return the record's value."""
-        found: dict[str, Any] = {"token": self.token, "fence": self.fence}
+        """Return the value of the record."""
+        values: dict[str, Any] = {"token": self.token, "fence": self.fence}
         if self.checkpoint is not None:
-            found["checkpoint"] = asdict(self.checkpoint)
+            values["checkpoint"] = asdict(self.checkpoint)
         if self.floors:
-            found["floors"] = self.floors.to_json()
-        return json.dumps(found).encode()
+            values["floors"] = self.floors.to_json()
+        return json.dumps(values).encode()
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read a shard's record; a shard without one was never held. Raises SchemaInvalid."""
+        """Read a shard's record; a shard without a record was never held. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_record("the checkpoint of a shard", HINT_RECORD):
-            found = json.loads(record.value)
-            checkpoint = found.get("checkpoint")
+            values = json.loads(record.value)
+            checkpoint = values.get("checkpoint")
             return cls(
                 None if checkpoint is None else Checkpoint(**checkpoint),
-                Floors.from_json(found["floors"]) if "floors" in found else NO_FLOORS,
-                int(found["token"]),
-                int(found["fence"]),
+                Floors.from_json(values["floors"]) if "floors" in values else NO_FLOORS,
+                int(values["token"]),
+                int(values["fence"]),
             )
 
 
 def shard_path(subscription: str, generation: int, shard: int, *names: str) -> str:
-    """Return the path of something of a shard, below a subscription's path."""
+    """Return the path of a shard's record, below a subscription's path."""
     return subscription + path_of("generations", str(generation), "shards", str(shard), *names)
 
 
 class Checkpoints:
-    """The checkpoints of a subscription's shards, in one generation of them. Safe for threads.
+    """The checkpoints of a subscription's shards in one generation. Thread-safe.
 
     `subscription` is its path: see `subscription_record.subscription_path`.
     """
@@ -110,22 +109,22 @@ class Checkpoints:
         self._store = store
         self.subscription = subscription
         self.generation = generation
-        # The versions that our own writes gave, so that a write is one round trip.
+        # The versions returned by our own writes, so that the next write takes one round trip.
         self._versions: dict[int, tuple[int, ShardState]] = {}
 
     def read(self, shard: int) -> Checkpoint | None:
-        """Return a shard's checkpoint, None where it has none yet. Raises CoordinationLost."""
+        """Return a shard's checkpoint, None if it has none yet. Raises CoordinationLost."""
         return self.state(shard).checkpoint
 
     def state(self, shard: int) -> ShardState:
-        """Return all that stands about a shard. Raises CoordinationLost."""
+        """Return the state of a shard. Raises CoordinationLost."""
         return ShardState.of(self._store.get(self._path(shard)))
 
     def take(self, shard: int, token: int) -> ShardState:
-        """Mark a shard as held under a token, and return where it goes on.
+        """Mark a shard as held under a token, and return its state.
 
-        From the return on no earlier holder can write. Raises LeaseLost where a later token stands
-        there already or the token is fenced, and CoordinationLost.
+        After the return, no earlier holder can write. Raises LeaseLost if a later token is stored or the
+        token is fenced, and CoordinationLost.
         """
         for _ in range(_TRIES_MAX):
             version, state = self._fetch(shard)
@@ -137,30 +136,30 @@ class Checkpoints:
         raise self._busy(shard)
 
     def write(self, shard: int, token: int, checkpoint: Checkpoint) -> None:
-        """Note how far a shard was consumed, under the token it was taken with.
+        """Write a shard's checkpoint under the token it was taken with.
 
-        Floors that the checkpoint has passed are dropped. Raises LeaseLost where the shard is no longer
-        held under this token, and CoordinationLost, after which the checkpoint may or may not stand.
+        Floors that the checkpoint has passed are dropped. Raises LeaseLost if the shard is no longer held
+        under this token. After CoordinationLost, the checkpoint may or may not have been written.
         """
-        known = self._versions.get(shard)
+        cached = self._versions.get(shard)
         for _ in range(_TRIES_MAX):
-            version, state = known or self._fetch(shard)
+            version, state = cached or self._fetch(shard)
             if token != state.token or token <= state.fence:
-                if known is None:
+                if cached is None:
                     raise self._lost(shard, token, state)
-                known = None
+                cached = None
                 continue
             floors = state.floors.after(checkpoint.position, checkpoint.server_key)
             if self._swap(shard, version, replace(state, checkpoint=checkpoint, floors=floors)):
                 return
-            known = None
+            cached = None
         raise self._busy(shard)
 
     def reset(self, shard: int, checkpoint: Checkpoint | None) -> None:
-        """Set a shard's checkpoint by hand; None: as if it had never been consumed.
+        """Set a shard's checkpoint by hand; None means that it was never consumed.
 
-        Whoever holds the shard can no longer write under its token, and floors are gone. Raises LeaseLost
-        where the shard is of a generation that is over, and CoordinationLost.
+        Fences the current holder and drops the floors. Raises LeaseLost for a shard of a past generation, and
+        CoordinationLost.
         """
         for _ in range(_TRIES_MAX):
             version, state = self._fetch(shard)
@@ -171,7 +170,7 @@ class Checkpoints:
         raise self._busy(shard)
 
     def close(self, shard: int) -> ShardState:
-        """End the writing of a shard for good, and return what stands there. Raises CoordinationLost."""
+        """Fence a shard permanently, and return its state. Raises CoordinationLost."""
         for _ in range(_TRIES_MAX):
             version, state = self._fetch(shard)
             if state.closed:
@@ -182,11 +181,11 @@ class Checkpoints:
         raise self._busy(shard)
 
     def begin(self, shard: int, state: ShardState) -> None:
-        """Put what a new shard begins with, unless it has begun. Raises CoordinationLost."""
+        """Write the initial state of a new shard, unless it has one. Raises CoordinationLost."""
         try:
             self._store.put(self._path(shard), state.encode(), ABSENT)
         except VersionConflict:
-            # Another does the same from the same checkpoints, which no longer change, and was first.
+            # Another process wrote the same state first, computed from the same final checkpoints.
             return
 
     def _path(self, shard: int) -> str:
@@ -197,7 +196,7 @@ class Checkpoints:
         return ABSENT if record is None else record.version, ShardState.of(record)
 
     def _swap(self, shard: int, version: int, state: ShardState) -> bool:
-        """Write a state over a version; tell whether that version stood there."""
+        """Write a state if the record still has a version; return whether it had."""
         self._versions.pop(shard, None)
         try:
             written = self._store.put(self._path(shard), state.encode(), version)
@@ -207,12 +206,12 @@ class Checkpoints:
         return True
 
     def _lost(self, shard: int, token: int, state: ShardState) -> LeaseLost:
-        place = f"{self.subscription}, shard {shard}"
+        shard_path = f"{self.subscription}, shard {shard}"
         if state.closed:
-            return LeaseLost("the subscription has gone on to another number of shards", position=place)
+            return LeaseLost("the subscription has gone on to another number of shards", position=shard_path)
         if token == state.token:
-            return LeaseLost("the checkpoint was set by hand", position=place)
-        return LeaseLost(f"the shard is held under token {state.token}, not {token}", position=place)
+            return LeaseLost("the checkpoint was set by hand", position=shard_path)
+        return LeaseLost(f"the shard is held under token {state.token}, not {token}", position=shard_path)
 
     def _busy(self, shard: int) -> VersionConflict:
         return VersionConflict(

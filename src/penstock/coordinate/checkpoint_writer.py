@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes checkpoints behind the consumers' backs, at most so much later than they were noted.
+"""Asynchronous checkpoint writes with a bounded delay.
 
-One thread serves every shard that a process holds. Of the checkpoints that were noted for a shard the
-newest is written, as soon as the last one is old enough; so a store sees one write a second for a shard,
-however fast it is consumed, and a consumer that dies repeats at most what it did in that time.
+One thread serves all shards of a process. For each shard it writes the newest noted checkpoint once the
+previous write is old enough. So a store sees about one write per second and shard, regardless of the
+consumer's speed, and a consumer that crashes repeats at most what it did in that time.
 """
 
 import threading
@@ -17,19 +17,19 @@ import structlog
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints
 from penstock.errors import LeaseLost, PenstockError
 
-# How old what stands in the store may be, while the store answers.
+# The maximum age of the stored checkpoint while the store answers.
 CHECKPOINT_SECONDS = 1.0
 
-# A store that does not answer is asked again after so long.
+# The retry interval for a store that does not answer.
 _RETRY_SECONDS = 0.5
 
 _log = structlog.get_logger(__name__)
 
 
 class ShardCheckpoint:
-    """The checkpoint of one shard under one token, on its way to the store.
+    """The checkpoint of one shard under one token, with its pending write.
 
-    Made by `CheckpointWriter.open`.
+    Created by `CheckpointWriter.open`.
     """
 
     def __init__(
@@ -50,29 +50,30 @@ class ShardCheckpoint:
         self._closed = False
         self.shard = shard
         self.token = token
-        # Why nothing is written any more; None as long as it is.
+        # The reason why nothing is written any more, None while the shard is held.
         self.lost: PenstockError | None = None
 
     @property
     def written(self) -> Checkpoint | None:
-        """The newest checkpoint that stands in the store by this writer."""
+        """The newest checkpoint written by this writer."""
         return self._written
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have this written, unless a newer one is noted before.
+        """Schedule a write of this checkpoint, replacing an unwritten one.
 
-        Returns at once. Raises LeaseLost once it is lost.
+        Returns at once. Raises LeaseLost once the shard is lost.
         """
         with self._writer.news:
             self._check()
             waits = self._noted is not None
             self._noted = checkpoint
             if not waits:
-                # The thread knows when the one that waited is due; a consumer notes thousands a second.
+                # A pending write already has a due time. Waking the thread for each checkpoint would be too
+                # expensive.
                 self._writer.news.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Have what was noted written now, and wait for it so long; tell whether it was.
+        """Write the noted checkpoint now and wait for it up to `seconds`; return whether it was written.
 
         Raises LeaseLost.
         """
@@ -84,7 +85,7 @@ class ShardCheckpoint:
             return self._is_idle
 
     def close(self) -> None:
-        """Write no more of it; what is being written now is not waited for. Again is fine."""
+        """Stop writing, without waiting for a write in progress. Closing again does nothing."""
         with self._writer.news:
             self._closed = True
             self._noted = None
@@ -94,21 +95,22 @@ class ShardCheckpoint:
 
     @property
     def due(self) -> float | None:
-        """When it is to be written, by the monotonic clock; None where nothing waits."""
+        """When the next write is due, by the monotonic clock; None if nothing is pending."""
         return None if self._noted is None or self.lost is not None else self._due
 
     def begin(self) -> Checkpoint:
-        """Take what waits."""
+        """Return the pending checkpoint and mark it as being written."""
         assert self._noted is not None
         checkpoint, self._noted, self._writing = self._noted, None, True
         return checkpoint
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write it to the store; the thread does not hold `news` meanwhile."""
+        """Write the checkpoint to the store, without holding `news`."""
         self._checkpoints.write(self.shard, self.token, checkpoint)
 
     def end(self, checkpoint: Checkpoint, error: PenstockError | None, staleness: float) -> None:
-        """Note how the writing went: what was not written waits again, unless a newer one does."""
+        """Record the outcome of a write. A failed checkpoint becomes pending again unless there is a newer
+        one."""
         self._writing = False
         if error is None:
             self._written = checkpoint
@@ -121,7 +123,7 @@ class ShardCheckpoint:
             self._due = time.monotonic() + _RETRY_SECONDS
 
     def tell(self) -> None:
-        """Tell the consumer that it has lost the shard."""
+        """Notify the consumer of a lost shard."""
         if self.lost is not None and self._on_lost is not None:
             self._on_lost(self.lost)
 
@@ -137,11 +139,10 @@ class ShardCheckpoint:
 
 
 class CheckpointWriter:
-    """The thread that writes checkpoints; as a context manager it runs inside the block.
+    """The thread that writes checkpoints; a context manager that runs it inside the block.
 
-    `seconds` bounds how old what stands in the store may be. Errors of a store that does not answer are
-    logged, and the newest checkpoint tried again; LeaseLost ends the shard and is told to its `on_lost`, in
-    the thread.
+    `seconds` bounds the age of the stored checkpoint. Errors of an unavailable store are logged, and the
+    newest checkpoint is retried. LeaseLost ends the shard and calls its `on_lost` in the thread.
     """
 
     def __init__(self, seconds: float = CHECKPOINT_SECONDS) -> None:
@@ -167,7 +168,7 @@ class CheckpointWriter:
         token: int,
         on_lost: Callable[[PenstockError], None] | None = None,
     ) -> ShardCheckpoint:
-        """Begin to write the checkpoints of a shard that was taken under a token.
+        """Start writing the checkpoints of a shard taken under a token.
 
         `on_lost` must not block.
         """
@@ -177,13 +178,13 @@ class CheckpointWriter:
             return opened
 
     def forget(self, shard: ShardCheckpoint) -> None:
-        """Serve a shard no longer; the caller holds `news`."""
+        """Stop serving a shard; the caller holds `news`."""
         if shard in self._shards:
             self._shards.remove(shard)
         self.news.notify_all()
 
     def close(self, seconds: float = CHECKPOINT_SECONDS) -> None:
-        """Write what waits, for so long at most, and end."""
+        """Write the pending checkpoints, for up to `seconds`, and stop."""
         deadline = time.monotonic() + seconds
         for shard in tuple(self._shards):
             try:
@@ -220,9 +221,11 @@ class CheckpointWriter:
             shard.tell()
 
     def _next(self) -> ShardCheckpoint | None:
-        """Wait for a shard that is due, and return it; None at the end."""
+        """Wait for a shard that is due, and return it; None when the writer is closed."""
         while not self._closed:
-            due = [(when, number) for number, one in enumerate(self._shards) if (when := one.due) is not None]
+            due = [
+                (when, number) for number, shard in enumerate(self._shards) if (when := shard.due) is not None
+            ]
             when, number = min(due, default=(None, 0))
             now = time.monotonic()
             if when is not None and when <= now:

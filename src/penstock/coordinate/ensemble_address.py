@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The URL of a ZooKeeper ensemble, read."""
+"""The parsed URL of a ZooKeeper ensemble."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,7 +11,7 @@ from penstock.errors import OptionInvalid
 
 @dataclass(frozen=True)
 class EnsembleAddress:
-    """Where the ensemble is, who we are there, and the node below which everything lies ("" for the top)."""
+    """The hosts of the ensemble, our account there, and the root node of all records ("" for the top)."""
 
     url: str
     hosts: str
@@ -20,7 +20,7 @@ class EnsembleAddress:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Read `zookeeper://[user:password@]host[:port][,host[:port]...][/root]`. Raises OptionInvalid."""
+        """Parse `zookeeper://[user:password@]host[:port][,host[:port]...][/root]`. Raises OptionInvalid."""
         shown = without_password(url)
         authority, slash, root = url.partition("://")[2].partition("/")
         account, _, hosts = authority.rpartition("@")

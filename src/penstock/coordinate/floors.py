@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was consumed already when the number of shards was changed.
+"""The rows that were already consumed when the number of shards changed.
 
-Shards of the old number stood at different places. A new shard takes slots of several of them, so it begins
-at the least of their checkpoints, and leaves out the rows that the old shard of their slot had consumed:
-those whose commit version is below that shard's floor.
+The old shards were at different positions. A new shard gets slots of several old shards, so it starts at the
+lowest of their checkpoints and skips the rows that the old shard of their slot had consumed: those with a
+commit version below that shard's floor.
 """
 
 from dataclasses import asdict, dataclass
@@ -18,11 +18,9 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class Floors:
-    """The floors of the old shards: slot s lay in old shard s % len(versions), whose floor is a commit
-    version.
+    """The floors of the old shards: slot s was in old shard s % len(versions). A floor is a commit version.
 
-    They hold for rows of the server and epoch that they were taken in, and no others. False where nothing
-    is left out.
+    They apply only to rows of the server and epoch in which they were taken. False if nothing is skipped.
     """
 
     versions: tuple[int, ...] = ()
@@ -33,23 +31,23 @@ class Floors:
         return any(self.versions)
 
     def table(self, server_key: str, epoch: int) -> NDArray[np.int64]:
-        """Return the commit version from which on rows are to be consumed, for every slot.
+        """Return the lowest commit version to consume, for every slot.
 
-        32768 numbers, for rows of an epoch of the log that is read: a row is to be consumed where
-        `commit_version >= table[slot]`, both of which may be whole columns. The last number is for slot -1,
-        which belongs to every shard: it has no floor, and may come again. Floors of another server or epoch
-        leave nothing out, so rows may come again, and none is missed.
+        The 32768 numbers apply to rows of an epoch of the log: a row is consumed if `commit_version >=
+        table[slot]`, which also works on whole columns. The last number is for slot -1, which belongs to
+        every shard: it has no floor, so its rows may be repeated. Floors of another server or epoch skip
+        nothing: rows may be repeated, but none is missed.
         """
-        found = np.zeros(SLOTS + 1, dtype=np.int64)
+        minimums = np.zeros(SLOTS + 1, dtype=np.int64)
         if self and (self.server_key, self.epoch) == (server_key, epoch):
             versions = np.asarray(self.versions, dtype=np.int64)
-            found[:SLOTS] = versions[np.arange(SLOTS) % len(versions)]
-        return found
+            minimums[:SLOTS] = versions[np.arange(SLOTS) % len(versions)]
+        return minimums
 
     def after(self, position: str, server_key: str) -> "Floors":
-        """Return what is left of them once everything before a position was consumed.
+        """Return the floors that remain once everything before a position was consumed.
 
-        Nothing is left on another server or in a later epoch: they say nothing there.
+        None remain on another server or in a later epoch, where they do not apply.
         """
         if not self:
             return self
@@ -59,13 +57,13 @@ class Floors:
         return NO_FLOORS if max(self.versions) <= passed.commit_version else self
 
     def to_json(self) -> dict[str, Any]:
-        """Return them as JSON keeps them."""
+        """Return the floors as JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Self:
-        """Read what `to_json` gave."""
-        return cls(tuple(found["versions"]), found["server_key"], found["epoch"])
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Parse the result of `to_json`."""
+        return cls(tuple(values["versions"]), values["server_key"], values["epoch"])
 
 
 NO_FLOORS = Floors()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard that this process holds: from the lease taken to the lease given back."""
+"""A shard held by this process, from acquiring the lease to releasing it."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from penstock.coordinate.lease import Lease
 from penstock.coordinate.subscription_record import Subscription
 from penstock.errors import LeaseLost, PenstockError
 
-# Why a shard is given up.
+# The reasons for giving up a shard.
 MOVED = "moved"
 RESET = "reset"
 RESIZED = "resized"
@@ -28,9 +28,9 @@ _log = structlog.get_logger(__name__)
 
 
 class HeldShard:
-    """A shard that was taken. The consumer begins at `checkpoint` and leaves out what is below `floors`.
+    """A shard that was taken. The consumer starts at `checkpoint` and skips rows below `floors`.
 
-    `token` rises with each holder of the shard, and may be given to a sink that wants to fence as well.
+    `token` increases with each holder of the shard, so a sink can use it as a fencing token.
     """
 
     def __init__(
@@ -54,32 +54,33 @@ class HeldShard:
 
     @property
     def held(self) -> bool:
-        """Whether it is ours as far as can be known now.
+        """Whether the shard is ours, as far as is known now.
 
-        False as long as the store does not confirm our session: deliver nothing new meanwhile. It becomes
-        True again, or the shard is given up.
+        False while the store does not confirm our session: deliver nothing new in that time. It becomes true
+        again, or the shard is given up.
         """
         return self._lease.held and self._writing.lost is None and not self._over.is_set()
 
     @property
     def leaving(self) -> str | None:
-        """Why it is being given up, None where it is not: begin nothing new, and end what was begun."""
+        """Why the shard is being given up, else None. When set, start nothing new, and finish what was
+        started."""
         return self._leaving
 
     @property
     def written(self) -> Checkpoint | None:
-        """The newest checkpoint that this holder has in the store."""
+        """The newest checkpoint that this holder has written to the store."""
         return self._writing.written
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written within the writer's time.
+        """Schedule a checkpoint write.
 
-        Raises LeaseLost once the shard is another's.
+        Raises LeaseLost once another member has the shard.
         """
         self._writing.note(checkpoint)
 
     def flush(self, seconds: float) -> bool:
-        """Have what was noted written now; tell whether it was within the time. Raises LeaseLost."""
+        """Write the noted checkpoint now; return whether it was written in time. Raises LeaseLost."""
         return self._writing.flush(seconds)
 
     def __repr__(self) -> str:
@@ -89,33 +90,36 @@ class HeldShard:
 
     @property
     def left(self) -> bool:
-        """Whether it was given back, so that anybody may take it."""
+        """Whether the shard was released, so that any member may take it."""
         return self._left.is_set()
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is gone for good without having been given up."""
+        """Whether the shard is lost for good without having been given up."""
         return self._lease.lost or self._writing.lost is not None
 
     def wait_left(self, seconds: float) -> bool:
-        """Wait until it was given back, at most so long; tell whether it was."""
+        """Wait up to `seconds` until the shard was released; return whether it was."""
         return self._left.wait(seconds)
 
     def leave(
         self, why: str, lost: Callable[["HeldShard", str], None], grace: float, left: Callable[[], None]
     ) -> None:
-        """Have the consumer end it, then give it back, in threads of its own, and call `left`.
+        """Let the consumer finish, then release the shard and call `left`, in separate threads.
 
-        `lost` returns when the consumer has ended. After `grace` seconds the shard is given back all the
-        same, and what is noted then is refused.
+        `lost` returns when the consumer has finished. After `grace` seconds the shard is released anyway, and
+        later checkpoints are rejected.
         """
         assert self._leaving is None
         self._leaving = why
         deadline = time.monotonic() + grace
-        for step in (partial(self._end, why, lost, deadline), partial(self._give_back, deadline, left)):
+        for step in (
+            partial(self._end_consumer, why, lost, deadline),
+            partial(self._release, deadline, left),
+        ):
             threading.Thread(target=step, name=f"leave-shard-{self.shard}", daemon=True).start()
 
-    def _end(self, why: str, lost: Callable[["HeldShard", str], None], deadline: float) -> None:
+    def _end_consumer(self, why: str, lost: Callable[["HeldShard", str], None], deadline: float) -> None:
         try:
             lost(self, why)
             if not self._writing.flush(max(0.0, deadline - time.monotonic())):
@@ -125,8 +129,8 @@ class HeldShard:
         finally:
             self._over.set()
 
-    def _give_back(self, deadline: float, left: Callable[[], None]) -> None:
-        """Give the lease back once the consumer has ended, or its time is over."""
+    def _release(self, deadline: float, left: Callable[[], None]) -> None:
+        """Release the lease once the consumer has finished, or its grace period is over."""
         if not self._over.wait(max(0.0, deadline - time.monotonic())):
             _log.warning("a shard is given back before its consumer has ended", shard=self.shard)
             self._over.set()
@@ -136,7 +140,7 @@ class HeldShard:
                 self._lease.release()
                 break
             except PenstockError as error:
-                # As long as its session lives nobody else can have the shard, so this is tried until it ends.
+                # While the session lives, nobody else can take the shard, so retry until the session ends.
                 _log.warning("a shard cannot be given back yet", shard=self.shard, error=str(error))
                 time.sleep(_RETRY_SECONDS)
         self._left.set()

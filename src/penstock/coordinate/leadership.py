@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the leader of a subscription does: it says who is to have which shard, and ends what was begun.
+"""The leader's work for a subscription: assign the shards, and finish what was started.
 
-All of it is written over versions, so that of two who both believe they lead one finds the other's word.
+All writes are conditional on versions, so that of two processes that both believe to lead, one detects the
+other.
 """
 
 import time
@@ -13,7 +14,7 @@ from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 
-# Members often come or go several at once; shards are assigned when they have been the same for so long.
+# Members often join or leave together, so shards are assigned once membership is stable for this long.
 SETTLE_SECONDS = 0.2
 
 _LOOK_SECONDS = 5.0
@@ -23,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Leadership:
-    """The leader's part of a member, as long as the lease is held."""
+    """The leader's role of a member, while the lease is held."""
 
     def __init__(self, store: CoordinationStore, lease: Lease, resize_seconds: float) -> None:
         self._store = store
@@ -36,16 +37,16 @@ class Leadership:
 
     @property
     def held(self) -> bool:
-        """Whether it is ours as far as can be known now."""
+        """Whether the lease is ours, as far as is known now."""
         return self._lease.held
 
     @property
     def lost(self) -> bool:
-        """Whether it is over."""
+        """Whether leadership has ended."""
         return self._lease.lost
 
     def lead(self, subscription: Subscription) -> float:
-        """Do what is to be done now; return after how long there may be more. Raises CoordinationLost."""
+        """Do the work that is due; return the seconds until the next check. Raises CoordinationLost."""
         if not self.held:
             return _POLL_SECONDS
         if subscription.resizing is not None:
@@ -59,11 +60,11 @@ class Leadership:
             return unsettled
         self._unpin(subscription)
         self._assign(subscription)
-        self._forget_generations(subscription)
+        self._delete_old_generations(subscription)
         return _LOOK_SECONDS
 
     def _resize(self, subscription: Subscription) -> float:
-        """End a change of the shards once nobody holds one, or the time for that is over."""
+        """Finish a resize once nobody holds a shard, or its time is over."""
         now = time.monotonic()
         self._resizing_since = self._resizing_since or now
         if now < self._resizing_since + self._resize_seconds and self._subscriptions.held(subscription):
@@ -72,34 +73,34 @@ class Leadership:
         return 0.0
 
     def _unpin(self, subscription: Subscription) -> None:
-        """Let go of shards that were moved to members who have left."""
-        gone = {shard for shard, member in subscription.pins.items() if member not in self._members}
-        if gone:
-            self._subscriptions.unpin(subscription, gone)
+        """Remove the pins of members that have left."""
+        unpinned = {shard for shard, member in subscription.pins.items() if member not in self._members}
+        if unpinned:
+            self._subscriptions.unpin(subscription, unpinned)
 
     def _assign(self, subscription: Subscription) -> None:
         record = self._store.get(subscription.assignment_path)
-        standing = Assignment.of(record)
-        if standing.token > self._lease.token:
+        current = Assignment.of(record)
+        if current.token > self._lease.token:
             _log.info("a later leader has assigned the shards", subscription=subscription.path)
             return
-        same = standing.generation == subscription.generation
+        same = current.generation == subscription.generation
         owners = assign(
             subscription.shard_count,
             sorted(self._members),
-            standing.owners if same else {},
+            current.owners if same else {},
             subscription.pins,
         )
-        if same and owners == standing.owners:
+        if same and owners == current.owners:
             return
-        wanted = Assignment(subscription.generation, self._lease.token, owners)
+        assignment = Assignment(subscription.generation, self._lease.token, owners)
         self._store.put(
-            subscription.assignment_path, wanted.encode(), ABSENT if record is None else record.version
+            subscription.assignment_path, assignment.encode(), ABSENT if record is None else record.version
         )
         _log.info("shards are assigned", subscription=subscription.path, members=len(self._members))
 
-    def _forget_generations(self, subscription: Subscription) -> None:
+    def _delete_old_generations(self, subscription: Subscription) -> None:
         for generation in self._subscriptions.generations(subscription):
-            # A later one than we know of is being made at this moment.
+            # A generation later than ours is just being created.
             if generation < subscription.generation:
                 self._subscriptions.delete_generation(subscription, generation)

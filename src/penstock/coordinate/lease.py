@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The right to do a job, held by one at a time: a record of a session, and the number that fences its
-holder.
+"""A lease: the exclusive right to a job, as an ephemeral record of a session, with a fencing token.
 
-The token is the number of the change that made the lease's record. The store never uses a number twice, so
-a later holder's token is always the larger one, whatever was deleted or restarted in between. Holding a
-lease is a promise that the store can break without our noticing at once (a clock, a pause of the process, a
-cut network); what must not be done by two is guarded by the token where it is written: see `checkpoint`.
+The token is the number of the change that created the lease's record. The store never reuses a number, so a
+later holder's token is always larger, even after deletions and restarts. A lease can end without our noticing
+at once (clock skew, a paused process, a network partition). So exclusive writes are guarded by the token
+where they are written: see `checkpoint`.
 """
 
 import json
@@ -21,7 +20,7 @@ from penstock.errors import VersionConflict
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, since when (microseconds UTC since 1970), and under which token."""
+    """The holder of a lease, since when (microseconds UTC since 1970), and its token."""
 
     name: str
     token: int
@@ -29,16 +28,16 @@ class Holder:
 
     @classmethod
     def of(cls, record: Record | None) -> Self | None:
-        """Read a lease's record; None where nobody holds it. Raises SchemaInvalid."""
+        """Read a lease's record; None if nobody holds it. Raises SchemaInvalid."""
         if record is None:
             return None
         with reading_record("the record of a lease", "End what holds it; it goes with its session"):
-            found = json.loads(record.value)
-            return cls(str(found["holder"]), record.created, int(found["since_us"]))
+            values = json.loads(record.value)
+            return cls(str(values["holder"]), record.created, int(values["since_us"]))
 
 
 class Lease:
-    """A lease that was taken. Safe for threads."""
+    """A lease that was acquired. Thread-safe."""
 
     def __init__(self, session: Session, path: str, holder: str, token: int) -> None:
         self._session = session
@@ -50,15 +49,16 @@ class Lease:
 
     @classmethod
     def acquire(cls, store: CoordinationStore, session: Session, path: str, holder: str) -> Self | None:
-        """Take the lease at a path, or return None where another has it. `holder` is how we are shown.
+        """Acquire the lease at a path, or return None if another session has it. `holder` is our display
+        name.
 
-        Taking what the session holds already gives the same token again. Raises CoordinationLost.
+        Acquiring a lease that the session already holds returns the same token. Raises CoordinationLost.
         """
         value = json.dumps({"holder": holder, "since_us": time.time_ns() // 1000}).encode()
-        standing = store.get(path)
-        if standing is not None and not standing.of_session:
-            # Nothing but a session's record is a lease; one that stays would keep everybody out for good.
-            store.delete(path, standing.version)
+        existing = store.get(path)
+        if existing is not None and not existing.of_session:
+            # Only an ephemeral record is a lease. A permanent record would lock everybody out forever.
+            store.delete(path, existing.version)
         try:
             return cls(session, path, holder, session.put_ephemeral(path, value))
         except VersionConflict:
@@ -66,11 +66,10 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether it is ours as far as can be known now.
+        """Whether the lease is ours, as far as is known now.
 
-        False after its release, when its session has ended, and as long as the store does not confirm the
-        session: the store may have ended it meanwhile. It may become True again, until the session has
-        ended.
+        False after its release, after the end of its session, and while the store does not confirm the
+        session, because the store may have ended it. It may become true again until the session has ended.
         """
         return not self._released and self._session.certain
 
@@ -81,22 +80,22 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether it is gone for good: released, or its session ended."""
+        """Whether the lease is lost for good: it was released, or its session ended."""
         return self._released or not self._session.alive
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Call this once when the session is lost before the lease was released. Must not block."""
+        """Register a callback for the loss of the session before the release. It must not block."""
 
-        def tell() -> None:
+        def notify() -> None:
             if not self._released:
                 lost()
 
-        self._session.on_lost(tell)
+        self._session.on_lost(notify)
 
     def release(self) -> None:
-        """Give it back; it counts as not held from the call on.
+        """Release the lease; it counts as not held from the call on.
 
-        Again after CoordinationLost, or let it expire.
+        After CoordinationLost, release it again or let it expire.
         """
         with self._lock:
             self._released = True

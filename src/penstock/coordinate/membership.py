@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a subscription: one running subscriber, which takes its part of the shards.
+"""A member of a subscription: one running subscriber, which consumes its share of the shards.
 
-Members show themselves under a session. One of them, by a lease, is the leader and writes which member is
-to have which shard; each takes what it is to have once the member before has given it back, or that one's
-session has ended. One thread does it all, woken by watches, and looks again every now and then in case one
-was missed.
+Members register under a session. One of them is the leader by a lease, and writes the assignment of shards.
+Each member takes its assigned shards once the previous holder has released them, or that holder's session has
+ended. One thread does everything. It is woken by watches, and also polls in case a watch was missed.
 """
 
 import json
@@ -27,10 +26,10 @@ from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, Sessio
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import OptionInvalid, PenstockError, TransientError, VersionConflict
 
-# A member that is to give up a shard has so long to finish what it is at.
+# The time that a member has to finish its work on a shard before giving it up.
 GRACE_SECONDS = 10.0
 
-# Nothing rests on these: watches wake the thread sooner.
+# Upper bounds on polling; watches wake the thread earlier.
 _LOOK_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.5
 
@@ -41,15 +40,14 @@ Given = Callable[[HeldShard, str], None]
 
 
 class Member:
-    """Takes part in a subscription; as a context manager it does so inside the block.
+    """A member of a subscription; a context manager that takes part inside the block.
 
-    `gained` is called with each shard that was taken, in the member's thread, and must not block. `lost` is
-    called with a shard that is given up and why (the words of `held_shard`), in a thread of its own; it
-    returns when nothing of the shard is being consumed any more. It has `grace_seconds`, and may note
-    checkpoints until it returns.
+    `gained` is called with each acquired shard in the member's thread, and must not block. `lost` is called
+    with a shard to give up and the reason (see `held_shard`), in its own thread. It must return once the
+    shard is no longer consumed; it has `grace_seconds`, and may note checkpoints until it returns.
 
-    When its session is lost the member gives up everything and joins again. It fails for good where the
-    subscription was deleted or another process has its name: see `failure`.
+    When its session is lost, the member gives up everything and joins again. It fails permanently if the
+    subscription was deleted or another process uses its name: see `failure`.
     """
 
     def __init__(
@@ -95,19 +93,20 @@ class Member:
         self.stop()
 
     def start(self) -> Self:
-        """Begin to take part."""
+        """Start taking part."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Give up every shard, leave, and return once that is done; bounded by the grace. Again is fine."""
+        """Give up every shard, leave, and return once that is done, within the grace period. Safe to
+        repeat."""
         self._stopping.set()
         self._news.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has ended; tell whether it has. Raises what it failed with, once it has."""
+        """Wait until the member has ended; return whether it has. Raises its error if it failed."""
         ended = self._ended.wait(seconds)
         if ended and self._failure is not None:
             raise self._failure
@@ -115,22 +114,22 @@ class Member:
 
     @property
     def failure(self) -> PenstockError | None:
-        """Why it takes part no more; None where it does, or was stopped."""
+        """Why the member failed, None if it runs or was stopped."""
         return self._failure
 
     @property
     def subscription(self) -> Subscription:
-        """The subscription, as it was last read."""
+        """The subscription, as last read."""
         return self._subscription
 
     @property
     def shards(self) -> Mapping[int, HeldShard]:
-        """What it holds now, by number."""
+        """The shards held now, by number."""
         return dict(self._held)
 
     @property
     def leads(self) -> bool:
-        """Whether it is the leader, as far as can be known now."""
+        """Whether the member is the leader, as far as is known now."""
         return self._leadership is not None and self._leadership.held
 
     # --- The thread -------------------------------------------------------------------------
@@ -139,18 +138,18 @@ class Member:
         try:
             while not self._stopping.is_set() and self._failure is None:
                 self._news.clear()
-                self._news.wait(self._look())
+                self._news.wait(self._run_step())
         finally:
             self._give_up_all(DELETED if self._failure is not None else STOPPING)
             deadline = time.monotonic() + self._grace_seconds + _RETRY_SECONDS
             for held in self._leaving:
-                # What cannot be given back in time goes with the session.
+                # A shard that cannot be released in time is released by the end of the session.
                 held.wait_left(max(0.0, deadline - time.monotonic()))
             self._close()
             self._ended.set()
 
-    def _look(self) -> float:
-        """See what is to be done and do it; return after how long to look again at the latest."""
+    def _run_step(self) -> float:
+        """Do the work that is due; return the maximum seconds until the next check."""
         try:
             if self._session is None or not self._session.alive:
                 self._join()
@@ -165,7 +164,7 @@ class Member:
             return 0.0
 
     def _join(self) -> None:
-        """Begin a session; what was held under the last one is given up."""
+        """Start a session; everything held under the previous session is given up."""
         self._give_up_lost()
         self._leadership = None
         self._refused_since = None
@@ -177,35 +176,40 @@ class Member:
             self._watch(path)
 
     def _step(self) -> float:
-        found = self._subscriptions.get(self._subscription.instance, self._subscription.name)
-        if found is None:
+        subscription = self._subscriptions.get(self._subscription.instance, self._subscription.name)
+        if subscription is None:
             self._failure = OptionInvalid(
                 f"subscription {self._subscription.name} was deleted", hint="Start the subscriber again"
             )
             return 0.0
-        self._subscription = found
-        if not self._show():
+        self._subscription = subscription
+        if not self._register():
             return _RETRY_SECONDS
-        look = self._lead()
-        wanted: frozenset[int] = frozenset()
-        assignment = Assignment.of(self._store.get(found.assignment_path))
-        if found.resizing is None and assignment.generation == found.generation:
-            wanted = assignment.shards_of(self.name)
+        pause = self._lead()
+        assigned: frozenset[int] = frozenset()
+        assignment = Assignment.of(self._store.get(subscription.assignment_path))
+        if subscription.resizing is None and assignment.generation == subscription.generation:
+            assigned = assignment.shards_of(self.name)
         self._give_up_lost()
-        self._give_up_unwanted(wanted, reset=self._resets_seen != found.resets)
-        self._resets_seen = found.resets
-        return min(look, self._take(wanted))
+        self._give_up_unwanted(assigned, reset=self._resets_seen != subscription.resets)
+        self._resets_seen = subscription.resets
+        return min(pause, self._take_assigned(assigned))
 
-    def _show(self) -> bool:
-        """Show that we are there; False as long as another process has our name."""
+    def _register(self) -> bool:
+        """Register this member; return False while another process has its name."""
         assert self._session is not None
-        about = {"host": socket.gethostname(), "process": os.getpid(), "since_us": time.time_ns() // 1000}
+        description = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "since_us": time.time_ns() // 1000,
+        }
         try:
             path = self._subscription.members_path + path_of(self.name)
-            self._session.put_ephemeral(path, json.dumps(about).encode())
+            self._session.put_ephemeral(path, json.dumps(description).encode())
         except VersionConflict:
-            # It may be what a process before us left behind; then it goes when that one's session ends. Where
-            # everything stood still for so long that ours may have ended too, that one's time begins anew.
+            # The record may be left over from a previous process; it then ends with that session. If
+            # everything stood still for so long that our session may have ended too, the other session's time
+            # starts over.
             now = time.monotonic()
             if self._refused_since is None or not self._session.certain:
                 self._refused_since = now
@@ -219,7 +223,7 @@ class Member:
         return True
 
     def _lead(self) -> float:
-        """Lead where nobody does; return after how long to look again."""
+        """Become the leader if there is none; return the seconds until the next check."""
         assert self._session is not None
         if self._leadership is None or self._leadership.lost:
             self._leadership = None
@@ -233,27 +237,27 @@ class Member:
             return min(_LOOK_SECONDS_MAX, self._session.seconds)
         return self._leadership.lead(self._subscription)
 
-    # --- Taking and giving up ---------------------------------------------------------------
+    # --- Taking and giving up shards --------------------------------------------------------
 
-    def _take(self, wanted: frozenset[int]) -> float:
-        """Take what we are to have and nobody holds; return after how long to look again."""
+    def _take_assigned(self, assigned: frozenset[int]) -> float:
+        """Take the assigned shards that nobody holds; return the seconds until the next check."""
         assert self._session is not None
         self._leaving = [held for held in self._leaving if not held.left]
         leaving = {held.shard for held in self._leaving}
         if not self._session.certain or self._stopping.is_set():
             return _RETRY_SECONDS
-        look = min(_LOOK_SECONDS_MAX, self._session.seconds)
-        lease_paths = {self._subscription.lease_path(shard) for shard in wanted - self._held.keys()}
+        pause = min(_LOOK_SECONDS_MAX, self._session.seconds)
+        lease_paths = {self._subscription.lease_path(shard) for shard in assigned - self._held.keys()}
         for path in [path for path in self._watches if path.endswith("/lease") and path not in lease_paths]:
             self._unwatch(path)
-        for shard in sorted(wanted - self._held.keys()):
-            # What we are giving back ourselves wakes us when it is done.
+        for shard in sorted(assigned - self._held.keys()):
+            # A shard that we are still releasing wakes this thread when it is released.
             if shard not in leaving:
                 self._take_shard(shard)
-        return look
+        return pause
 
     def _acquire(self, path: str) -> Lease | None:
-        """Take a lease that nobody holds, or that we hold without knowing, since an answer was lost."""
+        """Acquire a lease that nobody holds, or that we hold without knowing because a response was lost."""
         assert self._session is not None
         holder = Holder.of(self._store.get(path))
         if holder is not None and holder.name != self.name:
@@ -271,15 +275,15 @@ class Member:
         checkpoints = subscription.checkpoints(self._store)
         try:
             state = checkpoints.take(shard, lease.token)
-            found = self._subscriptions.get(subscription.instance, subscription.name)
+            current = self._subscriptions.get(subscription.instance, subscription.name)
         except PenstockError as error:
             _log.warning("a shard is not taken", member=self.name, shard=shard, error=str(error))
             lease.release()
             return
-        # The checkpoints of a generation that was deleted begin anew, and must not be consumed.
-        if found is None or found.generation != subscription.generation or found.resizing is not None:
+        # A deleted generation starts with new checkpoints, which must not be consumed.
+        if current is None or current.generation != subscription.generation or current.resizing is not None:
             lease.release()
-            if found is None:
+            if current is None:
                 self._subscriptions.delete_generation(subscription, subscription.generation)
             self._news.set()
             return
@@ -293,13 +297,13 @@ class Member:
         for held in [held for held in self._held.values() if held.is_lost]:
             self._give_up(held, LOST)
 
-    def _give_up_unwanted(self, wanted: frozenset[int], reset: bool) -> None:
+    def _give_up_unwanted(self, assigned: frozenset[int], reset: bool) -> None:
         subscription = self._subscription
         checkpoints = subscription.checkpoints(self._store)
         for shard, held in tuple(self._held.items()):
             if subscription.resizing is not None or held.subscription.generation != subscription.generation:
                 self._give_up(held, RESIZED)
-            elif shard not in wanted:
+            elif shard not in assigned:
                 self._give_up(held, MOVED)
             elif reset and checkpoints.state(shard).fence >= held.token:
                 self._give_up(held, RESET)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standing watches made of watches that fire once, for a store that has only those.
+"""Persistent watches built on one-time watches, for a store that offers only those.
 
-One thread sets them again and calls whoever wished for them: always in this order, so that a change between
-the two is told as well.
+One thread sets them again and then calls the subscriber. In this order, a change in between is reported as
+well.
 """
 
 import queue
@@ -23,21 +23,21 @@ _log = structlog.get_logger(__name__)
 SetOnce = Callable[[str, bool, Callable[[str], None]], Sequence[str] | None]
 
 
-class StandingWatch:
-    """A wish for everything at and below a path. Made by `OneTimeWatches.add`."""
+class PersistentWatch:
+    """A subscription to changes at and below a path. Created by `OneTimeWatches.add`."""
 
     def __init__(self, watches: "OneTimeWatches", path: str, changed: Callable[[], None]) -> None:
         self._watches = watches
         self.path = path
         self.changed = changed
         self.closed = False
-        # The paths that are watched.
+        # The watched paths.
         self.known: set[str] = set()
-        # The store takes a callback for a path once, as long as it is the same object.
+        # The store registers a callback for a path once, as long as it is the same object.
         self.fired = self._fired
 
     def close(self) -> None:
-        """Call no more."""
+        """Stop calling."""
         self.closed = True
         self._watches.remove(self)
 
@@ -47,20 +47,20 @@ class StandingWatch:
 
 
 class OneTimeWatches:
-    """Every standing watch of a store."""
+    """All persistent watches of a store."""
 
     def __init__(self, set_once: SetOnce) -> None:
         self._set_once = set_once
         self._lock = threading.Lock()
-        self._watches: list[StandingWatch] = []
-        # A watch without a path has everything changed.
-        self._events: queue.SimpleQueue[tuple[StandingWatch, str | None] | None] = queue.SimpleQueue()
+        self._watches: list[PersistentWatch] = []
+        # An event without a path means that anything may have changed.
+        self._events: queue.SimpleQueue[tuple[PersistentWatch, str | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="watches", daemon=True)
         self._thread.start()
 
-    def add(self, path: str, changed: Callable[[], None]) -> StandingWatch:
-        """Begin to watch a path. Raises CoordinationLost."""
-        watch = StandingWatch(self, path, changed)
+    def add(self, path: str, changed: Callable[[], None]) -> PersistentWatch:
+        """Start watching a path. Raises CoordinationLost."""
+        watch = PersistentWatch(self, path, changed)
         with self._lock:
             self._watches.append(watch)
         try:
@@ -70,24 +70,24 @@ class OneTimeWatches:
             raise
         return watch
 
-    def remove(self, watch: StandingWatch) -> None:
-        """Serve a watch no longer."""
+    def remove(self, watch: PersistentWatch) -> None:
+        """Stop serving a watch."""
         with self._lock:
             if watch in self._watches:
                 self._watches.remove(watch)
 
-    def put(self, watch: StandingWatch, path: str) -> None:
-        """Take note that something at a path has changed."""
+    def put(self, watch: PersistentWatch, path: str) -> None:
+        """Report a change at a path."""
         self._events.put((watch, path))
 
     def all_gone(self) -> None:
-        """Set every watch again, and count everything as changed: the store was away."""
+        """Set every watch again and report a change to all: the store was unavailable."""
         with self._lock:
             for watch in self._watches:
                 self._events.put((watch, None))
 
     def close(self, seconds: float) -> None:
-        """End the thread; wait for it so long."""
+        """Stop the thread; wait for it up to `seconds`."""
         with self._lock:
             for watch in self._watches:
                 watch.closed = True
@@ -112,11 +112,11 @@ class OneTimeWatches:
             if not watch.closed:
                 watch.changed()
 
-    def _set(self, watch: StandingWatch, path: str) -> None:
-        """Watch a path, and those below it that are not watched yet.
+    def _set(self, watch: PersistentWatch, path: str) -> None:
+        """Watch a path, and the paths below it that are not watched yet.
 
-        The top is watched also where nothing is there; what comes below it comes under the eyes of the one
-        above.
+        The top path is watched even if it is missing. Paths below it are discovered by the watch of their
+        parent.
         """
         watch.known.add(path)
         names = self._set_once(path, path == watch.path, watch.fired)

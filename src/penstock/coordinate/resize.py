@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From shards of one number to shards of another: where each begins, and what it leaves out.
+"""Resizing from one number of shards to another: where each new shard starts, and what it skips.
 
-Slot s lies in shard s % count. So a new shard shares slots with those old shards that are equal to it
-modulo the greatest common divisor of the two counts, and with no others.
+Slot s is in shard s % count. So a new shard shares slots with exactly those old shards that are equal to it
+modulo the greatest common divisor of the two counts.
 """
 
 import math
@@ -15,28 +15,35 @@ from penstock.model import Position
 
 
 def why_not(states: Sequence[ShardState]) -> str | None:
-    """Return why the shards cannot become others as they stand; None where they can.
+    """Return why the shards cannot be resized now; None if they can.
 
-    Each such reason passes as the shards are consumed.
+    Every such reason disappears as the shards are consumed.
     """
-    begun = [state.checkpoint for state in states if state.checkpoint is not None]
-    if not begun:
+    checkpoints = [state.checkpoint for state in states if state.checkpoint is not None]
+    if not checkpoints:
         return None
-    if len(begun) < len(states):
+    if len(checkpoints) < len(states):
         waiting = [shard for shard, state in enumerate(states) if state.checkpoint is None]
-        return f"shards {_listed(waiting)} have no checkpoint yet, and others have"
-    if len({(one.server_key, Position.parse(one.position).epoch) for one in begun}) > 1:
+        return f"shards {_format_shards(waiting)} have no checkpoint yet, and others have"
+    if (
+        len(
+            {(checkpoint.server_key, Position.parse(checkpoint.position).epoch) for checkpoint in checkpoints}
+        )
+        > 1
+    ):
         return "the checkpoints of the shards are of several servers or epochs"
     with_floors = [shard for shard, state in enumerate(states) if state.floors]
     if with_floors:
-        return f"shards {_listed(with_floors)} have not caught up since the last change of their number"
+        return (
+            f"shards {_format_shards(with_floors)} have not caught up since the last change of their number"
+        )
     return None
 
 
 def reshaped(states: Sequence[ShardState], count: int) -> Sequence[ShardState]:
-    """Return what each of `count` new shards begins with, from what the old ones ended with.
+    """Return the initial state of each of `count` new shards, from the final states of the old ones.
 
-    Where `why_not` has a reason, or the count stays, the shards stay as they were.
+    If `why_not` returns a reason, or the count stays the same, the states stay as they were.
     """
     if count == len(states) or why_not(states) is not None:
         return [replace(state, token=0, fence=0) for state in states]
@@ -47,18 +54,20 @@ def reshaped(states: Sequence[ShardState], count: int) -> Sequence[ShardState]:
 
 
 def _new_shard(states: Sequence[ShardState], sharing: Sequence[int]) -> ShardState:
-    """Return what a shard begins with that shares slots with some of the old ones."""
-    checkpoints = {shard: found for shard in sharing if (found := states[shard].checkpoint) is not None}
-    positions = {shard: Position.parse(one.position) for shard, one in checkpoints.items()}
-    least = min(sharing, key=lambda shard: positions[shard])
-    if all(position == positions[least] for position in positions.values()):
-        return ShardState(checkpoints[least])
+    """Return the initial state of a shard that shares slots with some of the old ones."""
+    checkpoints = {
+        shard: checkpoint for shard in sharing if (checkpoint := states[shard].checkpoint) is not None
+    }
+    positions = {shard: Position.parse(checkpoint.position) for shard, checkpoint in checkpoints.items()}
+    lowest = min(sharing, key=lambda shard: positions[shard])
+    if all(position == positions[lowest] for position in positions.values()):
+        return ShardState(checkpoints[lowest])
     versions = [0] * len(states)
     for shard, position in positions.items():
         versions[shard] = position.commit_version
-    floors = Floors(tuple(versions), checkpoints[least].server_key, positions[least].epoch)
-    return ShardState(checkpoints[least], floors)
+    floors = Floors(tuple(versions), checkpoints[lowest].server_key, positions[lowest].epoch)
+    return ShardState(checkpoints[lowest], floors)
 
 
-def _listed(shards: Sequence[int]) -> str:
+def _format_shards(shards: Sequence[int]) -> str:
     return ", ".join(str(shard) for shard in shards)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a session, which comes once: by its owner, or by a loss that others are told of."""
+"""The end of a session, which happens once: closed by its owner, or lost with a notification."""
 
 import threading
 from collections.abc import Callable
 
 
 class SessionEnd:
-    """Whether a session has ended, and who is to be told of its loss. Safe for threads."""
+    """Whether a session has ended, and the callbacks for its loss. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -16,15 +16,15 @@ class SessionEnd:
 
     @property
     def ended(self) -> bool:
-        """True from the end on."""
+        """Whether the session has ended."""
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, at most so long; tell whether it has come."""
+        """Wait up to `seconds` for the end; return whether it has come."""
         return self._ended.wait(seconds)
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Call this once when the session is lost; at once if it was."""
+        """Register a callback for the loss of the session; called at once if it was lost."""
         with self._lock:
             if not self.ended:
                 self._lost.append(lost)
@@ -34,17 +34,17 @@ class SessionEnd:
             lost()
 
     def end(self, lost: bool) -> bool:
-        """End the session; return False where it had ended before.
+        """End the session; return False if it had already ended.
 
-        Whoever is told of a loss is told in this thread.
+        Callbacks for a loss run in this thread.
         """
         with self._lock:
             if self.ended:
                 return False
             self._was_lost = lost
-            told = self._lost if lost else []
+            callbacks = self._lost if lost else []
             self._lost = []
             self._ended.set()
-        for callback in told:
+        for callback in callbacks:
             callback()
         return True

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one seam of coordination: small records by path, sessions whose records end with them, and watches.
+"""The interface of coordination: small records by path, sessions with ephemeral records, and watches.
 
-A path is `/` and names joined by `/`; `path_of` makes one of any names. A record is at most
-`limits.COORDINATION_RECORD_BYTES_MAX` bytes. Every operation is bounded in time: where the store does not
-answer, CoordinationLost is raised, and then a change may or may not have happened; who must know reads
-again.
+A path is `/` followed by names joined by `/`; `path_of` builds one from any names. A record has at most
+`limits.COORDINATION_RECORD_BYTES_MAX` bytes. Every operation has a timeout: if the store does not answer,
+CoordinationLost is raised, and a change may or may not have happened; the caller can read again to find out.
 """
 
 import os
@@ -21,13 +20,13 @@ from urllib.parse import quote, unquote, urlsplit
 from penstock.coordinate import backends
 from penstock.errors import OptionInvalid, SchemaInvalid
 
-# The version of a record that is not there.
+# The version of a missing record.
 ABSENT = -1
 
-# How long an operation is tried before CoordinationLost is raised.
+# The timeout of an operation, including retries.
 OPERATION_SECONDS = 10.0
 
-# A session ends when nothing was heard of it for so long.
+# A session ends when no heartbeat arrived for this long.
 SESSION_SECONDS = 10.0
 
 _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%-]+)+")
@@ -35,11 +34,11 @@ _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%-]+)+")
 
 @dataclass(frozen=True)
 class Record:
-    """What stands at a path.
+    """The record at a path.
 
-    `version` grows with each change of this record; a record that was deleted and made again may have
-    versions it had before. `created` is the number of the change that made it: numbers of changes rise over
-    the whole store and are never used twice. `of_session` tells that it ends with somebody's session.
+    `version` increases with each change of this record; a record that was deleted and recreated may repeat
+    versions. `created` is the number of the change that created it: change numbers increase across the whole
+    store and are never reused. `of_session` marks an ephemeral record.
     """
 
     value: bytes
@@ -49,129 +48,127 @@ class Record:
 
 
 class Watch(Protocol):
-    """A standing wish to be told of changes."""
+    """A subscription to changes below a path."""
 
     def close(self) -> None:
-        """Call no more; a call that runs already is not waited for."""
+        """Stop calling; does not wait for a call in progress."""
         ...
 
 
 class Session(Protocol):
-    """A life sign that the store watches: what was put under it goes when the sign ends."""
+    """A session kept alive by heartbeats; its ephemeral records are deleted when it ends."""
 
     @property
     def seconds(self) -> float:
-        """How long after its last sign of life the store ends it; the store may have changed what was asked
-        for.
-        """
+        """How long after the last heartbeat the store ends the session; the store may adjust the requested
+        time."""
         ...
 
     @property
     def alive(self) -> bool:
-        """False once it has ended, for good: closed, expired, or without an answer for `seconds`."""
+        """False once it has ended for good: closed, expired, or without an answer for `seconds`."""
         ...
 
     @property
     def certain(self) -> bool:
-        """Whether the store is known to count it as alive right now: False already while it does not
-        answer.
-        """
+        """Whether the store is known to consider the session alive right now; false while the store does not
+        answer."""
         ...
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Call this once when the session has ended other than by `close`; at once if it has.
+        """Register a callback for an end other than by `close`; called at once if it has happened.
 
-        Must not block.
+        It must not block.
         """
         ...
 
     def put_ephemeral(self, path: str, value: bytes) -> int:
-        """Make a record that goes with the session; return its `created`.
+        """Create an ephemeral record; return its `created`.
 
-        A record that the session has made there already is left as it is, and its `created` returned.
-        Raises VersionConflict where another's record stands, CoordinationLost, also when the session has
-        ended.
+        A record that the session already created there is left unchanged, and its `created` is returned.
+        Raises VersionConflict if another record exists, CoordinationLost, also after the end of the session.
         """
         ...
 
     def remove(self, path: str) -> None:
-        """Delete the record that the session has put there; another's is left alone.
+        """Delete the session's own record at a path; other records are left alone.
 
         Raises CoordinationLost.
         """
         ...
 
     def close(self) -> None:
-        """End it, and remove what was put under it, now if the store answers, else when it expires."""
+        """End the session and delete its records, at once if the store answers, else when it expires."""
         ...
 
 
 class CoordinationStore(Protocol):
     """Records by path.
 
-    Safe for threads; not for a process forked from the one that opened it: OptionInvalid.
+    Thread-safe. A process forked from the one that opened the store gets OptionInvalid.
     """
 
     @property
     def url(self) -> str:
-        """Which store this is, without a password."""
+        """The store's URL, without a password."""
         ...
 
     def get(self, path: str, *, latest: bool = False) -> Record | None:
-        """Return the record at a path, None where there is none. Raises CoordinationLost.
+        """Return the record at a path, None if it is missing. Raises CoordinationLost.
 
-        Without `latest` it may miss what another process wrote within the last seconds.
+        Without `latest`, the result may miss writes of other processes within the last seconds (a stale
+        read).
         """
         ...
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         """Write a record and return its version.
 
-        `version` is the one that it must have now: ABSENT for a record that must not be there, None for
-        whatever there is. Raises VersionConflict, CoordinationLost, and LimitExceeded for a value too
-        large.
+        `version` is the expected current version: ABSENT for a record that must not exist, None for any.
+        Raises VersionConflict, CoordinationLost, and LimitExceeded for a value that is too large.
         """
         ...
 
     def delete(self, path: str, version: int | None = None) -> None:
-        """Delete a record; none there is fine unless a version was given.
+        """Delete a record; a missing one is fine unless a version is given.
 
         Raises VersionConflict, CoordinationLost.
         """
         ...
 
     def list(self, path: str) -> Sequence[str]:
-        """Return the names below a path, one level deep, sorted, as they stand in paths.
+        """Return the names one level below a path, sorted and encoded as in paths.
 
         Raises CoordinationLost.
         """
         ...
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
-        """Call `changed` after every change at a path or below it; several changes may be one call.
+        """Call `changed` after every change at or below a path; several changes may be combined into one
+        call.
 
-        It may be called without a change, never left out after one: also when the store was away for a
-        while. It runs in a thread of the store and must not block or call the store.
+        There may be calls without a change, but never a change without a call, even after the store was
+        unavailable. The call runs in a thread of the store and must neither block nor use the store.
         """
         ...
 
     def session(self, seconds: float = SESSION_SECONDS) -> Session:
-        """Begin a session that ends `seconds` after its last sign of life. Raises CoordinationLost."""
+        """Start a session that ends `seconds` after its last heartbeat. Raises CoordinationLost."""
         ...
 
     def close(self) -> None:
-        """End every session and watch of this store object, and let its connections go."""
+        """End every session and watch of this store object, and close its connections."""
         ...
 
 
 class OneProcess:
-    """Refuses a store in a process that was forked from the one that opened it: its threads are not there."""
+    """Rejects a store in a forked process, where its threads do not exist."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     def check(self, url: str) -> None:
-        """Raise OptionInvalid in another process than the one that made this."""
+        """Raise OptionInvalid in any process other than the creator."""
         if os.getpid() != self._process:
             raise OptionInvalid(
                 f"the coordination store {url} was opened before this process was forked",
@@ -180,12 +177,12 @@ class OneProcess:
 
 
 def open_store(url: str, seconds: float = OPERATION_SECONDS) -> CoordinationStore:
-    """Open the store that a URL names; the scheme is the name of a backend.
+    """Open the store of a URL; the scheme is the name of a backend.
 
-    `memory://name` lives in this process, for tests; `sqlite:///var/lib/penstock/coordination.db` is a file
-    that the processes of one host share (`sqlite:file.db` for a relative one);
-    `zookeeper://host:2181,host:2181/root` an ensemble, with `user:password@` before the hosts for its
-    digest scheme. `seconds` bounds every operation. Raises OptionInvalid, DependencyMissing,
+    `memory://name` exists in this process, for tests. `sqlite:///var/lib/penstock/coordination.db` is a file
+    shared by the processes of one host (`sqlite:file.db` for a relative path).
+    `zookeeper://host:2181,host:2181/root` is an ensemble, with `user:password@` before the hosts for the
+    digest scheme. `seconds` is the timeout of every operation. Raises OptionInvalid, DependencyMissing,
     CoordinationLost, DiskFailed.
     """
     scheme = urlsplit(url.strip()).scheme
@@ -200,23 +197,23 @@ def open_store(url: str, seconds: float = OPERATION_SECONDS) -> CoordinationStor
 
 
 def backend_names() -> tuple[str, ...]:
-    """Return the backends that there are, by the name of their files."""
-    return tuple(sorted(found.name for found in pkgutil.iter_modules(backends.__path__)))
+    """Return the names of the available backends."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(backends.__path__)))
 
 
 def without_password(url: str) -> str:
-    """Return a URL fit for messages."""
-    # A password may hold an @ itself: the last one ends it.
+    """Return a URL with its password masked, for messages."""
+    # A password may contain an @, so the last one ends it.
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)
 
 
-# For records of subscriptions: the checkpoints, the assignment and the leases are below the subscription's.
+# For subscription records: checkpoints, assignment and leases are below the subscription's path.
 HINT_RECORD = "Use the version that wrote it, or begin again: penstock subscriptions delete"
 
 
 @contextmanager
 def reading_record(what: str, hint: str) -> Iterator[None]:
-    """Raise SchemaInvalid where a record's value is not what this version of Penstock writes."""
+    """Raise SchemaInvalid if a record's value was not written by this version of Penstock."""
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, zlib.error) as problem:
@@ -224,37 +221,37 @@ def reading_record(what: str, hint: str) -> Iterator[None]:
 
 
 def path_of(*names: str) -> str:
-    """Return the path of names of any kind: what is not plain in one is percent-encoded."""
+    """Return the path of any names; special characters are percent-encoded."""
     return "".join("/" + encoded_name(name) for name in names)
 
 
 def encoded_name(name: str) -> str:
-    """Return a name as it stands in paths."""
+    """Return a name as encoded in paths."""
     encoded = quote(name, safe="")
     return encoded.replace(".", "%2E") if set(encoded) == {"."} else encoded
 
 
 def decoded_name(name: str) -> str:
-    """Return the name that stands in a path."""
+    """Return the name decoded from a path."""
     return unquote(name)
 
 
 def is_path(text: str) -> bool:
-    """Tell whether a text is a path."""
+    """Return whether a text is a path."""
     return _PATH.fullmatch(text) is not None
 
 
 def checked_path(path: str) -> str:
-    """Return a path that is one; anything else is our own mistake, since names are encoded."""
+    """Return a valid path unchanged. An invalid path is a bug, because names are encoded."""
     assert is_path(path), f"{path!r} is no path; make it with path_of"
     return path
 
 
 def below_of(top: str) -> str:
-    """Return how every path below a path begins; the path of everything is `/`."""
+    """Return the prefix of every path below a path; the path of everything is `/`."""
     return "/" if top == "/" else checked_path(top) + "/"
 
 
 def is_below(path: str, top: str) -> bool:
-    """Tell whether a path is another or lies below it."""
+    """Return whether a path equals another or lies below it."""
     return path == top or path.startswith(top.rstrip("/") + "/")

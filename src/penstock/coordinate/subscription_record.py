@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscriptions as they are kept: their record, and what a person may do to them.
+"""Stored subscriptions: their records, and the operations of an administrator.
 
-Everything of a subscription lies below its path. Members (see `membership`) follow the record and act on
-it: what is done here to a running subscription takes effect there, and a subscription that nobody runs is
-changed the same way.
+All records of a subscription are below its path. Members (see `membership`) follow the record: a change to a
+running subscription takes effect there, and a subscription without members is changed in the same way.
 """
 
 import json
@@ -26,24 +25,24 @@ from penstock.coordinate.store import (
 from penstock.errors import OptionInvalid, VersionConflict
 from penstock.limits import SUBSCRIPTION_SHARDS_MAX
 
-# So long members have to finish what they are at before their shards become others.
+# The time that members have to finish their work before their shards are resized.
 RESIZE_SECONDS = 15.0
 
 _POLL_SECONDS = 0.1
 _TRIES_MAX = 20
 
-# Counts the generations of all subscriptions, so that none has a number, and so a path, that another had.
+# Counts the generations of all subscriptions, so that no number, and so no path, is used twice.
 _GENERATIONS = "/generations"
 
 
 def subscription_path(instance: str, name: str) -> str:
-    """Return the path below which everything of a subscription lies."""
+    """Return the path below which everything of a subscription is stored."""
     return path_of("subscriptions", instance, name)
 
 
 @dataclass(frozen=True)
 class Resizing:
-    """A change of the number of shards that has begun: to how many, and in which generation they will be."""
+    """A resize in progress: the new number of shards, and their generation."""
 
     shard_count: int
     generation: int
@@ -53,10 +52,10 @@ class Resizing:
 class Subscription:
     """A named consumer of an instance.
 
-    `tables` and `exclude` are patterns, no table pattern is every table; `shard_columns` has the columns by
-    whose hash rows are shared out, by table pattern (none: the primary key). `generation` grows when the
-    shards are others than before. `pins` says which member a shard was moved to. `resets` counts how often
-    a checkpoint was set by hand. `created_us` is microseconds UTC since 1970.
+    `tables` and `exclude` are patterns, no pattern means every table. `shard_columns` maps table patterns to
+    the columns whose hash determines a row's shard (default: the primary key). `generation` changes whenever
+    the shards are replaced. `pins` are the shards that were moved to a member. `resets` counts the
+    checkpoints set by hand. `created_us` is in microseconds UTC since 1970.
     """
 
     instance: str
@@ -73,7 +72,7 @@ class Subscription:
 
     @property
     def path(self) -> str:
-        """The path below which everything of it lies."""
+        """The path below which everything of the subscription is stored."""
         return subscription_path(self.instance, self.name)
 
     @property
@@ -88,12 +87,12 @@ class Subscription:
 
     @property
     def assignment_path(self) -> str:
-        """The path of what says which member has which shard."""
+        """The path of the assignment of shards to members."""
         return self.path + "/assignment"
 
     @property
     def leader_path(self) -> str:
-        """The path of the lease of whoever writes the assignment."""
+        """The path of the lease of the leader, which writes the assignment."""
         return self.path + "/leader"
 
     def lease_path(self, shard: int) -> str:
@@ -101,39 +100,39 @@ class Subscription:
         return shard_path(self.path, self.generation, shard, "lease")
 
     def checkpoints(self, store: CoordinationStore) -> Checkpoints:
-        """Return the checkpoints of its shards, as they are now numbered."""
+        """Return the checkpoints of its shards in the current generation."""
         return Checkpoints(store, self.path, self.generation)
 
     def encode(self) -> bytes:
-        """Return the record's value."""
-        found = asdict(self)
-        found["pins"] = {str(shard): member for shard, member in self.pins.items()}
-        return json.dumps(found).encode()
+        """Return the value of the record."""
+        values = asdict(self)
+        values["pins"] = {str(shard): member for shard, member in self.pins.items()}
+        return json.dumps(values).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read a record's value. Raises SchemaInvalid."""
+        """Parse a record's value. Raises SchemaInvalid."""
         with reading_record("the record of a subscription", HINT_RECORD):
-            found: dict[str, Any] = json.loads(value)
-            resizing = found.pop("resizing")
+            values: dict[str, Any] = json.loads(value)
+            resizing = values.pop("resizing")
             return cls(
-                instance=found["instance"],
-                name=found["name"],
-                tables=tuple(found["tables"]),
-                exclude=tuple(found["exclude"]),
-                shard_count=found["shard_count"],
-                shard_columns={table: tuple(names) for table, names in found["shard_columns"].items()},
-                generation=found["generation"],
-                created_us=found["created_us"],
-                resets=found["resets"],
-                pins={int(shard): member for shard, member in found["pins"].items()},
+                instance=values["instance"],
+                name=values["name"],
+                tables=tuple(values["tables"]),
+                exclude=tuple(values["exclude"]),
+                shard_count=values["shard_count"],
+                shard_columns={table: tuple(names) for table, names in values["shard_columns"].items()},
+                generation=values["generation"],
+                created_us=values["created_us"],
+                resets=values["resets"],
+                pins={int(shard): member for shard, member in values["pins"].items()},
                 resizing=None if resizing is None else Resizing(**resizing),
             )
 
 
 @dataclass(frozen=True)
 class ShardView:
-    """A shard as people see it: who has it, under which token, and how far it is."""
+    """The visible state of a shard: its owner, token and checkpoint."""
 
     shard: int
     holder: Holder | None
@@ -141,60 +140,64 @@ class ShardView:
 
 
 class Subscriptions:
-    """The registry: every subscription in a store. Safe for threads.
+    """The registry of all subscriptions in a store. Thread-safe.
 
-    Every call raises CoordinationLost where the store does not answer; it may then be made again.
+    Every call raises CoordinationLost if the store does not answer, and may then be repeated.
     """
 
     def __init__(self, store: CoordinationStore) -> None:
         self._store = store
 
     def list(self, instance: str | None = None) -> Sequence[Subscription]:
-        """Return the subscriptions of an instance, or of all, by instance and name."""
+        """Return the subscriptions of an instance, or of all, ordered by instance and name."""
         top = path_of("subscriptions")
         instances = [decoded_name(name) for name in self._store.list(top)] if instance is None else [instance]
-        found = [
-            self.get(one, decoded_name(name))
-            for one in instances
-            for name in self._store.list(path_of("subscriptions", one))
+        subscriptions = [
+            self.get(instance_name, decoded_name(name))
+            for instance_name in instances
+            for name in self._store.list(path_of("subscriptions", instance_name))
         ]
-        return sorted((one for one in found if one is not None), key=lambda one: (one.instance, one.name))
+        return sorted(
+            (subscription for subscription in subscriptions if subscription is not None),
+            key=lambda subscription: (subscription.instance, subscription.name),
+        )
 
     def get(self, instance: str, name: str) -> Subscription | None:
-        """Return a subscription, None where there is none."""
+        """Return a subscription, None if there is none."""
         record = self._store.get(subscription_path(instance, name) + "/record")
         return None if record is None else Subscription.decode(record.value)
 
     def create(self, subscription: Subscription) -> Subscription:
-        """Keep a new subscription, or return the one of its name that stands there.
+        """Store a new subscription, or return the existing one with its name.
 
-        One that stands there under another selection of tables, shards or shard columns is not what the
-        caller means: OptionInvalid.
+        Raises OptionInvalid if the existing one has other tables, shards or shard columns.
         """
         if not 1 <= subscription.shard_count <= SUBSCRIPTION_SHARDS_MAX:
             raise OptionInvalid(
                 f"a subscription has 1 to {SUBSCRIPTION_SHARDS_MAX} shards, not {subscription.shard_count}"
             )
-        found = self.get(subscription.instance, subscription.name)
-        if found is None:
-            made = replace(subscription, generation=self.next_generation(), created_us=time.time_ns() // 1000)
+        existing = self.get(subscription.instance, subscription.name)
+        if existing is None:
+            created = replace(
+                subscription, generation=self.next_generation(), created_us=time.time_ns() // 1000
+            )
             try:
-                self._store.put(made.record_path, made.encode(), ABSENT)
-                return made
+                self._store.put(created.record_path, created.encode(), ABSENT)
+                return created
             except VersionConflict:
-                found = self._must_get(subscription.instance, subscription.name)
-        _refuse_another(found, subscription)
-        return found
+                existing = self._must_get(subscription.instance, subscription.name)
+        _refuse_another(existing, subscription)
+        return existing
 
     def delete(self, instance: str, name: str) -> None:
-        """Forget a subscription and its checkpoints; its members stop. None of that name is fine."""
+        """Delete a subscription and its checkpoints; its members stop. A missing subscription is fine."""
         top = subscription_path(instance, name)
-        # Without the record nobody takes a lease, so what is deleted then is not made again.
+        # Without the record nobody takes a lease, so deleted records are not recreated.
         self._store.delete(top + "/record")
         self._delete_below(top)
 
     def shards(self, subscription: Subscription) -> Sequence[ShardView]:
-        """Return how each shard stands."""
+        """Return the state of each shard."""
         checkpoints = subscription.checkpoints(self._store)
         return [
             ShardView(
@@ -206,25 +209,25 @@ class Subscriptions:
         ]
 
     def members(self, subscription: Subscription) -> Sequence[str]:
-        """Return the names of the members that are there."""
+        """Return the names of the current members."""
         return [decoded_name(name) for name in self._store.list(subscription.members_path)]
 
     def reset(
         self, instance: str, name: str, checkpoint: Checkpoint | None, shard: int | None = None
     ) -> Subscription:
-        """Set the checkpoint of a shard, or of all; None: consume as if for the first time.
+        """Set the checkpoint of a shard, or of all; None means to start over.
 
-        A member that holds such a shard stops it and begins again there. Raises OptionInvalid.
+        A member that holds such a shard stops it and starts it again there. Raises OptionInvalid.
         """
         subscription = self._must_get(instance, name)
         _refuse_shard(subscription, shard)
         checkpoints = subscription.checkpoints(self._store)
-        for one in range(subscription.shard_count) if shard is None else [shard]:
-            checkpoints.reset(one, checkpoint)
-        return self.change(instance, name, lambda found: replace(found, resets=found.resets + 1))
+        for shard_number in range(subscription.shard_count) if shard is None else [shard]:
+            checkpoints.reset(shard_number, checkpoint)
+        return self.change(instance, name, lambda current: replace(current, resets=current.resets + 1))
 
     def move(self, instance: str, name: str, shard: int, member: str) -> Subscription:
-        """Give a shard to a member, and leave it there until that member leaves. Raises OptionInvalid."""
+        """Give a shard to a member until that member leaves. Raises OptionInvalid."""
         subscription = self._must_get(instance, name)
         _refuse_shard(subscription, shard)
         members = self.members(subscription)
@@ -233,39 +236,41 @@ class Subscriptions:
                 f"subscription {name} has no member {member!r}",
                 hint=f"Its members: {', '.join(members) or 'none; start a subscriber'}",
             )
-        return self.change(instance, name, lambda found: replace(found, pins={**found.pins, shard: member}))
+        return self.change(
+            instance, name, lambda current: replace(current, pins={**current.pins, shard: member})
+        )
 
     def resize(
         self, instance: str, name: str, shard_count: int, seconds: float = RESIZE_SECONDS
     ) -> Subscription:
-        """Give a subscription another number of shards, whether it runs or not; return what it is then.
+        """Change the number of shards of a running or stopped subscription; return the resulting
+        subscription.
 
-        Members finish what they are at and stop; after `seconds` those that have not are fenced, and what
-        they had not yet noted comes again. Then the new shards begin where the old ones ended. Raises
-        OptionInvalid, where the hint says what to wait for, and CoordinationLost: run it again, or a member
-        brings it to its end.
+        Members finish their work and stop. After `seconds` the remaining ones are fenced, and what they had
+        not noted is repeated. Then the new shards start where the old ones ended. Raises OptionInvalid with a
+        hint what to wait for. After CoordinationLost run it again, or a member finishes it.
         """
         _refuse_count(shard_count)
         self._must_get(instance, name)
         generation = self.next_generation()
 
-        def begun(found: Subscription) -> Subscription:
-            if found.resizing is None and found.shard_count == shard_count:
-                return found
-            resizing = found.resizing or Resizing(shard_count, generation)
+        def begun(current: Subscription) -> Subscription:
+            if current.resizing is None and current.shard_count == shard_count:
+                return current
+            resizing = current.resizing or Resizing(shard_count, generation)
             if resizing.shard_count != shard_count:
                 raise OptionInvalid(
                     f"subscription {name} is being changed to {resizing.shard_count} shards",
                     hint="Wait until that is done: penstock subscriptions show",
                 )
-            return replace(found, resizing=resizing)
+            return replace(current, resizing=resizing)
 
-        standing = self._must_get(instance, name)
-        if standing.resizing is None and standing.shard_count != shard_count:
-            self._refuse_resize(standing)
+        subscription = self._must_get(instance, name)
+        if subscription.resizing is None and subscription.shard_count != shard_count:
+            self._refuse_resize(subscription)
         done = self.change(instance, name, begun)
         deadline = time.monotonic() + seconds
-        # The leader of those who run does the same, and may be first.
+        # The leader of the running members does the same, and may be first.
         while done.resizing is not None:
             if self.held(done) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
@@ -277,7 +282,7 @@ class Subscriptions:
         return done
 
     def held(self, subscription: Subscription) -> Sequence[int]:
-        """Return the shards that somebody holds."""
+        """Return the shards that are held."""
         return [
             shard
             for shard in range(subscription.shard_count)
@@ -285,10 +290,10 @@ class Subscriptions:
         ]
 
     def finish_resize(self, subscription: Subscription) -> Subscription:
-        """End what `resize` began, as it was read; return what stands then. Any number may do so at once.
+        """Finish a `resize`, given the subscription as read; return the resulting subscription. Idempotent.
 
-        From its first step on nobody can write the old shards. Where they had moved on so that they cannot
-        become the wanted number, the new generation has as many as before.
+        From the first step on, nobody can write the old shards. If they have advanced so that they cannot be
+        resized, the new generation has as many shards as before.
         """
         resizing = subscription.resizing
         if resizing is None:
@@ -300,11 +305,11 @@ class Subscriptions:
         for shard, state in enumerate(begun):
             following.begin(shard, state)
 
-        def finished(found: Subscription) -> Subscription:
-            if found.resizing != resizing:
-                return found
+        def finished(current: Subscription) -> Subscription:
+            if current.resizing != resizing:
+                return current
             return replace(
-                found, shard_count=len(begun), generation=resizing.generation, resizing=None, pins={}
+                current, shard_count=len(begun), generation=resizing.generation, resizing=None, pins={}
             )
 
         return self.change(subscription.instance, subscription.name, finished)
@@ -314,30 +319,30 @@ class Subscriptions:
     def change(
         self, instance: str, name: str, changed: Callable[[Subscription], Subscription]
     ) -> Subscription:
-        """Change a record as it stands; the function may be asked again where another was faster.
+        """Change a record atomically; the function is called again after a concurrent change.
 
-        Raises OptionInvalid where there is no such subscription.
+        Raises OptionInvalid if there is no such subscription.
         """
         for _ in range(_TRIES_MAX):
             record = self._store.get(subscription_path(instance, name) + "/record")
             if record is None:
                 self._must_get(instance, name)
                 continue
-            found = Subscription.decode(record.value)
-            wanted = changed(found)
-            if wanted == found:
-                return found
+            current = Subscription.decode(record.value)
+            updated = changed(current)
+            if updated == current:
+                return current
             try:
-                self._store.put(found.record_path, wanted.encode(), record.version)
+                self._store.put(current.record_path, updated.encode(), record.version)
             except VersionConflict:
                 continue
-            return wanted
+            return updated
         raise VersionConflict(
             "others change the subscription all the time", position=subscription_path(instance, name)
         )
 
     def next_generation(self) -> int:
-        """Return a number for a generation of shards that none had before."""
+        """Return a generation number that was never used before."""
         for _ in range(_TRIES_MAX):
             record = self._store.get(_GENERATIONS)
             number = 1 if record is None else int(record.value) + 1
@@ -351,21 +356,21 @@ class Subscriptions:
         raise VersionConflict("others number their generations all the time", position=_GENERATIONS)
 
     def unpin(self, subscription: Subscription, shards: Collection[int]) -> Subscription:
-        """Let shards go where the spread wants them, unless they were moved again meanwhile."""
+        """Remove the pins of shards, unless they were moved again concurrently."""
         moved = {shard: subscription.pins[shard] for shard in shards}
 
-        def unpinned(found: Subscription) -> Subscription:
-            kept = {shard: member for shard, member in found.pins.items() if moved.get(shard) != member}
-            return replace(found, pins=kept)
+        def unpinned(current: Subscription) -> Subscription:
+            kept = {shard: member for shard, member in current.pins.items() if moved.get(shard) != member}
+            return replace(current, pins=kept)
 
         return self.change(subscription.instance, subscription.name, unpinned)
 
     def generations(self, subscription: Subscription) -> Sequence[int]:
-        """Return the generations of which something stands in the store."""
+        """Return the generations with records in the store."""
         return [int(name) for name in self._store.list(subscription.path + path_of("generations"))]
 
     def delete_generation(self, subscription: Subscription, generation: int) -> None:
-        """Forget a generation of shards that is over."""
+        """Delete a generation of shards that has ended."""
         self._delete_below(subscription.path + path_of("generations", str(generation)))
 
     def _refuse_resize(self, subscription: Subscription) -> None:
@@ -378,12 +383,12 @@ class Subscriptions:
             )
 
     def _must_get(self, instance: str, name: str) -> Subscription:
-        found = self.get(instance, name)
-        if found is None:
+        subscription = self.get(instance, name)
+        if subscription is None:
             raise OptionInvalid(
                 f"instance {instance} has no subscription {name!r}", hint="Run: penstock subscriptions list"
             )
-        return found
+        return subscription
 
     def _delete_below(self, path: str) -> None:
         for name in self._store.list(path):
@@ -404,17 +409,17 @@ def _refuse_shard(subscription: Subscription, shard: int | None) -> None:
         )
 
 
-def _refuse_another(found: Subscription, wanted: Subscription) -> None:
-    """Refuse a subscription that stands there and is not the wanted one."""
+def _refuse_another(existing: Subscription, requested: Subscription) -> None:
+    """Raise if an existing subscription differs from the requested one."""
     for what, help_out in (
         ("tables", "choose another name, or delete it first"),
         ("exclude", "choose another name, or delete it first"),
         ("shard_columns", "choose another name, or delete it first"),
         ("shard_count", "change it with: penstock subscriptions resize"),
     ):
-        if getattr(found, what) != getattr(wanted, what):
+        if getattr(existing, what) != getattr(requested, what):
             raise OptionInvalid(
-                f"subscription {found.name} of {found.instance} has {what} {getattr(found, what)!r}, "
-                f"not {getattr(wanted, what)!r}",
+                f"subscription {existing.name} of {existing.instance} has"
+                f" {what} {getattr(existing, what)!r}, not {getattr(requested, what)!r}",
                 hint=f"Use what it has, {help_out}",
             )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordination within one process, by name: for tests, and for a subscriber whose checkpoints nobody needs.
+"""Coordination within one process, by name: for tests, and for a subscriber that needs no durable
+checkpoints.
 
-Stores of one name share their records, which go with the last of them. `lose` and `away` do to it what
-networks do to the others.
+Stores of one name share their records, which end with the last of the stores. `lose` and `away` simulate
+network faults.
 """
 
 import itertools
@@ -27,7 +28,7 @@ from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 
 @dataclass(eq=False)
 class _Space:
-    """What the stores of one name share."""
+    """The state shared by the stores of one name."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     records: dict[str, tuple[Record, "MemorySession | None"]] = field(default_factory=dict)
@@ -64,15 +65,15 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
-        """Which store this is."""
+        """The URL of the store."""
         return f"memory://{self._name}"
 
     def get(self, path: str, *, latest: bool = False) -> Record | None:
         """Return the record at a path, always the latest."""
         with self._space.lock:
             self._check(path)
-            found = self._space.records.get(path)
-            return None if found is None else found[0]
+            entry = self._space.records.get(path)
+            return None if entry is None else entry[0]
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         """Write a record and return its version."""
@@ -80,17 +81,17 @@ class MemoryStore:
             raise LimitExceeded(f"a record of {len(value)} bytes is too large", position=path)
         with self._space.lock:
             self._check(path)
-            found = self._space.records.get(path)
-            present = ABSENT if found is None else found[0].version
+            entry = self._space.records.get(path)
+            present = ABSENT if entry is None else entry[0].version
             if version is not None and version != present:
                 raise VersionConflict(f"the record has version {present}, not {version}", position=path)
             change = next(self._space.changes)
-            if found is None:
+            if entry is None:
                 self._space.records[path] = (Record(bytes(value), 0, change), None)
             else:
                 self._space.records[path] = (
-                    replace(found[0], value=bytes(value), version=present + 1),
-                    found[1],
+                    replace(entry[0], value=bytes(value), version=present + 1),
+                    entry[1],
                 )
         self._tell([path])
         return present + 1
@@ -99,11 +100,11 @@ class MemoryStore:
         """Delete a record."""
         with self._space.lock:
             self._check(path)
-            found = self._space.records.get(path)
-            present = ABSENT if found is None else found[0].version
+            entry = self._space.records.get(path)
+            present = ABSENT if entry is None else entry[0].version
             if version is not None and version != present:
                 raise VersionConflict(f"the record has version {present}, not {version}", position=path)
-            if found is None:
+            if entry is None:
                 return
             next(self._space.changes)
             del self._space.records[path]
@@ -114,7 +115,11 @@ class MemoryStore:
         beginning = below_of(path)
         with self._space.lock:
             self._check()
-            below = [one.removeprefix(beginning) for one in self._space.records if one.startswith(beginning)]
+            below = [
+                record_path.removeprefix(beginning)
+                for record_path in self._space.records
+                if record_path.startswith(beginning)
+            ]
             return tuple(sorted({name.partition("/")[0] for name in below}))
 
     def watch(self, path: str, changed: Callable[[], None]) -> "_MemoryWatch":
@@ -128,7 +133,7 @@ class MemoryStore:
             return watch
 
     def session(self, seconds: float = SESSION_SECONDS) -> "MemorySession":
-        """Begin a session: it lives as long as this process, unless `lose` ends it."""
+        """Start a session: it lives as long as this process, unless `lose` ends it."""
         with self._space.lock:
             self._check()
             session = MemorySession(self, seconds)
@@ -149,31 +154,31 @@ class MemoryStore:
             if self._space.stores == 0 and _spaces.get(self._name) is self._space:
                 del _spaces[self._name]
 
-    # --- What befalls a store ---------------------------------------------------------------
+    # --- Fault injection --------------------------------------------------------------------
 
     def away(self, away: bool) -> None:
-        """Answer nothing to this store object as long as `away`; its sessions are uncertain meanwhile."""
+        """Make this store object unavailable while `away` is true; its sessions are then uncertain."""
         self._away = away
         if not away:
             self._tell(["/"])
 
     def lose(self, session: "MemorySession") -> None:
-        """End a session as its expiry does."""
+        """End a session as if it had expired."""
         self.drop(session)
         session.ending.end(lost=True)
 
     # --- For the sessions of this store -----------------------------------------------------
 
     def put_of(self, session: "MemorySession", path: str, value: bytes) -> int:
-        """Make a record of a session; see Session.put_ephemeral."""
+        """Create a record of a session; see Session.put_ephemeral."""
         with self._space.lock:
             self._check(path)
             if session.ending.ended:
                 raise CoordinationLost("the session has ended", position=path)
-            found = self._space.records.get(path)
-            if found is not None:
-                if found[1] is session:
-                    return found[0].created
+            entry = self._space.records.get(path)
+            if entry is not None:
+                if entry[1] is session:
+                    return entry[0].created
                 raise VersionConflict("another's record stands there", position=path)
             record = Record(bytes(value), 0, next(self._space.changes), of_session=True)
             self._space.records[path] = (record, session)
@@ -184,15 +189,15 @@ class MemoryStore:
         """Delete a record of a session; see Session.remove."""
         with self._space.lock:
             self._check(path)
-            found = self._space.records.get(path)
-            if found is None or found[1] is not session:
+            entry = self._space.records.get(path)
+            if entry is None or entry[1] is not session:
                 return
             next(self._space.changes)
             del self._space.records[path]
         self._tell([path])
 
     def drop(self, session: "MemorySession") -> None:
-        """Delete what a session has put."""
+        """Delete the records of a session."""
         with self._space.lock:
             gone = [path for path, (_, owner) in self._space.records.items() if owner is session]
             for path in gone:
@@ -202,7 +207,7 @@ class MemoryStore:
 
     @property
     def answers(self) -> bool:
-        """Whether this store object is neither away nor closed."""
+        """Whether this store object is neither unavailable nor closed."""
         return not self._away and not self._closed
 
     def _check(self, path: str | None = None) -> None:
@@ -233,7 +238,7 @@ class MemorySession:
 
     @property
     def seconds(self) -> float:
-        """What was asked for; nothing here expires by itself."""
+        """The requested time; nothing expires by itself here."""
         return self._seconds
 
     @property
@@ -243,29 +248,29 @@ class MemorySession:
 
     @property
     def certain(self) -> bool:
-        """Whether the store counts it as alive and answers."""
+        """Whether the store considers it alive and answers."""
         return self.alive and self._store.answers
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Call this once when the session is lost."""
+        """Register a callback for the loss of the session."""
         self.ending.on_lost(lost)
 
     def put_ephemeral(self, path: str, value: bytes) -> int:
-        """Make a record that goes with the session."""
+        """Create an ephemeral record."""
         return self._store.put_of(self, path, value)
 
     def remove(self, path: str) -> None:
-        """Delete the record that the session has put there."""
+        """Delete the session's own record at a path."""
         self._store.remove_of(self, path)
 
     def close(self) -> None:
-        """End it."""
+        """End the session."""
         if self.ending.end(lost=False):
             self._store.drop(self)
 
 
 class _MemoryWatch:
-    """A watch; it calls in a thread of its own, as the other backends do."""
+    """A watch that calls in its own thread, like those of the other backends."""
 
     def __init__(self, space: _Space, path: str, changed: Callable[[], None]) -> None:
         self._space = space
@@ -276,11 +281,11 @@ class _MemoryWatch:
         threading.Thread(target=self._run, name=f"watch-memory-{path}", daemon=True).start()
 
     def tell(self) -> None:
-        """Have the callback called."""
+        """Trigger the callback."""
         self._news.release()
 
     def close(self) -> None:
-        """Call no more."""
+        """Stop calling."""
         with self._space.lock:
             if self in self._space.watches:
                 self._space.watches.remove(self)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordination in one SQLite file, shared by the processes of one host.
 
-Every change is a transaction that takes the write lock at once, and is on the disk when it returns. Each
-has a number that is never used again; the newest are listed by path, so a watcher that sees the file
-changed learns where. A session is a row that says when it expires, by the host's clock; its process moves
-that on, and who else finds it past removes what was put under it. A clock set forward ends sessions early;
-one set back too, since an expiry that lies further ahead than a session is long is no true one. A file on a
-network mount is not shared safely.
+Every change is a transaction that takes the write lock at once, and is durable when it returns. Each change
+has a number that is never reused; the newest are listed by path, so a watcher can see what changed. A session
+is a row with its expiry by the host's clock. Its process extends the expiry, and any process that finds it
+expired deletes its records. Setting the clock forward ends sessions early; so does setting it back, because
+an expiry further ahead than the session time is treated as invalid. A file on a network mount cannot be
+shared safely.
 """
 
 import sqlite3
@@ -39,13 +39,13 @@ from penstock.errors import (
 )
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 
-# How often a watcher looks whether the file has changed: one page is read.
+# How often a watcher checks whether the file has changed; this reads one page.
 POLL_SECONDS = 0.1
 
-# So many changes are listed by path; a watcher that is further behind takes everything as changed.
+# The number of changes that are listed by path. A watcher further behind treats everything as changed.
 _CHANGES_KEPT = 10_000
 
-# A session gives so many signs of life in its time.
+# The number of heartbeats per session time.
 _SIGNS_OF_LIFE = 4
 
 _FORMAT_VERSION = 1
@@ -59,7 +59,7 @@ CREATE TABLE sessions (id INTEGER PRIMARY KEY AUTOINCREMENT, seconds REAL NOT NU
 CREATE TABLE changes (number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL);
 """
 
-# The parameter is now, in seconds since 1970.
+# The parameter is the current time, in seconds since 1970.
 _EXPIRED = "SELECT id FROM sessions WHERE NOT (expires > :now AND expires <= :now + 2 * seconds)"
 
 _log = structlog.get_logger(__name__)
@@ -99,18 +99,18 @@ class SqliteStore:
 
     @property
     def url(self) -> str:
-        """Which store this is."""
+        """The URL of the store."""
         return f"sqlite://{self._path}"
 
     def get(self, path: str, *, latest: bool = False) -> Record | None:
         """Return the record at a path, always the latest."""
         with self._reading(path) as connection:
-            found = connection.execute(
+            row = connection.execute(
                 "SELECT value, version, created, session IS NOT NULL FROM records "
                 f"WHERE path = :path AND (session IS NULL OR session NOT IN ({_EXPIRED}))",
                 {"path": path, "now": time.time()},
             ).fetchone()
-        return None if found is None else Record(found[0], found[1], found[2], bool(found[3]))
+        return None if row is None else Record(row[0], row[1], row[2], bool(row[3]))
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         """Write a record and return its version."""
@@ -137,23 +137,23 @@ class SqliteStore:
     def list(self, path: str) -> Sequence[str]:
         """Return the names below a path."""
         below = below_of(path)
-        # `0` is the character that follows `/`, so between the two lie the paths below.
+        # `0` is the character after `/`, so the paths below lie between the two.
         with self._reading() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT path FROM records WHERE path > :first AND path < :last "
                 f"AND (session IS NULL OR session NOT IN ({_EXPIRED}))",
                 {"first": below, "last": below[:-1] + "0", "now": time.time()},
             ).fetchall()
-        return tuple(sorted({one.removeprefix(below).partition("/")[0] for (one,) in found}))
+        return tuple(sorted({record_path.removeprefix(below).partition("/")[0] for (record_path,) in rows}))
 
     def watch(self, path: str, changed: Callable[[], None]) -> "_SqliteWatch":
-        """Call `changed` after every change at a path or below it, within about 100 ms."""
+        """Call `changed` after every change at or below a path, within about 100 ms."""
         self._process.check(self.url)
         below_of(path)
         with self._failures(path), self._alone(path):
             watch = _SqliteWatch(path, changed)
             if self._poller is None:
-                # What is changed from here on is told: the poller's place in the changes is taken now.
+                # Changes after this point are reported: the poller's place in the changes is taken now.
                 poll = _Poll(self)
                 self._poller = threading.Thread(target=poll.run, name=f"watch-{self._path.name}", daemon=True)
                 self._poller.start()
@@ -161,7 +161,7 @@ class SqliteStore:
             return watch
 
     def session(self, seconds: float = SESSION_SECONDS) -> "SqliteSession":
-        """Begin a session: a thread moves its expiry on."""
+        """Start a session: a thread extends its expiry."""
         begun = time.monotonic()
         with self._changing() as connection:
             cursor = connection.execute(
@@ -195,16 +195,16 @@ class SqliteStore:
         return self._closed
 
     def connect(self, seconds: float, *, durable: bool = True) -> sqlite3.Connection:
-        """Open the file once more; a lock is waited for so long.
+        """Open another connection to the file; a lock is awaited for up to `seconds`.
 
-        What is not durable may be lost with the power.
+        Changes that are not durable may be lost in a power failure.
         """
         connection = sqlite3.connect(
             self._path, timeout=seconds, isolation_level=None, check_same_thread=False
         )
         deadline = time.monotonic() + seconds
         while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            # The change needs the file alone and does not wait for it, so two who open it at once take turns.
+            # The change needs exclusive access and does not wait for it, so concurrent openers retry.
             try:
                 connection.execute("PRAGMA journal_mode = wal")
             except sqlite3.OperationalError as problem:
@@ -215,9 +215,8 @@ class SqliteStore:
         return connection
 
     def refuse_replaced(self) -> None:
-        """Raise DiskFailed where the file is not the one that was opened: others would coordinate in
-        another.
-        """
+        """Raise DiskFailed if the file is no longer the one that was opened, because others would use another
+        file."""
         if self._file_there() != self._file:
             raise DiskFailed(
                 f"the coordination file {self._path} was removed or replaced while it was open",
@@ -225,15 +224,15 @@ class SqliteStore:
             )
 
     def put_of(self, session: "SqliteSession", path: str, value: bytes) -> int:
-        """Make a record of a session; see Session.put_ephemeral."""
+        """Create a record of a session; see Session.put_ephemeral."""
         with self._changing(path) as connection:
             self._refuse_ended(connection, session, path)
-            found = connection.execute(
+            row = connection.execute(
                 "SELECT session, created FROM records WHERE path = ?", (path,)
             ).fetchone()
-            if found is not None:
-                if found[0] == session.number:
-                    return int(found[1])
+            if row is not None:
+                if row[0] == session.number:
+                    return int(row[1])
                 raise VersionConflict("another's record stands there", position=path)
             change = _note_change(connection, path)
             connection.execute(
@@ -252,18 +251,18 @@ class SqliteStore:
                 _note_change(connection, path)
 
     def drop(self, session: "SqliteSession") -> None:
-        """Delete a session and what it has put."""
+        """Delete a session and its records."""
         with self._changing() as connection:
             _remove_sessions(connection, [session.number])
 
     def sweep(self) -> None:
         """Remove the sessions that have expired."""
         with self._changing():
-            # Every change begins with that.
+            # Every change starts by removing them.
             pass
 
     def watches_of(self, paths: "set[str] | None") -> "Sequence[_SqliteWatch]":
-        """Return the watches that some paths concern; all for None."""
+        """Return the watches affected by some paths; all for None."""
         with self._lock:
             self._watches = [watch for watch in self._watches if not watch.closed]
             return [
@@ -292,18 +291,18 @@ class SqliteStore:
 
     def _file_there(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _refuse_closed(self, path: str | None) -> None:
         if self._closed.is_set():
             raise CoordinationLost(f"the store {self.url} is closed", position=path)
 
     def _refuse_ended(self, connection: sqlite3.Connection, session: "SqliteSession", path: str) -> None:
-        found = connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session.number,)).fetchone()
-        if found is None or not session.alive:
+        row = connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session.number,)).fetchone()
+        if row is None or not session.alive:
             raise CoordinationLost("the session has ended", position=path)
 
     @contextmanager
@@ -316,7 +315,7 @@ class SqliteStore:
 
     @contextmanager
     def _changing(self, path: str | None = None) -> Iterator[sqlite3.Connection]:
-        """Give the connection in a transaction that has the write lock, with expired sessions removed."""
+        """Provide the connection in a transaction with the write lock, after removing expired sessions."""
         self._process.check(self.url)
         if path is not None:
             checked_path(path)
@@ -324,12 +323,12 @@ class SqliteStore:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 expired = self._connection.execute(_EXPIRED, {"now": time.time()}).fetchall()
-                # Whoever stood still is here again: unless another has ended its sessions, they go on.
+                # After a pause of this process, its sessions continue unless another process has ended them.
                 own = {session.number for session in self._sessions if session.alive}
                 _remove_sessions(self._connection, [number for (number,) in expired if number not in own])
                 yield self._connection
             except PenstockError:
-                # The sessions that were removed stay so, and nothing else was changed.
+                # Only the removal of the sessions is kept; nothing else was changed.
                 self._connection.execute("COMMIT")
                 raise
             except BaseException:
@@ -351,7 +350,7 @@ class SqliteStore:
 
     @contextmanager
     def _failures(self, path: str | None = None) -> Iterator[None]:
-        """Turn what SQLite says into errors of the tree, by its codes."""
+        """Translate SQLite errors into Penstock errors by their codes."""
         try:
             yield
         except sqlite3.DatabaseError as problem:
@@ -391,17 +390,17 @@ class SqliteStore:
 def _present_version(connection: sqlite3.Connection, path: str, version: int | None) -> int:
     """Return the version of a record, ABSENT for none.
 
-    Raises VersionConflict where another was expected.
+    Raises VersionConflict if another version was expected.
     """
-    found = connection.execute("SELECT version FROM records WHERE path = ?", (path,)).fetchone()
-    present = ABSENT if found is None else int(found[0])
+    row = connection.execute("SELECT version FROM records WHERE path = ?", (path,)).fetchone()
+    present = ABSENT if row is None else int(row[0])
     if version is not None and version != present:
         raise VersionConflict(f"the record has version {present}, not {version}", position=path)
     return present
 
 
 def _note_change(connection: sqlite3.Connection, path: str) -> int:
-    """Note that something at a path changes, and return the number of the change."""
+    """Record a change at a path, and return the number of the change."""
     number = connection.execute("INSERT INTO changes (path) VALUES (?)", (path,)).lastrowid
     assert number is not None
     connection.execute("DELETE FROM changes WHERE number <= ?", (number - _CHANGES_KEPT,))
@@ -417,7 +416,7 @@ def _remove_sessions(connection: sqlite3.Connection, numbers: list[int]) -> None
 
 
 class SqliteSession:
-    """A session of a file: a row whose expiry a thread moves on."""
+    """A session in a file: a row whose expiry a thread extends."""
 
     def __init__(self, store: SqliteStore, number: int, seconds: float, certain_until: float) -> None:
         self._store = store
@@ -430,7 +429,7 @@ class SqliteSession:
 
     @property
     def seconds(self) -> float:
-        """How long after its last sign of life it ends."""
+        """How long after its last heartbeat it ends."""
         return self._seconds
 
     @property
@@ -440,23 +439,23 @@ class SqliteSession:
 
     @property
     def certain(self) -> bool:
-        """Whether its last sign of life still counts."""
+        """Whether its last heartbeat is still valid."""
         return self.alive and time.monotonic() < self._certain_until
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Call this once when the session is lost."""
+        """Register a callback for the loss of the session."""
         self._ending.on_lost(lost)
 
     def put_ephemeral(self, path: str, value: bytes) -> int:
-        """Make a record that goes with the session."""
+        """Create an ephemeral record."""
         return self._store.put_of(self, path, value)
 
     def remove(self, path: str) -> None:
-        """Delete the record that the session has put there."""
+        """Delete the session's own record at a path."""
         self._store.remove_of(self, path)
 
     def close(self) -> None:
-        """End it."""
+        """End the session."""
         if not self._ending.end(lost=False):
             return
         try:
@@ -467,7 +466,7 @@ class SqliteSession:
             self._thread.join(self._seconds)
 
     def _run(self) -> None:
-        """Move the expiry on until the session has ended."""
+        """Extend the expiry until the session has ended."""
         pause = self._seconds / _SIGNS_OF_LIFE
         connection: sqlite3.Connection | None = None
         try:
@@ -475,7 +474,7 @@ class SqliteSession:
                 begun = time.monotonic()
                 try:
                     if connection is None:
-                        # A sign of life that is lost with the power has lost its session as well.
+                        # A heartbeat lost in a power failure has lost its session too.
                         connection = self._store.connect(pause, durable=False)
                     self._store.refuse_replaced()
                     counted = connection.execute(
@@ -486,7 +485,8 @@ class SqliteSession:
                     _log.warning("a sign of life was not written", store=self._store.url, error=str(problem))
                     counted = 1 if time.monotonic() < self._certain_until else 0
                 else:
-                    # Without a row the session has ended: it must not count as certain until that is noted.
+                    # Without a row the session has ended, and must not count as certain until that is
+                    # recorded.
                     if counted:
                         self._certain_until = begun + self._seconds
                 if not counted and self._ending.end(lost=True):
@@ -503,12 +503,12 @@ class _SqliteWatch:
         self.closed = False
 
     def close(self) -> None:
-        """Call no more."""
+        """Stop calling."""
         self.closed = True
 
 
 class _Poll:
-    """Looks whether the file has changed, and tells the watches of what."""
+    """Checks whether the file has changed, and notifies the affected watches."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -523,7 +523,7 @@ class _Poll:
                 try:
                     paths = self._changed_paths()
                 except (sqlite3.DatabaseError, CoordinationLost, DiskFailed) as problem:
-                    # What was missed is not known, so everything counts as changed.
+                    # Which changes were missed is unknown, so everything counts as changed.
                     _log.warning("a store cannot be watched now", store=self._store.url, error=str(problem))
                     paths = None
                 for watch in self._store.watches_of(paths) if paths is None or paths else ():
@@ -539,13 +539,13 @@ class _Poll:
         if file_version == self._file_version:
             return set()
         self._file_version = file_version
-        found = self._connection.execute(
+        rows = self._connection.execute(
             "SELECT number, path FROM changes WHERE number > ? ORDER BY number", (self._seen,)
         ).fetchall()
-        if not found:
+        if not rows:
             return set()
-        first, self._seen = self._seen + 1, found[-1][0]
-        return {path for _, path in found} if found[0][0] == first else None
+        first, self._seen = self._seen + 1, rows[-1][0]
+        return {path for _, path in rows} if rows[0][0] == first else None
 
     def _last_change(self) -> int:
         (number,) = self._connection.execute("SELECT coalesce(max(number), 0) FROM changes").fetchone()

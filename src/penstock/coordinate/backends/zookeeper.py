@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordination in a ZooKeeper ensemble, shared by many hosts.
 
-A record is a node whose content is the value, a line feed, and 16 hexadecimal digits that this write alone
-has: so a writer whose answer was lost reads whether it was its own write that happened. Nodes that only
-lead to others are empty. A session is a connection of its own. It is uncertain as soon as that connection
-is lost, and lost when the ensemble says so or has not been reached for as long as a session lasts,
-whichever is known first.
+A record is a node whose content is the value, a line feed, and a nonce of 16 hexadecimal digits. A writer
+whose response was lost reads the nonce to find out whether its own write took effect. Nodes that only lead to
+others are empty. A session has its own connection. It is uncertain as soon as that connection is lost, and
+lost once the ensemble reports it or could not be reached for the session time, whichever comes first.
 """
 
 import logging
@@ -20,7 +19,7 @@ from typing import Any
 import structlog
 
 from penstock.coordinate.ensemble_address import EnsembleAddress
-from penstock.coordinate.one_time_watches import OneTimeWatches, StandingWatch
+from penstock.coordinate.one_time_watches import OneTimeWatches, PersistentWatch
 from penstock.coordinate.session_end import SessionEnd
 from penstock.coordinate.store import (
     ABSENT,
@@ -51,24 +50,24 @@ except ImportError as problem:
         "coordination by ZooKeeper needs the package kazoo", hint="Run: pip install 'penstock[zookeeper]'"
     ) from problem
 
-# The connection for records: its session carries watches alone, so it may be short. A dead one is then found
+# The connection for records. Its session has only watches, so it can be short, which detects a dead server
 # early.
 _CONNECTION_SECONDS = 6.0
 
-# No wait for the network takes a larger part of a session's time, so that the next finds the session alive.
+# No network wait takes a larger part of a session's time, so that the next try finds the session alive.
 _WAIT_PART = 1 / 3
 
 _RECONNECT_SECONDS_FIRST = 0.05
 _RECONNECT_SECONDS_MAX = 1.0
 _PAUSE_SECONDS = 0.05
 
-# A session gives so many signs of life in its time.
+# The number of heartbeats per session time.
 _SIGNS_OF_LIFE = 4
 
 _NONCE_BYTES = 8
 _TRAILER_BYTES = 1 + 2 * _NONCE_BYTES
 
-# The ensemble may have done what it was asked, or not.
+# The ensemble may or may not have executed the request.
 _ANSWER_LOST = (
     refusals.ConnectionLoss,
     refusals.SessionExpiredError,
@@ -79,15 +78,15 @@ _NOT_ALLOWED = (refusals.NoAuthError, refusals.AuthFailedError, refusals.Invalid
 
 _log = structlog.get_logger(__name__)
 
-# What it tells of reconnecting is for those who ask for it: what follows from that we log ourselves.
+# Kazoo's own messages about reconnecting are hidden: we log their consequences ourselves.
 logging.getLogger("kazoo").addHandler(logging.NullHandler())
 
 
 class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
-    """Kazoo's threads and sockets, whose waits are bounded.
+    """Kazoo's threads and sockets with bounded waits.
 
-    An attempt to connect else lasts as long as the session, which is then lost to one server that accepts
-    and does not answer: one that stands still, or ZooKeeper alone in the first moments of its start.
+    Otherwise an attempt to connect lasts as long as the session. A single server that accepts but does not
+    answer, such as a hung server or ZooKeeper in its first moments, would cost the session.
     """
 
     def __init__(self, seconds_max: float) -> None:
@@ -102,7 +101,7 @@ class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 def _client(address: EnsembleAddress, session_seconds: float) -> KazooClient:
-    """Make a client; it is not connected yet."""
+    """Create a client that is not connected yet."""
     account: dict[str, Any] = {}
     if address.account is not None:
         account["auth_data"] = [("digest", ":".join(address.account))]
@@ -125,11 +124,11 @@ def open_url(url: str, seconds: float) -> "ZooKeeperStore":
 
 
 class _AnswerLost(Exception):
-    """An answer was lost; whether the change happened is to be found out."""
+    """A response was lost, so it is unknown whether the change happened."""
 
 
 class _Connection:
-    """A client whose operations are bounded in time."""
+    """A client whose operations have a timeout."""
 
     def __init__(self, address: EnsembleAddress, session_seconds: float, seconds: float) -> None:
         self._address = address
@@ -137,10 +136,10 @@ class _Connection:
         self._process = OneProcess()
         self._state = threading.Condition()
         self._closed = False
-        # What was asked last and not answered in time.
+        # The last request without an answer in time.
         self._owed: Any = None
         self.client = _client(address, session_seconds)
-        self.client.add_listener(self._told)
+        self.client.add_listener(self._on_state)
         self.client.start_async()
         try:
             self.wait_connected(time.monotonic() + seconds, None)
@@ -148,12 +147,12 @@ class _Connection:
             self.close()
             raise
 
-    def _told(self, state: str) -> None:
+    def _on_state(self, state: str) -> None:
         with self._state:
             self._state.notify_all()
 
     def wait_connected(self, deadline: float, path: str | None) -> None:
-        """Return once the client is connected: what is not sent cannot happen later.
+        """Wait until the client is connected: what is not sent cannot take effect later.
 
         Raises CoordinationLost.
         """
@@ -166,9 +165,9 @@ class _Connection:
             raise self._silent(path)
 
     def ask(self, path: str, begin: Callable[[str], Any], deadline: float) -> Any:
-        """Return what one operation answers.
+        """Return the result of one operation.
 
-        Raises _AnswerLost, and what ZooKeeper refuses by its own errors.
+        Raises _AnswerLost, and ZooKeeper's own errors for rejected operations.
         """
         self._wait_free(deadline, path)
         answer = begin(self._address.root + path or "/")
@@ -187,9 +186,9 @@ class _Connection:
             ) from problem
 
     def _wait_free(self, deadline: float, path: str) -> None:
-        """Return once the connection stands and owes no answer from before.
+        """Wait until the connection is up and has no outstanding response.
 
-        Each request puts the next ping off, and only a ping without an answer ends a dead connection.
+        Each request postpones the next ping, and only an unanswered ping ends a dead connection.
         """
         owed = self._owed
         if owed is not None:
@@ -207,7 +206,7 @@ class _Connection:
         )
 
     def read(self, path: str, begin: Callable[[str], Any], deadline: float) -> Any:
-        """Return what an operation answers that may be asked again."""
+        """Run an operation that can be repeated, and return its result."""
         while True:
             try:
                 return self.ask(path, begin, deadline)
@@ -215,15 +214,15 @@ class _Connection:
                 continue
 
     def fetch(self, path: str, deadline: float) -> tuple[bytes, Any] | None:
-        """Return a node's content and what ZooKeeper knows of it; None where there is none."""
+        """Return a node's content and stat; None if the node is missing."""
         try:
-            found: tuple[bytes, Any] = self.read(path, self.client.get_async, deadline)
+            node: tuple[bytes, Any] = self.read(path, self.client.get_async, deadline)
         except refusals.NoNodeError:
             return None
-        return found
+        return node
 
     def make_way(self, path: str, deadline: float) -> None:
-        """Make the empty nodes that lead to a path."""
+        """Create the empty nodes that lead to a path."""
         names = (self._address.root + path).strip("/").split("/")[:-1]
         for count in range(1, len(names) + 1):
             node = "/" + "/".join(names[:count])
@@ -236,7 +235,7 @@ class _Connection:
         return self.client.create_async(node, b"")
 
     def close(self) -> None:
-        """End the connection, and its session where the ensemble can be reached; nobody waits for it then."""
+        """Close the connection, and its session if the ensemble is reachable. Does not wait for that."""
         with self._state:
             self._closed = True
             self._state.notify_all()
@@ -248,27 +247,27 @@ class _Connection:
 
 
 def _sealed(value: bytes) -> tuple[bytes, bytes]:
-    """Return the content of a node for a value, and what tells this write from others."""
+    """Return the content of a node for a value, and a nonce that identifies this write."""
     nonce = os.urandom(_NONCE_BYTES).hex().encode()
     return bytes(value) + b"\n" + nonce, nonce
 
 
 def _record(content: bytes, stat: Any) -> Record | None:
-    """Return the record in a node; None for one that only leads to others."""
+    """Return the record in a node; None for a node that only leads to others."""
     if len(content) < _TRAILER_BYTES:
         return None
     return Record(content[:-_TRAILER_BYTES], stat.version, stat.czxid, of_session=stat.ephemeralOwner != 0)
 
 
 @dataclass(frozen=True)
-class _Told:
-    """A callback for ZooKeeper's watches: equal to another for the same wish, so that it is kept once."""
+class _WatchCallback:
+    """A callback for ZooKeeper's watches. Equal for the same subscription, so that it is registered once."""
 
     root: str
     fired: Callable[[str], None]
 
     def __call__(self, event: Any) -> None:
-        # What tells of the end of a connection has no path; that is learned otherwise.
+        # Events about the end of a connection have no path; they are handled elsewhere.
         if event.path is not None:
             self.fired(event.path.removeprefix(self.root).rstrip("/"))
 
@@ -284,21 +283,22 @@ class ZooKeeperStore:
         self._sessions: list[ZooKeeperSession] = []
         self._connection = _Connection(address, _CONNECTION_SECONDS, seconds)
         self._watches = OneTimeWatches(self._set_once)
-        self._connection.client.add_listener(self._told)
+        self._connection.client.add_listener(self._on_state)
 
     @property
     def url(self) -> str:
-        """Which store this is, without a password."""
+        """The store's URL, without a password."""
         return self._address.url
 
     def get(self, path: str, *, latest: bool = False) -> Record | None:
-        """Return the record at a path, as the server at hand has it; with `latest` as the leader has it."""
+        """Return the record at a path as the connected server has it; with `latest` as the leader has it."""
         deadline = self._deadline(checked_path(path))
         if latest:
-            # A follower that is cut off from its leader answers reads from before; it cannot answer this.
+            # A follower that is cut off from its leader answers stale reads, but it cannot answer this
+            # request.
             self._connection.read(path, self._connection.client.sync_async, deadline)
-        found = self._connection.fetch(path, deadline)
-        return None if found is None else _record(*found)
+        node = self._connection.fetch(path, deadline)
+        return None if node is None else _record(*node)
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         """Write a record and return its version."""
@@ -310,10 +310,10 @@ class ZooKeeperStore:
         while True:
             expected = version
             if asked or version is None or version == ABSENT:
-                found = self._connection.fetch(path, deadline)
-                if asked and found is not None and found[0].endswith(nonce):
-                    return int(found[1].version)
-                expected = self._expected(path, found, version)
+                node = self._connection.fetch(path, deadline)
+                if asked and node is not None and node[0].endswith(nonce):
+                    return int(node[1].version)
+                expected = self._expected(path, node, version)
             assert expected is not None
             try:
                 return self._write(path, content, expected, deadline)
@@ -322,17 +322,18 @@ class ZooKeeperStore:
             except (refusals.BadVersionError, refusals.NoNodeError, refusals.NodeExistsError) as problem:
                 if version is not None and not asked:
                     raise VersionConflict("the record was changed meanwhile", position=path) from problem
-                # Our own write may have come late; and without a version we write over what came between.
+                # Our own write may have arrived late, and a write without a version overwrites concurrent
+                # changes.
                 asked = True
 
     def delete(self, path: str, version: int | None = None) -> None:
-        """Delete a record, and the empty nodes that led to it alone."""
+        """Delete a record, and the empty nodes that led only to it."""
         deadline = self._deadline(checked_path(path))
         asked = False
         while True:
-            found = self._connection.fetch(path, deadline)
-            record = None if found is None else _record(*found)
-            if record is None or found is None:
+            node = self._connection.fetch(path, deadline)
+            record = None if node is None else _record(*node)
+            if record is None or node is None:
                 if version is not None and not asked:
                     raise VersionConflict("there is no record", position=path)
                 break
@@ -357,16 +358,16 @@ class ZooKeeperStore:
             names = self._connection.read(top, self._connection.client.get_children_async, deadline)
         except refusals.NoNodeError:
             return ()
-        # At the ensemble's own top there is a node of its own.
+        # The top of an ensemble has a node of its own.
         return tuple(sorted(name for name in names if top or self._address.root or name != "zookeeper"))
 
-    def watch(self, path: str, changed: Callable[[], None]) -> StandingWatch:
+    def watch(self, path: str, changed: Callable[[], None]) -> PersistentWatch:
         """Call `changed` after every change at a path or below it."""
         self._deadline(below_of(path))
         return self._watches.add(path.rstrip("/"), changed)
 
     def session(self, seconds: float = SESSION_SECONDS) -> "ZooKeeperSession":
-        """Begin a session on a connection of its own; the ensemble may bound `seconds` otherwise."""
+        """Start a session on its own connection; the ensemble may adjust `seconds`."""
         self._deadline("/")
         session = ZooKeeperSession(self._address, seconds, self._seconds)
         with self._lock:
@@ -386,8 +387,8 @@ class ZooKeeperStore:
 
     # --- Inside -----------------------------------------------------------------------------
 
-    def _told(self, state: str) -> None:
-        """Set watches again after the connection was away: they are gone."""
+    def _on_state(self, state: str) -> None:
+        """Set watches again after the connection was lost, which removes them."""
         if state == KazooState.CONNECTED:
             self._watches.all_gone()
 
@@ -395,13 +396,13 @@ class ZooKeeperStore:
         """Set ZooKeeper's watches of a node and return the names below it; see OneTimeWatches."""
         client = self._connection.client
         deadline = time.monotonic() + self._seconds
-        told = _Told(self._address.root, fired)
+        callback = _WatchCallback(self._address.root, fired)
         look = client.exists_async if absent else client.get_async
         try:
-            if self._connection.read(path, partial(look, watch=told), deadline) is None:
+            if self._connection.read(path, partial(look, watch=callback), deadline) is None:
                 return None
             names: Sequence[str] = self._connection.read(
-                path, partial(client.get_children_async, watch=told), deadline
+                path, partial(client.get_children_async, watch=callback), deadline
             )
         except refusals.NoNodeError:
             return None
@@ -412,14 +413,15 @@ class ZooKeeperStore:
             raise CoordinationLost(f"the store {self.url} is closed", position=path)
         return time.monotonic() + self._seconds
 
-    def _expected(self, path: str, found: tuple[bytes, Any] | None, version: int | None) -> int:
-        """Return the version that a node must have for a write, ABSENT to make it. Raises VersionConflict."""
-        record = None if found is None else _record(*found)
+    def _expected(self, path: str, node: tuple[bytes, Any] | None, version: int | None) -> int:
+        """Return the version that a node must have for a write, ABSENT to create it. Raises
+        VersionConflict."""
+        record = None if node is None else _record(*node)
         present = ABSENT if record is None else record.version
         if version is not None and version != present:
             raise VersionConflict(f"the record has version {present}, not {version}", position=path)
         # A node that only leads to others becomes a record.
-        return ABSENT if found is None else int(found[1].version)
+        return ABSENT if node is None else int(node[1].version)
 
     def _write(self, path: str, content: bytes, version: int, deadline: float) -> int:
         client = self._connection.client
@@ -440,18 +442,18 @@ class ZooKeeperStore:
         try:
             self._connection.ask(path, partial(client.delete_async, version=version), deadline)
         except refusals.NotEmptyError:
-            # What lies below stays, so the node now only leads there.
+            # The nodes below stay, so this node now only leads to them.
             self._connection.ask(path, partial(client.set_async, value=b"", version=version), deadline)
 
     def _prune(self, path: str, deadline: float) -> None:
-        """Delete the empty nodes above a path; whoever needs one makes it again."""
+        """Delete the empty nodes above a path; they are recreated when needed."""
         client = self._connection.client
         above = path.rpartition("/")[0]
         while above:
-            found = self._connection.fetch(above, deadline)
-            if found is None or found[0] or found[1].numChildren:
+            node = self._connection.fetch(above, deadline)
+            if node is None or node[0] or node[1].numChildren:
                 return
-            version = found[1].version
+            version = node[1].version
             try:
                 self._connection.read(above, partial(client.delete_async, version=version), deadline)
             except (refusals.NotEmptyError, refusals.BadVersionError, refusals.NoNodeError):
@@ -460,18 +462,18 @@ class ZooKeeperStore:
 
 
 class ZooKeeperSession:
-    """A session of the ensemble, on a connection of its own."""
+    """A session of the ensemble, on its own connection."""
 
     def __init__(self, address: EnsembleAddress, seconds: float, operation_seconds: float) -> None:
         self._address = address
         self._seconds = seconds
         self._operation_seconds = operation_seconds
         self._ending = SessionEnd()
-        # Counted from before the ensemble was asked, so it is never longer than the ensemble's own time.
+        # Counted from before the request, so it never exceeds the ensemble's own time.
         self._certain_until = time.monotonic() + seconds
         self._connection = _Connection(address, seconds, operation_seconds)
         client = self._connection.client
-        client.add_listener(self._told)
+        client.add_listener(self._on_state)
         number = client.client_id
         if number is None:
             self._connection.close()
@@ -481,7 +483,7 @@ class ZooKeeperSession:
 
     @property
     def seconds(self) -> float:
-        """How long after its last sign of life it ends, as we asked for."""
+        """How long after its last heartbeat it ends, as requested."""
         return self._seconds
 
     @property
@@ -491,16 +493,17 @@ class ZooKeeperSession:
 
     @property
     def certain(self) -> bool:
-        """Whether its connection stands, and was answered so lately that the session cannot have ended."""
+        """Whether its connection is up, and the last answer is recent enough that the session cannot have
+        ended."""
         connected: bool = self._connection.client.connected
         return self.alive and connected and time.monotonic() < self._certain_until
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Call this once when the session is lost."""
+        """Register a callback for the loss of the session."""
         self._ending.on_lost(lost)
 
     def put_ephemeral(self, path: str, value: bytes) -> int:
-        """Make a record that goes with the session."""
+        """Create an ephemeral record."""
         deadline = time.monotonic() + self._operation_seconds
         client = self._connection.client
         content, _ = _sealed(value)
@@ -519,23 +522,23 @@ class ZooKeeperSession:
             except refusals.NoNodeError:
                 self._connection.make_way(path, deadline)
             except refusals.NodeExistsError as problem:
-                found = self._connection.fetch(path, deadline)
-                if found is not None and found[1].ephemeralOwner == self._number:
-                    return int(found[1].czxid)
-                if found is not None:
+                node = self._connection.fetch(path, deadline)
+                if node is not None and node[1].ephemeralOwner == self._number:
+                    return int(node[1].czxid)
+                if node is not None:
                     raise VersionConflict("another's record stands there", position=path) from problem
 
     def remove(self, path: str) -> None:
-        """Delete the record that the session has put there."""
+        """Delete the session's own record at a path."""
         deadline = time.monotonic() + self._operation_seconds
         client = self._connection.client
         checked_path(path)
         while True:
             self._refuse_ended(path)
-            found = self._connection.fetch(path, deadline)
-            if found is None or found[1].ephemeralOwner != self._number:
+            node = self._connection.fetch(path, deadline)
+            if node is None or node[1].ephemeralOwner != self._number:
                 return
-            version = found[1].version
+            version = node[1].version
             try:
                 self._connection.ask(path, partial(client.delete_async, version=version), deadline)
                 return
@@ -543,7 +546,7 @@ class ZooKeeperSession:
                 continue
 
     def close(self) -> None:
-        """End it."""
+        """End the session."""
         if self._ending.end(lost=False):
             self._connection.close()
 
@@ -554,7 +557,7 @@ class ZooKeeperSession:
             raise CoordinationLost("the session has ended", position=path)
 
     def _run(self) -> None:
-        """Ask for signs of life; without one for as long as a session lasts this one has ended."""
+        """Send heartbeats; end the session if none is answered for the session time."""
         client = self._connection.client
         pause = self._seconds / _SIGNS_OF_LIFE
         while not self._ending.wait(pause):
@@ -566,8 +569,8 @@ class ZooKeeperSession:
                 if begun > self._certain_until:
                     self._lose()
 
-    def _told(self, state: str) -> None:
-        """Follow the connection; this runs in its own thread, which must not wait for itself."""
+    def _on_state(self, state: str) -> None:
+        """Track the connection. Runs in the client's thread, which must not wait for itself."""
         if self.alive:
             _log.info("the connection of a session", store=self._address.url, state=state.lower())
         if state == KazooState.LOST:
