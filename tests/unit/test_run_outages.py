@@ -325,7 +325,7 @@ def test_feed_is_never_written_again_after_a_loss(
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceServers, dict[int, str]]:
     """The servers of a source, and the identity of each that answers, by its port."""
     answering = {1: "mysql:a", 2: "mysql:b"}
-    monkeypatch.setattr(servers, "_key_of", lambda address: answering.get(address.port))
+    monkeypatch.setattr(servers, "key_of_server", lambda address: answering.get(address.port))
     monkeypatch.setattr(servers, "_FAIL_OVER_SECONDS", 0.0)
     source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop", "servers": ["127.0.0.1:2"]}
     sink = {"files": {"path": str(tmp_path / "feed")}}

@@ -13,6 +13,7 @@ from penstock.capture.connection import connect
 from penstock.errors import ConnectionLost, PenstockError, ServerBehind
 from penstock.model import ServerAddress
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
+from penstock.pipeline.source_servers import key_of_server, read_at
 
 # As long as a daemon's default: another server is a new epoch, and has to be worth it.
 _FAIL_OVER_SECONDS = 10.0
@@ -54,7 +55,7 @@ class SourceServers:
         if cluster is None or not server_key:
             return
         for number, address in enumerate(cluster.servers):
-            if _key_of(address) == server_key:
+            if key_of_server(address) == server_key:
                 cluster.chosen = number
                 return
 
@@ -63,7 +64,7 @@ class SourceServers:
         place of one that has not been of use for ten seconds."""
         turned = False
         for name, cluster in self._clusters.items():
-            if not isinstance(problem, ServerBehind) and _key_of(cluster.address) is not None:
+            if not isinstance(problem, ServerBehind) and key_of_server(cluster.address) is not None:
                 cluster.failing_since = None
                 continue
             now = time.monotonic()
@@ -72,7 +73,7 @@ class SourceServers:
                 continue
             for step in range(1, len(cluster.servers)):
                 number = (cluster.chosen + step) % len(cluster.servers)
-                if _key_of(cluster.servers[number]) is not None:
+                if key_of_server(cluster.servers[number]) is not None:
                     _log.warning("another server is read", source=name, server=str(cluster.servers[number]))
                     cluster.chosen, cluster.failing_since, turned = number, None, True
                     break
@@ -82,10 +83,7 @@ class SourceServers:
         cluster = self._clusters.get(source.name)
         if cluster is None:
             return source
-        options = source.options
-        if options.address is not None:
-            options = replace(options, address=cluster.address)
-        return replace(source, options=options, server=cluster.address)
+        return read_at(source, cluster.address)
 
 
 @contextmanager
@@ -120,13 +118,3 @@ def _lost(address: ServerAddress) -> ConnectionLost | None:
     except PenstockError:
         return None
     return None
-
-
-def _key_of(address: ServerAddress) -> str | None:
-    """Return the identity of the server that answers at an address, None where none does."""
-    try:
-        with connect(address) as connection:
-            return connection.identity().key
-    except PenstockError as problem:
-        _log.warning("a server is of no use", server=str(address), why=str(problem))
-        return None

@@ -20,8 +20,8 @@ import structlog
 from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.client import ChangeBatch, Subscriber
 from penstock.client.flow import pause_after
-from penstock.errors import OptionInvalid, PenstockError, SchemaUnknown, TransientError
-from penstock.model import Position, TableName
+from penstock.errors import ConnectionLost, OptionInvalid, PenstockError, SchemaUnknown, TransientError
+from penstock.model import Position, ServerAddress, TableName
 from penstock.pipeline.conforming import conformed
 from penstock.pipeline.dead_letter import aside_of
 from penstock.pipeline.evolution import evolved
@@ -392,9 +392,17 @@ class _Definitions:
         )
 
     def _of_server(self, name: TableName) -> Target | None:
-        server = self._source.server
-        if server is None:
+        if self._source.server is None:
             return None
+        *others, last = self._source.servers or (self._source.server,)
+        for server in others:
+            try:
+                return self._told_by(server, name)
+            except ConnectionLost as problem:
+                _log.warning("another server is asked", server=str(server), why=str(problem))
+        return self._told_by(last, name)
+
+    def _told_by(self, server: ServerAddress, name: TableName) -> Target | None:
         return next((one for one in targets_of(server, self._source.tables) if one.name == name), None)
 
     def _of_daemon(self, name: TableName, rows: pyarrow.RecordBatch, key: tuple[str, ...]) -> Target | None:

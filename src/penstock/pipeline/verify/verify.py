@@ -8,6 +8,7 @@ from typing import Any
 from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
 from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.source_servers import at_answering_servers
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify.comparison import Comparison, Spreading, TableResult, in_this_process
 from penstock.pipeline.verify.differences import Kind
@@ -79,6 +80,7 @@ def verify(
                 f"the pipeline {settings.name} never ran, so there is nothing to compare",
                 hint="penstock run PIPELINE --until caught-up",
             )
+        settings = at_answering_servers(settings, standing.offsets)
         compared = compared_tables(settings, state, TablePatterns(list(tables)), columns_left_out)
         shares = shares_of(compared, settings.load, share_rows)
         comparison = Comparison(compared, shares, state, spreading=spreading, limit=limit)
