@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.admin.rendering import bytes_text
+from penstock.client.options import default_coordination
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.held_shard import HeldShard
 from penstock.coordinate.membership import Member
@@ -301,7 +302,10 @@ def test_a_name_of_several_instances_has_to_be_told_apart(orders: Kept) -> None:
     assert refused.code == 2
     assert "shop/orders, stock/orders" in refused.err
     assert orders.run("show", "shop/orders", "--json").objects[0]["instance"] == "shop"
-    assert "--coordination" in penstock("subscriptions", "list").err
+    assert f"--coordination {default_coordination()}" in penstock("subscriptions", "list").err
+    orders.subscriptions.delete("shop", "orders")
+    orders.subscriptions.delete("stock", "orders")
+    assert f"--coordination {default_coordination()}" in orders.run("list").err
 
 
 def test_the_settings_name_the_store(kept: KeptLog, daemon: DaemonProcess) -> None:

@@ -33,9 +33,11 @@ KNOWN_OPTIONS: Mapping[str, str] = {
     "mode": "`typed` (one table's own columns) or `envelope` (all tables in one shape). Default: `typed` "
     "if `tables` names exactly one table, otherwise `envelope`.",
     "startingOffsets": "`earliest`, `latest`, a position `mysql-bin.000003:1542`, a GTID set, or an offset "
-    "in JSON. Inclusive. Default: `latest` for a stream from a server, otherwise `earliest`.",
+    "in JSON. Inclusive; with a GTID set, what comes after it. Default: `latest` for a stream from a server, "
+    "otherwise `earliest`.",
     "startingTimestamp": "Read transactions committed at or after this time (UTC unless it has a zone).",
-    "endingOffsets": "Where a batch read ends; values as for `startingOffsets`. Exclusive.",
+    "endingOffsets": "Where a batch read ends; values as for `startingOffsets`. Exclusive; with a GTID set, "
+    "up to and including it.",
     "endingTimestamp": "A batch read ends before transactions committed at or after this time.",
     "maxRowsPerTrigger": "Approximate rows per micro-batch. A micro-batch ends at the end of a transaction.",
     "maxBytesPerTrigger": "Approximate bytes of log per micro-batch, such as `64m`. Ends the same way.",

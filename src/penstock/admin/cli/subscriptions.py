@@ -14,6 +14,7 @@ import typer
 from penstock.admin.asked_daemon import EARLIEST, LATEST, AskedDaemon, Lag, line_of, shown_lag
 from penstock.admin.log_folder import Json, moment, parse_time
 from penstock.admin.rendering import Field, LineWriter, bytes_text, time_text, write_json
+from penstock.client.options import default_coordination
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import ShardView, Subscription, Subscriptions
@@ -107,7 +108,7 @@ class _Place:
             if config is None:
                 raise OptionInvalid(
                     "nothing tells where subscriptions are kept",
-                    hint="Name the store with --coordination, or --config penstock.yaml",
+                    hint=f"Name the store with --coordination, or --config penstock.yaml. {_default_store()}",
                 )
             coordination = load_settings(config).coordination_url()
         store = open_store(coordination)
@@ -126,7 +127,8 @@ class _Place:
         found = [one for one in every if text in (one.name, f"{one.instance}/{one.name}")]
         if not found:
             known = ", ".join(_name(one) for one in every) or "none yet"
-            raise SourceMissing(f"there is no subscription {text!r}", hint=f"There are: {known}")
+            hint = f"There are: {known}. {_default_store()}"
+            raise SourceMissing(f"there is no subscription {text!r}", hint=hint)
         if len(found) > 1:
             raise OptionInvalid(
                 f"{text!r} is a subscription of several instances",
@@ -155,6 +157,11 @@ class _Place:
         except ConnectionLost as problem:
             self.silent = problem
             return shown_lag(None, checkpoint)
+
+
+def _default_store() -> str:
+    """Return where subscriptions are that name no store: a daemon's settings do not tell."""
+    return f"A Subscriber without `coordination` keeps them in --coordination {default_coordination()}"
 
 
 # --- Showing --------------------------------------------------------------------------------
@@ -187,7 +194,7 @@ def show_all(
                 ]
             )
         if not lines:
-            typer.echo("there are no subscriptions", err=True)
+            typer.echo(f"there are no subscriptions here. {_default_store()}", err=True)
         _tell_silence(place)
 
 
