@@ -255,3 +255,17 @@ def test_types_that_the_sql_mode_changes_are_followed_or_read_from_the_server() 
         types += [step.column.declared.text for step in altered.steps if isinstance(step, AddColumn)]
     assert types == ["double", "float"]
     assert effects("ORACLE") == effects("MAXDB") == [Unread(frozenset({TableName("shop", "t")}))]
+
+
+def test_members_are_spelled_as_the_server_spells_them() -> None:
+    text = r"ALTER TABLE t ADD e ENUM('a\nb','c\0d','e\rf','g\\h','i\tj','k\'l')"
+    [altered] = effects_of(text, "shop", MYSQL)
+    assert isinstance(altered, AlterTable)
+    [added] = altered.steps
+    assert isinstance(added, AddColumn)
+    assert added.column.declared.text == r"enum('a\nb','c\0d','e\rf','g\\h','i" + "\tj','k''l')"
+    # Such a member may be the server's own spelling, which has escapes in every mode.
+    plain = MYSQL.under(frozenset({"NO_BACKSLASH_ESCAPES"}))
+    assert effects_of(r"ALTER TABLE t ADD e ENUM('g\\h')", "shop", plain) == [
+        Unread(frozenset({TableName("shop", "t")}))
+    ]

@@ -62,6 +62,8 @@ _NOT_ASCII = ("swe7",)
 
 NATIONAL_CHARSET = "utf8mb3"
 
+_MEMBER_ESCAPES = str.maketrans({"\\": "\\\\", "'": "''", "\0": "\\0", "\n": "\\n", "\r": "\\r"})
+
 
 # ORACLE gives other types to DATE and BLOB, MAXDB to TIMESTAMP, REAL_AS_FLOAT to REAL.
 _MODES_WITH_OTHER_TYPES = frozenset(("ORACLE", "MAXDB"))
@@ -204,7 +206,7 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
             declared.characters_max = int(numbers[0])
         return declared
     if word in ("ENUM", "SET"):
-        declared = DeclaredType(f"{word.lower()}({_members(cursor)})", takes_charset=True)
+        declared = DeclaredType(f"{word.lower()}({_members(cursor, spelling)})", takes_charset=True)
         # Members of charset binary: MariaDB prints the charset, MySQL none.
         declared.binary_charset = "binary" if spelling.mariadb else None
         return declared
@@ -267,16 +269,22 @@ def _sized(names: tuple[str, ...], size_bytes: int) -> str:
     raise TypeUnknown(names[-1])
 
 
-def _members(cursor: TokenCursor) -> str:
-    """Return the members of an ENUM or SET, quoted as information_schema quotes them."""
+def _members(cursor: TokenCursor, spelling: ServerSpelling) -> str:
+    """Return the members of an ENUM or SET, quoted as information_schema quotes them (`append_unescaped`).
+
+    Raises TypeUnknown.
+    """
     inside = cursor.within_parentheses()
     members = []
     for part in inside.parts() if inside else []:
         member = part.take()
         if member.kind not in (Kind.STRING, Kind.DOUBLE) or not part.ended:
             raise TypeUnknown("ENUM or SET")
+        if not spelling.escapes and "\\" in member.text:
+            # The text that servers log for CREATE TABLE ... SELECT has escapes whatever the mode is.
+            raise TypeUnknown("ENUM or SET")
         # The server drops trailing spaces of members when the table is created.
-        members.append("'" + member.text.rstrip(" ").replace("\\", "\\\\").replace("'", "''") + "'")
+        members.append("'" + member.text.rstrip(" ").translate(_MEMBER_ESCAPES) + "'")
     if not members:
         raise TypeUnknown("ENUM or SET")
     return ",".join(members)
