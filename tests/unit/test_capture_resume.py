@@ -16,7 +16,7 @@ from penstock.capture import start
 from penstock.capture.connection import LogFile, LogHead, ServerIdentity
 from penstock.capture.resume import Resumption
 from penstock.capture.start import Beginning, StartAt, begin_after, begin_empty
-from penstock.errors import PositionInvalid, ServerBehind, ServerChanged
+from penstock.errors import OptionInvalid, PositionInvalid, ServerBehind, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, union
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.epochs import EpochFile
@@ -241,6 +241,34 @@ def test_server_that_lacks_transactions_of_its_own_is_not_accepted() -> None:
     with pytest.raises(ServerChanged, match="it was restored") as refused:
         plan_acceptance(LogFolder(log.folder), log, server)
     assert "Begin a new log" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(("number", "lacks"), [(8, True), (10, False)])
+def test_mariadb_server_that_lacks_transactions_is_refused_with_their_gtids(number: int, lacks: bool) -> None:
+    class MariadbServer(Server):
+        def identity(self) -> ServerIdentity:
+            return replace(super().identity(), flavor="mariadb")
+
+        def executed(self) -> ExecutedSet:
+            # Its own transaction has the number of one that it may lack.
+            return ExecutedSet("0-2-10", {(0, 1): number, (0, 2): 10})
+
+    log = captured(BOUNDARIES[0], BOUNDARIES[3])
+    log.begin_epoch(
+        epoch=1,
+        server_key="mariadb:0-1",
+        server_id=1,
+        flavor="mariadb",
+        version="11.8",
+        file=FILE.name,
+        offset=4,
+        gtid_set=LoggedSet("0-1-10"),
+    )
+    server: Any = MariadbServer()
+    with pytest.raises(ServerChanged if lacks else OptionInvalid) as refused:
+        plan_acceptance(LogFolder(log.folder), log, server)
+    assert ("lacks 0-1-10" if lacks else "lacks no transaction") in refused.value.message
+    assert ("Begin a new log" if lacks else "penstock serve") in str(refused.value.hint)
 
 
 # --- What version 0.1 wrote -------------------------------------------------------------------

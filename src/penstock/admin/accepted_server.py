@@ -48,8 +48,9 @@ def chosen_server(chosen: LogFolder, server: str | None) -> Iterator[Connection]
     addresses = [] if settings is None else settings.addresses()
     fitting = [one for one in addresses if server in (None, f"{one.host}:{one.port}")]
     if len(fitting) != 1:
-        listed = ", ".join(f"{one.host}:{one.port}" for one in addresses) or "none: name --config"
-        raise OptionInvalid("which server is accepted is not clear", hint=f"Give --server, one of: {listed}")
+        listed = ", ".join(f"{address.host}:{address.port}" for address in addresses)
+        hint = f"Give --server, one of: {listed}" if listed else "Name the instance's settings: --config FILE"
+        raise OptionInvalid("which server is accepted is not clear", hint=hint)
     with connect(replace(fitting[0], server_id=None)) as connection:
         yield connection
 
@@ -63,17 +64,18 @@ def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection
     last, old = reader.epochs.latest, reader.head()
     assert last is not None, "a log with a byte has an epoch"
     identity = connection.identity()
-    if identity.flavor == MARIADB:
-        raise ServerChanged(
-            "MariaDB numbers the transactions of all servers in one sequence, so that those of the new server"
-            " could not be told from the lost ones",
-            hint=_begin_anew(reader),
-        )
     known = GtidSet.parse(end_of_log(reader, last))
     lost = connection.executed().missing(str(known))
     if not lost:
         raise OptionInvalid(
             f"{connection.address} lacks no transaction of the log", hint="Start the capture: penstock serve"
+        )
+    if identity.flavor == MARIADB:
+        raise ServerChanged(
+            f"{connection.address} lacks {lost} and what precedes it on that server. MariaDB numbers the"
+            " transactions of all servers in one sequence, so readers of the log would take new transactions"
+            " for these",
+            hint=_begin_anew(reader),
         )
     if identity.server_uuid and identity.server_uuid.lower() in lost.lower():
         raise ServerChanged(
