@@ -42,6 +42,7 @@ class Grammar:
         self.databases = databases
         self.tables: list[TableFacts] = []
         self.ansi_quotes = False
+        self.escapes = True
 
     def statement(self) -> str:
         """Return a random statement."""
@@ -157,6 +158,7 @@ class Grammar:
                 "NOT NULL UNIQUE",
                 "\u4e2d",
                 "/* */ -- #",
+                "\\', ADD z INT COMMENT \\'" if self.escapes else "c:\\",
             )
             parts.append(f"COMMENT '{self.chance.choice(comments)}'")
         if self.chance.random() < 0.05:

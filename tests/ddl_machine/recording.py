@@ -220,6 +220,7 @@ class Run:
     def _change_settings(self, session: Any) -> None:
         modes = self.chance.choice(_SQL_MODES)
         self.grammar.ansi_quotes = "ANSI_QUOTES" in modes
+        self.grammar.escapes = "NO_BACKSLASH_ESCAPES" not in modes
         explicit = self.chance.choice(("ON", "OFF"))
         self._execute(session, f"SET sql_mode = '{modes}'")
         self._execute(session, f"SET explicit_defaults_for_timestamp = {explicit}")

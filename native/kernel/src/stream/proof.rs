@@ -19,7 +19,8 @@ impl TableRequest {
     ///
     /// That is the number of columns, their types, lengths and nullability; where the server logs them, signs, character
     /// sets, names, members and the primary key. A definition that names no key is not judged by it, since a schema that
-    /// a caller gives may leave it out. Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be read.
+    /// a caller gives may leave it out. Visibility is no part of a definition: it changes no value, and invisible columns
+    /// are in every row image. Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be read.
     pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {
         let place = |error: Error| {
             error.within(&format!("table `{}`.`{}`", self.database, self.table)).at(&self.file, self.offset)
