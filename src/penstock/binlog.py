@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a log from Python: files, a live server or a kept log in, Arrow batches out. No Spark."""
+"""Reading a log from Python: files, a live server or a kept log as input, Arrow batches as output.
+
+No Spark.
+"""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +23,7 @@ from penstock.source.reading import Batch, Selection, read_range
 from penstock.source.source import Source, SourceOptions, open_source, shown_tables
 from penstock.source.spelling import spelling_of
 
-# What a caller may give as `schemas`; see `load_schemas`.
+# The types that callers may pass as `schemas`; see `load_schemas`.
 Schemas = SchemaHistory | Mapping[str, Any] | str | os.PathLike[str]
 
 _MAPPING_CHARSET = "utf8mb4"
@@ -43,37 +46,37 @@ def read_binlog(
     batch_rows_max: int = BATCH_ROWS_MAX,
     batch_bytes_max: int = BATCH_BYTES_MAX,
 ) -> Iterator[Batch]:
-    """Yield the row changes of binlog files, or of what a live server or a daemon has logged up to now.
+    """Yield the row changes in binlog files, or in the log of a live server or a daemon up to now.
 
     `source` is a path, a folder, a glob pattern, several of these, a log's folder, `mysql://user@host`, or
-    `penstock://host/instance`. `tables` are
-    patterns (`shop.orders`, `shop.*`, `/regex/`), None for all. `start` and `end` are positions
-    (`mysql-bin.000003:1542`), GTID sets, or times; start inclusive, end exclusive. `schemas` tells
-    definitions where the log does not: a .sql or JSON file, a mapping, or a SchemaHistory. `columns` names
-    the columns to decode, system columns among them; `changes` the change types to emit. `emit` is "typed"
-    (a table's own columns), "envelope" (all tables in one shape), "events" or "transactions".
+    `penstock://host/instance`. `tables` are patterns (`shop.orders`, `shop.*`, `/regex/`), None for all.
+    `start` and `end` are positions (`mysql-bin.000003:1542`), GTID sets, or times; start inclusive, end
+    exclusive. `schemas` supplies definitions that the log does not have: a .sql or JSON file, a mapping, or a
+    SchemaHistory. `columns` names the columns to decode, including system columns; `changes` the change types
+    to emit. `emit` is "typed" (a table's own columns), "envelope" (all tables in one shape), "events" or
+    "transactions".
 
-    Typed batches hold the table's columns, then `_change_type`, `_commit_version`, `_commit_timestamp` and
-    `_metadata`. Rows of one table come in commit order. What cannot be read raises a PenstockError that says
-    where, after every whole transaction before it.
+    Typed batches have the table's columns, then `_change_type`, `_commit_version`, `_commit_timestamp` and
+    `_metadata`. Rows of one table come in commit order. Unreadable data raises a PenstockError with its
+    position, after all whole transactions before it.
     """
     options = SourceOptions.parse(source, instance=instance, password=password)
     selection = TablePatterns(tables, exclude_tables)
-    history = _checked(schemas)
+    history = _validate_schemas(schemas)
     first = parse_bound(start) if start is not None else None
     last = parse_bound(end) if end is not None else None
     opened = open_source(options)
     kinds = None if changes is None else tuple(changes)
-    wanted = None if columns is None else tuple(columns)
+    column_names = None if columns is None else tuple(columns)
 
-    # Everything above is checked at the call; the rest runs as the caller iterates.
+    # The checks above run at the call; the rest runs while the caller iterates.
     def batches() -> Iterator[Batch]:
         try:
             bounds = locate(opened, first, last)
             known = history or schemas_of_server(opened)
             if known is history and not isinstance(schemas, SchemaHistory):
                 known = load_schemas(schemas, spelling_of(opened))
-            chosen = Selection(shown_tables(opened, selection), wanted, kinds, bounds)
+            chosen = Selection(shown_tables(opened, selection), column_names, kinds, bounds)
             for byte_range in opened.split(bounds.start, bounds.end, range_bytes=OFFSET_MAX):
                 yield from read_range(
                     opened,
@@ -91,12 +94,12 @@ def read_binlog(
 
 
 def load_schemas(schemas: Schemas | None, spelling: ServerSpelling | None = None) -> SchemaHistory | None:
-    """Return a schema history from what a caller gave. Raises SchemaInvalid.
+    """Convert the `schemas` argument to a schema history. Raises SchemaInvalid.
 
-    `spelling` is that of the log's server, MySQL's where it is not known. A mapping goes from
-    `database.table` to a TableSchema, to its JSON form, or to a mapping of column names to SQL types. Where
-    it names no charset, utf8mb4 is meant. A CREATE TABLE in the log that names none takes its database's,
-    else the default that its event names, else utf8mb4.
+    `spelling` is that of the log's server, by default MySQL's. A mapping goes from `database.table` to a
+    TableSchema, to its JSON form, or to a mapping of column names to SQL types. Its default charset is
+    utf8mb4. A CREATE TABLE in the log without a charset uses its database's, else the default in its event,
+    else utf8mb4.
     """
     if schemas is None or isinstance(schemas, SchemaHistory):
         return schemas
@@ -105,16 +108,16 @@ def load_schemas(schemas: Schemas | None, spelling: ServerSpelling | None = None
     history = SchemaHistory(ServerDefaults(spelling or ServerSpelling(), _MAPPING_CHARSET, {}, False))
     history.seed(
         (
-            TableDefinition(_schema_of(TableName.parse(text), one), _MAPPING_CHARSET)
-            for text, one in schemas.items()
+            TableDefinition(_schema_of(TableName.parse(text), value), _MAPPING_CHARSET)
+            for text, value in schemas.items()
         ),
         None,
     )
     return history
 
 
-def _checked(schemas: Schemas | None) -> SchemaHistory | None:
-    """Return a schema history before the log's server is known. Raises SchemaInvalid."""
+def _validate_schemas(schemas: Schemas | None) -> SchemaHistory | None:
+    """Validate the schemas before the log's server is known. Raises SchemaInvalid."""
     try:
         return load_schemas(schemas)
     except SchemaInvalid as problem:
@@ -143,7 +146,7 @@ def _charset_of(type_text: str) -> str | None:
 
 
 def schemas_of_server(source: Source) -> SchemaHistory | LoggedTables | None:
-    """Return what tells definitions by itself: a live server, or a log that keeps them; None for files."""
+    """Return the source's own definitions: of a live server, or of a log that keeps them; None for files."""
     if source.options.is_kept:
         return LoggedTables(source)
     address = source.options.address

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves through a pipeline: changes of one table, typed, with the table they are for.
+"""The data of a pipeline: typed changes of one table, with their target table.
 
-Source, steps and sinks know this and nothing of each other.
+Sources, steps and sinks depend on this module and not on each other.
 """
 
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ from penstock import _native
 from penstock.errors import SchemaInvalid
 from penstock.model import Column, TableName
 
-# The columns behind a table's own in every batch of changes, as the kernel emits them.
+# The columns after a table's own in every batch of changes, as emitted by the kernel.
 SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 
-# The kinds of change that put a row there, and those that take one away.
+# The change types that add a row, and those that remove one.
 PUTS = ("insert", "update_postimage")
 TAKES = ("delete", "update_preimage")
 
 
 class Origin(StrEnum):
-    """Whence changes come."""
+    """Where changes come from."""
 
-    # Rows read from the table itself: each an insert, whose version is where the log stood before the read.
+    # Rows read from the table: each is an insert with the log's position before the read as its version.
     LOAD = "load"
     # Changes from the log.
     LOG = "log"
@@ -33,11 +33,11 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class Target:
-    """A table that changes are for: at first the source's own, then what steps made of it. Pickles.
+    """The target table of changes: at first the source's table, then as changed by steps. Can be pickled.
 
-    `columns` are its own, in order, without the system columns; their types are SQL types as the source
-    declares them, also of columns that a step made. `primary_key` is () where there is none; `unique_keys`
-    are the further ones, where they are known. `mariadb` tells whose type names they are.
+    `columns` are its own columns, in order, without the system columns. Their types are SQL types as declared
+    by the source, also for columns added by a step. `primary_key` is () if there is none; `unique_keys` are
+    the known further keys. `mariadb` says whether the type names are MariaDB's.
     """
 
     name: TableName
@@ -60,23 +60,23 @@ class Target:
 
     @property
     def row_key(self) -> tuple[str, ...]:
-        """The columns that tell rows apart: the primary key, or the first unique key without nulls, or ()."""
+        """The columns that identify rows: the primary key, or the first unique key without nulls, or ()."""
         nullable = {column.name for column in self.columns if column.nullable}
         keys = (key for key in self.unique_keys if nullable.isdisjoint(key))
         return self.primary_key or next(keys, ())
 
     @property
     def keyed(self) -> Self:
-        """The same with its row key as the primary key."""
+        """The same target with its row key as the primary key."""
         return replace(self, primary_key=self.row_key)
 
     @property
     def declared(self) -> list[tuple[str, str, str | None, bool]]:
-        """Its columns as the kernel takes them."""
-        return [(one.name, one.type_text, one.charset, one.nullable) for one in self.columns]
+        """The columns in the form that the kernel expects."""
+        return [(column.name, column.type_text, column.charset, column.nullable) for column in self.columns]
 
     def arrow(self) -> pyarrow.Schema:
-        """Return the Arrow types of its own columns, as docs/reference/types.md tells them."""
+        """Return the Arrow types of its own columns, as documented in docs/reference/types.md."""
         schema = pyarrow.schema(_native.arrow_schema(self.declared, mariadb=self.mariadb))
         return pyarrow.schema([schema.field(name) for name in self.column_names])
 
@@ -92,7 +92,7 @@ class Target:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        """Parse the result of `to_json`. Raises SchemaInvalid."""
         match value:
             case {
                 "name": [str(database), str(table)],
@@ -103,9 +103,9 @@ class Target:
             }:
                 return cls(
                     TableName(database, table),
-                    tuple(Column.from_json(one) for one in columns),
+                    tuple(Column.from_json(column) for column in columns),
                     tuple(key),
-                    tuple(tuple(one) for one in unique),
+                    tuple(tuple(unique_key) for unique_key in unique),
                     mariadb,
                 )
         raise SchemaInvalid("a target has name, columns, primary_key, unique_keys and mariadb")
@@ -113,10 +113,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes for one table, in commit order.
+    """Changes of one table, in commit order.
 
     `rows` has the target's columns and then SYSTEM_COLUMNS. Within a commit `_metadata.row` orders them; both
-    images of an update have the same number, the preimage stands first. `source` is the table in the log.
+    images of an update have the same number, preimage first. `source` is the table in the log.
     """
 
     target: Target

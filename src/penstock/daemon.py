@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon: the only file that builds everything, and the order in which it starts and ends.
+"""The daemon: the only module that wires everything together, and the order of startup and shutdown.
 
     settings ─▶ ports ─▶ a capture thread for each instance ─▶ the listeners, in the main thread
-                                                             └▶ a thread for what time brings
+                                                             └▶ a thread for periodic maintenance
 
-SIGTERM and SIGINT end the listener; then the captures store what they have received, make it durable and end.
+SIGTERM and SIGINT stop the listener. Then the captures store what they have received, make it durable and
+end.
 """
 
 import fnmatch
@@ -46,11 +47,11 @@ _log = structlog.get_logger(__name__)
 
 _EARLIEST, _LATEST = "earliest", "latest"
 
-# Captures that end have a buffer to write and a sync to wait for, or a server to give up: all of them within
-# this time. Together with DRAIN_SECONDS_MAX that is half of what Kubernetes waits before it kills.
+# The time for all captures to end: each may have a buffer to write and a sync to wait for, or an unresponsive
+# server. Together with DRAIN_SECONDS_MAX this is half of Kubernetes' grace period.
 _JOIN_SECONDS_MAX = 10.0
 
-# For segments, indexes and servers, beside those of connections.
+# File descriptors for segments, indexes and servers, in addition to connections.
 _OWN_DESCRIPTORS = 4096
 
 _UPKEEP_SECONDS = 10.0
@@ -58,7 +59,7 @@ _LAG_SECONDS = 5.0
 
 
 def start_of(instance: InstanceSettings) -> StartAt:
-    """Return where an empty log of an instance begins. Raises OptionInvalid."""
+    """Return where an empty log of an instance starts. Raises OptionInvalid."""
     if instance.start in (_EARLIEST, _LATEST):
         return StartAt(earliest=instance.start == _EARLIEST)
     bound = parse_bound(instance.start)
@@ -66,7 +67,7 @@ def start_of(instance: InstanceSettings) -> StartAt:
 
 
 def check(settings: Settings) -> None:
-    """Prove what the settings' own types cannot. Raises OptionInvalid, which tells every problem."""
+    """Validate what the settings' types cannot. Raises OptionInvalid, which lists every problem."""
     problems = []
     for name, instance in settings.instances.items():
         try:
@@ -95,7 +96,8 @@ def check(settings: Settings) -> None:
 
 
 def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) -> Capture:
-    """Return the capture of an instance, not started; `arrived` is told its name when more is visible."""
+    """Return the capture of an instance, not started; `arrived` is called with its name when more is
+    visible."""
     instance, log = settings.instances[name], settings.log_of(name)
     parts = CaptureParts(
         open_log=lambda: _open_log(name, log),
@@ -107,7 +109,7 @@ def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) 
 
 
 class Daemon:
-    """Everything that one process captures and serves. `run` belongs to the main thread."""
+    """Everything that one process captures and serves. The main thread calls `run`."""
 
     def __init__(self, settings: Settings) -> None:
         check(settings)
@@ -116,16 +118,16 @@ class Daemon:
         self._captures = {
             name: make_capture(name, settings, self._arrivals.arrived) for name in settings.instances
         }
-        # Made before anything starts: a tier whose package is missing is told now.
+        # Created before anything starts, so that a tier with a missing package is reported at once.
         self._upkeep = {
             name: Upkeep(LocalDisk(), Layout(settings.log_of(name).folder), settings.log_of(name))
             for name in settings.instances
-            # A log in memory lets go by itself of what its readers have consumed.
+            # A log in memory removes consumed data itself.
             if settings.log_of(name).mode != "memory"
         }
         self._stopping = threading.Event()
-        shard_columns = {name: one.shard_columns for name, one in settings.instances.items()}
-        canal_gtid = [name for name, one in settings.instances.items() if one.canal_gtid]
+        shard_columns = {name: instance.shard_columns for name, instance in settings.instances.items()}
+        canal_gtid = [name for name, instance in settings.instances.items() if instance.canal_gtid]
         hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
         self._ports = Ports.take(settings.listen)
         self._listener = Listener(
@@ -138,16 +140,16 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        """Where it listens for HTTP, host:port."""
+        """The HTTP address, host:port."""
         return self._listener.address
 
     def run(self) -> None:
-        """Capture and serve until a signal or `stop`; then end in order."""
-        clock = threading.Thread(target=self._keep_time, name="clock", daemon=True)
+        """Capture and serve until a signal or `stop`; then shut down in order."""
+        clock = threading.Thread(target=self._run_upkeep, name="clock", daemon=True)
         meter = threading.Thread(target=self._measure, name="lag", daemon=True)
         _allow_descriptors()
-        # What is loaded by now stays until the end: to look through all of it for garbage, again and again,
-        # keeps every reader waiting.
+        # Objects loaded by now live until the end. Freezing them spares every reader the pauses of scanning
+        # them.
         gc.collect()
         gc.freeze()
         with self._ending_on_signals():
@@ -173,7 +175,7 @@ class Daemon:
                 self._end(clock)
 
     def stop(self) -> None:
-        """End, from any thread or a signal."""
+        """Stop, from any thread or a signal handler."""
         self._listener.stop()
 
     def _end(self, clock: threading.Thread) -> None:
@@ -187,10 +189,10 @@ class Daemon:
         clock.join(max(0.0, deadline - time.monotonic()))
         _log.info("ended")
 
-    # --- What time brings -------------------------------------------------------------------
+    # --- Maintenance ------------------------------------------------------------------------
 
-    def _keep_time(self) -> None:
-        """Trim, compress and tier each log, a little at a time."""
+    def _run_upkeep(self) -> None:
+        """Trim, compress and tier each log, in small steps."""
         while not self._stopping.wait(_UPKEEP_SECONDS):
             for name, upkeep in self._upkeep.items():
                 try:
@@ -201,7 +203,7 @@ class Daemon:
                     _log.error("upkeep failed", instance=name, error=type(problem).__name__, why=str(problem))
 
     def _measure(self) -> None:
-        """Ask servers how far behind we are. It may wait long, so it has a thread of its own."""
+        """Measure the lag behind the servers, in a separate thread because it may block."""
         while not self._stopping.wait(_LAG_SECONDS):
             for capture in self._captures.values():
                 try:
@@ -224,19 +226,19 @@ class Daemon:
 
 
 def _allow_descriptors() -> None:
-    """Let connections take descriptors without taking those of the log: the system allows more when asked."""
+    """Raise the descriptor limit, so that connections do not take the descriptors of the log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS_MAX + _OWN_DESCRIPTORS
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = CONNECTIONS_MAX + _OWN_DESCRIPTORS
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def _store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:
-    """Return what opens the place of the cursors of Canal's clients, if there may be any.
+    """Return a function that opens the store of the Canal clients' cursors; None without a Canal listener.
 
-    A file is proved now; an ensemble may be away for a while, and then capture goes on without it. Raises
-    OptionInvalid, DiskFailed.
+    A file is checked now. An ensemble may be unavailable for a while, and then capture runs without it.
+    Raises OptionInvalid, DiskFailed.
     """
     if settings.listen.canal is None:
         return None
@@ -254,7 +256,7 @@ def _open_log(name: str, settings: LogSettings) -> Log:
     try:
         return Log.open(settings.folder, settings, instance=name)
     except LogFull:
-        # Upkeep has no log to work on, and nothing else would ever make room.
+        # Without an open log, upkeep would not run, and nothing else would free space.
         try:
             Upkeep(LocalDisk(), Layout(settings.folder), settings).make_room()
         except PenstockError as problem:

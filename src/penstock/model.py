@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns every layer shares: positions, tables, columns, sources and what a user selects.
+"""The shared types of every layer: positions, tables, columns, sources and table selections.
 
-A leaf, beside `errors` and `limits`. Everything is frozen and pickles, so executors can have it.
+This module depends only on `errors`, `limits` and `commit_versions`. Everything is immutable and can be
+pickled, so executors can use it.
 """
 
 import ipaddress
@@ -28,11 +29,10 @@ _FILE_SUFFIX = re.compile(r"\.(\d+)\Z")
 @total_ordering
 @dataclass(frozen=True)
 class Position:
-    """A place in one instance's binlog: a byte offset in a file, in an epoch.
+    """A position in one instance's binlog: a byte offset in a file, in an epoch.
 
-    Ordered by (base of the epoch, file number, offset): file names compare by their number, so a renamed
-    log base does not reorder anything. Text form: `mysql-bin.000003:1542`, with `2/` before it
-    in epoch 2.
+    Ordered by (base of the epoch, file number, offset). File names compare by their number, so renaming the
+    log does not reorder anything. Text form: `mysql-bin.000003:1542`, with the prefix `2/` in epoch 2.
     """
 
     epoch: int
@@ -41,7 +41,7 @@ class Position:
 
     @property
     def file_number(self) -> int:
-        """Return the number at the end of the file name. Raises PositionInvalid where there is none."""
+        """Return the number at the end of the file name. Raises PositionInvalid if there is none."""
         match = _FILE_SUFFIX.search(self.file)
         if match is None:
             raise PositionInvalid(
@@ -56,12 +56,12 @@ class Position:
         return commit_version(self.epoch, self.file_number, self.offset)
 
     def shifted(self, shift: int) -> Self:
-        """Return the same place in a log whose epochs have bases that are `shift` higher."""
+        """Return the same position in a log whose epoch bases are `shift` higher."""
         return replace(self, epoch=shifted_epoch(self.epoch, shift)) if shift else self
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `[epoch/]file:offset`. Raises PositionInvalid."""
+        """Parse `[epoch/]file:offset`. Raises PositionInvalid."""
         match = re.fullmatch(r"(?:(\d{1,20})/)?([^/:]+\.\d{1,20}):(\d{1,20})", text.strip())
         if match is None:
             raise PositionInvalid(
@@ -76,15 +76,17 @@ class Position:
     def __lt__(self, other: object) -> bool:
         if not isinstance(other, Position):
             return NotImplemented
-        one, two = ((epoch_base(at.epoch), at.file_number, at.offset) for at in (self, other))
-        return one < two
+        first, second = (
+            (epoch_base(position.epoch), position.file_number, position.offset) for position in (self, other)
+        )
+        return first < second
 
 
 # --- Tables ---------------------------------------------------------------------------------
 
 
 _PLAIN_NAME = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
-# Only these surround a name: a name may itself begin or end with a blank of another script.
+# Strip only these: a name may begin or end with a blank of another script.
 _BLANKS = " \t\r\n"
 _NAME_PART = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
@@ -96,14 +98,14 @@ def quote_name(name: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class TableName:
-    """A database and a table. Text form `shop.orders`; odd names stand in backticks."""
+    """A database and a table. Text form `shop.orders`; unusual names are quoted with backticks."""
 
     database: str
     table: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `database.table`, either in backticks. Raises OptionInvalid."""
+        """Parse `database.table`, each optionally in backticks. Raises OptionInvalid."""
         parts, end = [], 0
         text = text.strip(_BLANKS)
         while match := _NAME_PART.match(text, end):
@@ -135,8 +137,8 @@ class TableName:
 class Column:
     """A column as the server declares it.
 
-    `type_text` is information_schema.COLUMNS.COLUMN_TYPE verbatim; `charset` its
-    CHARACTER_SET_NAME, None for a type that has none.
+    `type_text` is information_schema.COLUMNS.COLUMN_TYPE verbatim; `charset` its CHARACTER_SET_NAME, None for
+    a type without one.
     """
 
     name: str
@@ -150,7 +152,7 @@ class Column:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        """Parse the result of `to_json`. Raises SchemaInvalid."""
         match value:
             case [str(name), str(type_text), str() | None as charset, bool(nullable)]:
                 return cls(name, type_text, charset, nullable)
@@ -161,11 +163,11 @@ class Column:
 
 @dataclass(frozen=True)
 class StatementSession:
-    """What a logged statement's event says of the session that ran it.
+    """The session of a logged statement, according to its event.
 
-    `databases` are those that the statement changes, None where the event does not list them (MariaDB, or
-    more than 16). `charset` is what a database gets where the statement names none, None where unknown.
-    `sql_mode` has the SQL modes that change how the statement's text is read.
+    `databases` are those that the statement changes, None if the event does not list them (MariaDB, or more
+    than 16). `charset` is the default of a created database, None if unknown. `sql_mode` has the SQL modes
+    that change how the statement's text is read.
     """
 
     databases: frozenset[str] | None = None
@@ -176,23 +178,23 @@ class StatementSession:
     def of_event(
         cls, databases: Iterable[str] | None, charset: str | None, sql_mode: Iterable[str] = ()
     ) -> Self:
-        """Take what the kernel read; a list without a name says nothing."""
+        """Convert the kernel's values; a list without names means unknown."""
         named = frozenset(name for name in databases or () if name)
         return cls(named or None, charset, frozenset(sql_mode))
 
     def may_change(self, database: str) -> bool:
-        """Tell whether the statement may change something in a database."""
+        """Return whether the statement may change something in a database."""
         return self.databases is None or database in self.databases
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known as plain JSON values."""
+        """Return the known values as plain JSON values."""
         known: dict[str, Any] = {} if self.databases is None else {"databases": sorted(self.databases)}
         known |= {} if self.charset is None else {"charset": self.charset}
         return known | ({"sql_mode": sorted(self.sql_mode)} if self.sql_mode else {})
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Read what `to_json` wrote, among other keys."""
+        """Parse the result of `to_json`, ignoring other keys."""
         return cls.of_event(value.get("databases"), value.get("charset"), value.get("sql_mode", ()))
 
 
@@ -200,8 +202,7 @@ class StatementSession:
 class TableSchema:
     """The columns of a table in the order of its row images, and its primary key.
 
-    `version` counts the definitions this table's name has had, from 1; it says nothing about
-    the server's own counters.
+    `version` counts the definitions of this table name, from 1; it is unrelated to the server's own counters.
     """
 
     database: str
@@ -212,11 +213,11 @@ class TableSchema:
 
     @property
     def name(self) -> TableName:
-        """The table this describes."""
+        """The table's name."""
         return TableName(self.database, self.table)
 
     def same_definition(self, other: "TableSchema") -> bool:
-        """Tell whether rows of both decode alike: equal columns and key, whatever the version."""
+        """Return whether rows of both decode the same: equal columns and key, regardless of the version."""
         return self.columns == other.columns and self.primary_key == other.primary_key
 
     def to_json(self) -> dict[str, Any]:
@@ -231,14 +232,14 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        """Parse the result of `to_json`. Raises SchemaInvalid."""
         match value:
             case {"database": str(database), "table": str(table), "columns": list(columns), **rest}:
                 key, version = rest.pop("primary_key", []), rest.pop("version", 1)
                 if not rest and isinstance(version, int) and isinstance(key, list) and columns:
                     names = tuple(str(name) for name in key)
                     return cls(
-                        database, table, tuple(Column.from_json(one) for one in columns), names, version
+                        database, table, tuple(Column.from_json(column) for column in columns), names, version
                     )
         raise SchemaInvalid(
             "a table schema has database, table, columns, and may have primary_key and version, nothing else",
@@ -264,7 +265,7 @@ class _TablePattern:
 
 
 def _split_patterns(text: str) -> list[str]:
-    """Cut a comma-separated list, leaving commas inside backticks and slashes alone."""
+    """Split a comma-separated list, except at commas inside backticks and slashes."""
     parts, current, fence = [], "", ""
     for character in text:
         if fence:
@@ -304,11 +305,11 @@ def _compile_pattern(text: str) -> _TablePattern:
 
 
 class TablePatterns:
-    """Which tables a user means: any include pattern, and no exclude pattern.
+    """A table selection: tables that match an include pattern and no exclude pattern.
 
-    A pattern is `database.table` with `*` for any run of characters, backticks around names to be
-    taken letter for letter, or `/regex/` over the whole `database.table`. No include pattern means
-    every table. Patterns come as a list, or as text separated by commas. Pickles. Raises OptionInvalid.
+    A pattern is `database.table` with `*` for any run of characters, backticks around literal names, or
+    `/regex/` over the whole `database.table`. Without include patterns every table matches. Patterns are a
+    list, or text separated by commas. Can be pickled. Raises OptionInvalid.
     """
 
     def __init__(
@@ -330,25 +331,25 @@ class TablePatterns:
         )
 
     def matches(self, database: str, table: str) -> bool:
-        """Tell whether the table is selected."""
+        """Return whether the table is selected."""
         if self._included and not any(pattern.matches(database, table) for pattern in self._included):
             return False
         return not any(pattern.matches(database, table) for pattern in self._excluded)
 
     @property
     def selects_all(self) -> bool:
-        """Whether every table is selected, and so what concerns none of them by name."""
+        """Whether every table is selected, including events that name no table."""
         return not (self.include or self.exclude)
 
     def may_match_in(self, database: str) -> bool:
-        """Tell whether a table of that database can be selected."""
+        """Return whether a table of that database can be selected."""
         return not self._included or any(
             pattern.database is None or pattern.database.fullmatch(database) is not None
             for pattern in self._included
         )
 
     def single(self) -> TableName | None:
-        """Return the one table these patterns name without a wildcard, or None."""
+        """Return the only table that these patterns name without a wildcard, or None."""
         if len(self.include) != 1 or self.exclude or self.include[0].startswith("/"):
             return None
         text = self.include[0]
@@ -370,7 +371,7 @@ class TablePatterns:
 
 
 class Secret:
-    """A value that never prints. `reveal()` gives it; str, repr and format show stars."""
+    """A value that is never printed. `reveal()` returns it; str, repr and format show asterisks."""
 
     __slots__ = ("_value",)
 
@@ -378,7 +379,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the value itself. Never put it in a message."""
+        """Return the value. Never put it in a message."""
         return self._value
 
     def __repr__(self) -> str:
@@ -401,22 +402,22 @@ class Secret:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address to bind can be reached from this machine only."""
+    """Return whether a bind address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        # A name may mean any address.
+        # A host name may resolve to any address.
         return False
 
 
 @dataclass(frozen=True)
 class Tls:
-    """How the connection is encrypted; the modes are those of the server's own clients (--ssl-mode).
+    """The TLS options of a connection; the modes are those of the server's own clients (--ssl-mode).
 
-    `preferred` encrypts where the server can, without checking who it is. `verify_ca` and
-    `verify_identity` need a certificate authority: the given one, else the system's.
+    `preferred` encrypts if the server can, without verifying its identity. `verify_ca` and `verify_identity`
+    need a certificate authority: the configured one, else the system's.
     """
 
     mode: str = "preferred"
@@ -433,9 +434,10 @@ class Tls:
             raise OptionInvalid("an ssl key is given without its certificate", hint="Set ssl_cert as well")
 
     def session_arguments(self, *, local: bool) -> dict[str, Any]:
-        """Return PyMySQL's arguments for TLS. A unix socket is private: `preferred` leaves it plain.
+        """Return PyMySQL's arguments for TLS. With `preferred`, a unix socket stays unencrypted because it is
+        local.
 
-        Raises OptionInvalid where a file cannot be used.
+        Raises OptionInvalid for an unusable file.
         """
         if self.mode == "disabled" or (self.mode == "preferred" and local):
             return {"ssl_disabled": True}
@@ -449,7 +451,7 @@ class Tls:
             raise OptionInvalid(
                 f"a TLS file cannot be used: {problem}", hint="Check ssl_ca, ssl_cert and ssl_key: PEM files"
             ) from problem
-        # Certificates the server makes for itself at its first start lack what strict checking asks for.
+        # Certificates that a server generates at its first start do not pass strict verification.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         context.check_hostname = self.mode == "verify_identity"
         context.verify_mode = ssl.CERT_REQUIRED if self.mode.startswith("verify") else ssl.CERT_NONE
@@ -458,11 +460,10 @@ class Tls:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server is and who we are there.
+    """The address of a server, and our account there.
 
-    `scheme` is what the user wrote (mysql or mariadb); the server itself says what it is.
-    With `unix_socket`, host and port are ignored. `server_id` is the id we replicate under,
-    None for a random one.
+    `scheme` is as written by the user (mysql or mariadb); the server itself reports its flavor. With
+    `unix_socket`, host and port are ignored. `server_id` is our replica id, None for a random one.
     """
 
     host: str = "127.0.0.1"
@@ -485,12 +486,12 @@ class ServerAddress:
         server_id: int | None = None,
         tls: Tls | None = None,
     ) -> Self:
-        """Read `mysql://user[:password]@host[:port]` or `mariadb://...`.
+        """Parse `mysql://user[:password]@host[:port]` or `mariadb://...`.
 
-        The password is the first found of: the argument, the URL, the file, the environment's
-        PENSTOCK_PASSWORD. The URL's query may hold ssl_mode, ssl_ca, ssl_cert, ssl_key,
-        unix_socket, server_id and password_file; arguments win over it. Raises OptionInvalid,
-        whose message never holds the password.
+        The password comes from the first of: the argument, the URL, the file, the environment variable
+        PENSTOCK_PASSWORD. The URL's query may contain ssl_mode, ssl_ca, ssl_cert, ssl_key, unix_socket,
+        server_id and password_file; arguments take precedence. Raises OptionInvalid; its message never
+        contains the password.
         """
         parts = urlsplit(url.strip())
         if parts.scheme not in ("mysql", "mariadb"):
@@ -537,7 +538,7 @@ class ServerAddress:
 
 
 def is_server_url(text: str) -> bool:
-    """Tell whether a source names a live server rather than files."""
+    """Return whether a source is a live server rather than files."""
     return text.strip().startswith(("mysql://", "mariadb://"))
 
 
@@ -565,9 +566,9 @@ def _url_options(query: str) -> dict[str, str]:
     return options
 
 
-def _find_password(given: str | Secret | None, in_url: str | None, file: str | None) -> Secret:
-    if given is not None:
-        return given if isinstance(given, Secret) else Secret(given)
+def _find_password(argument: str | Secret | None, in_url: str | None, file: str | None) -> Secret:
+    if argument is not None:
+        return argument if isinstance(argument, Secret) else Secret(argument)
     if in_url is not None:
         return Secret(unquote(in_url))
     if file is not None:
@@ -579,5 +580,5 @@ def _find_password(given: str | Secret | None, in_url: str | None, file: str | N
 
 
 def _without_password(url: str) -> str:
-    # A password may hold an @ itself: the last one ends it.
+    # A password may contain an @, so the last one ends it.
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How PyMySQL is asked for a session, on a source and on a target alike."""
+"""Creation of PyMySQL sessions, for sources and targets alike."""
 
 import ssl
 from typing import Any
@@ -8,19 +8,20 @@ import pymysql
 
 from penstock.model import ServerAddress
 
-# Bounds each wait of a connection that is being made: TCP, the greeting, TLS, and each step of the login.
+# Limits each wait while connecting: TCP, the greeting, TLS, and each step of the login.
 CONNECT_SECONDS_MAX = 10.0
 
 
-class _Dialled(pymysql.connections.Connection):  # type: ignore[misc]
-    """PyMySQL's session. Where no certificate is looked at, it loads no authorities: each time they would
-    take as long as all the rest of a connection.
+class _Session(pymysql.connections.Connection):  # type: ignore[misc]
+    """A PyMySQL session that loads no certificate authorities unless it verifies certificates.
+
+    Loading them would take as long as the rest of the connection.
     """
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
         if sslp:
-            found: ssl.SSLContext = super()._create_ssl_ctx(sslp)
-            return found
+            context_of_options: ssl.SSLContext = super()._create_ssl_ctx(sslp)
+            return context_of_options
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -30,14 +31,14 @@ class _Dialled(pymysql.connections.Connection):  # type: ignore[misc]
 def dial(
     address: ServerAddress, *, autocommit: bool, read_seconds: float, write_seconds: float, **more: Any
 ) -> pymysql.connections.Connection:
-    """Return PyMySQL's own session on a server, by TLS where the address says so.
+    """Open a PyMySQL session on a server, over TLS if the address requests it.
 
-    `read_seconds` and `write_seconds` bound one wait for the server. Until the session is there no wait lasts
-    longer than CONNECT_SECONDS_MAX: a server that hangs still accepts connections. `more` are PyMySQL's
-    further arguments. Raises what PyMySQL does, which the caller tells in its own errors.
+    `read_seconds` and `write_seconds` limit each wait for the server. While connecting, no wait exceeds
+    CONNECT_SECONDS_MAX, because a hung server still accepts connections. `more` are further PyMySQL
+    arguments. Raises PyMySQL's exceptions, which the caller translates.
     """
     greeting_seconds = min(CONNECT_SECONDS_MAX, read_seconds)
-    session = _Dialled(
+    session = _Session(
         host=address.host,
         port=address.port,
         unix_socket=address.unix_socket,
@@ -52,6 +53,6 @@ def dial(
         **address.tls.session_arguments(local=address.unix_socket is not None),
         **more,
     )
-    # PyMySQL has one timeout for the login and for queries, and reads it before each wait.
+    # PyMySQL uses one timeout for the login and for queries, and reads it before each wait.
     session._read_timeout = read_seconds
     return session

@@ -174,7 +174,7 @@ class Consumption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whoever leaves the block has left its loop, even if something holds on to that.
+        # Leaving the block leaves its loop, even if something still references the loop's iterator.
         self._loop_thread = self._in_hand = None
         self.stop()
 

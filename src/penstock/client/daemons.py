@@ -34,8 +34,10 @@ class Start:
 
     @classmethod
     def parse(cls, value: Any) -> "Start":
-        """Parse earliest, latest, or the input of `penstock.source.bounds.parse_bound`. Raises
-        OptionInvalid."""
+        """Parse earliest, latest, or the input of `penstock.source.bounds.parse_bound`.
+
+        Raises OptionInvalid.
+        """
         if isinstance(value, str) and value.strip() in (EARLIEST, LATEST):
             return cls(end=value.strip())
         return cls(bound=parse_bound(value))

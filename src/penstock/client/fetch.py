@@ -48,8 +48,10 @@ class BatchFrame:
     content: memoryview
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """Return the rows, backed by the received bytes. Raises StreamError if they are not an Arrow
-        stream."""
+        """Return the rows, backed by the received bytes.
+
+        Raises StreamError if they are not an Arrow stream.
+        """
         buffer = pyarrow.py_buffer(self.content)
         if buffer.address % _ALIGNMENT:
             buffer = pyarrow.py_buffer(bytes(self.content))
@@ -61,8 +63,10 @@ class BatchFrame:
 
 @dataclass(frozen=True)
 class PositionFrame:
-    """Everything before `position` has been sent. `behind_bytes` is the size of the log after it at that
-    time."""
+    """Everything before `position` has been sent.
+
+    `behind_bytes` is the size of the log after it at that time.
+    """
 
     position: Position
     gtid_set: str

@@ -106,8 +106,10 @@ class ShardFlow(Generic[_Content]):
         self.held_bytes += size
 
     def advance(self, place: Place) -> bool:
-        """Record that everything before a place was added. Returns whether `done` moved because nothing is
-        unacked."""
+        """Record that everything before a place was added.
+
+        Returns whether `done` moved because nothing is unacked.
+        """
         self.read = place
         if self._unacked:
             self._unacked[-1].place = place

@@ -152,8 +152,10 @@ class OwnedShard:
         return again
 
     def wait_for_room(self, going_on: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the shard has room. False if it is still full after `seconds`, or `going_on` returns
-        False."""
+        """Wait until the shard has room.
+
+        False if it is still full after `seconds`, or `going_on` returns False.
+        """
         deadline = time.monotonic() + seconds
         with self._lock:
             while self.is_full:

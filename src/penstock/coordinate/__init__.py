@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who does what, and how far each has got: leases, membership, assignment and checkpoints over one store."""
+"""Coordination of subscribers over one store: leases, membership, shard assignment and checkpoints."""

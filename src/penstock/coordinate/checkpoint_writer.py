@@ -109,8 +109,10 @@ class ShardCheckpoint:
         self._checkpoints.write(self.shard, self.token, checkpoint)
 
     def end(self, checkpoint: Checkpoint, error: PenstockError | None, staleness: float) -> None:
-        """Record the outcome of a write. A failed checkpoint becomes pending again unless there is a newer
-        one."""
+        """Record the outcome of a write.
+
+        A failed checkpoint becomes pending again unless there is a newer one.
+        """
         self._writing = False
         if error is None:
             self._written = checkpoint

@@ -63,8 +63,10 @@ class HeldShard:
 
     @property
     def leaving(self) -> str | None:
-        """Why the shard is being given up, else None. When set, start nothing new, and finish what was
-        started."""
+        """Why the shard is being given up, else None.
+
+        When set, start nothing new, and finish what was started.
+        """
         return self._leaving
 
     @property

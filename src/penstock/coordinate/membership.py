@@ -98,8 +98,10 @@ class Member:
         return self
 
     def stop(self) -> None:
-        """Give up every shard, leave, and return once that is done, within the grace period. Safe to
-        repeat."""
+        """Give up every shard, leave, and return once that is done, within the grace period.
+
+        Safe to repeat.
+        """
         self._stopping.set()
         self._news.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The durable log of an instance: the server's bytes as they came, in segments that are binlog files."""
+"""The durable log of an instance: the server's bytes, unchanged, in segments that are binlog files."""

@@ -38,8 +38,11 @@ _OFFSET_UNIT = 16
 
 @dataclass(frozen=True, order=True)
 class StoredSegment:
-    """A segment file in the folder. `version` is the commit version of its first byte; the log's epochs
-    decode it into `epoch` and `file_number`."""
+    """A segment file in the folder.
+
+    `version` is the commit version of its first byte; the log's epochs decode it into `epoch` and
+    `file_number`.
+    """
 
     version: int
     hour: int

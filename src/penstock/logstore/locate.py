@@ -52,8 +52,10 @@ class SegmentAccess(Protocol):
         """Return the segment's head."""
 
     def blocks(self, segment: SegmentRecord) -> AbstractContextManager[BlockIndex]:
-        """Return the segment's L2 index as a context manager. For an open segment it ends at the readable
-        end."""
+        """Return the segment's L2 index as a context manager.
+
+        For an open segment it ends at the readable end.
+        """
 
 
 class Locator:
@@ -112,8 +114,10 @@ class Locator:
         return located
 
     def gtid_set(self, gtid_set: str) -> Located:
-        """Return a boundary preceded only by transactions of the set. Raises PositionPurged,
-        OptionInvalid."""
+        """Return a boundary preceded only by transactions of the set.
+
+        Raises PositionPurged, OptionInvalid.
+        """
         requested = GtidSet.parse(gtid_set)
         return self._after(
             lambda head: requested.contains(GtidSet.parse(head.gtid_set)),

@@ -186,8 +186,10 @@ class MemoryAppendFile:
         return self._content.size
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append the buffers, all or nothing. Large buffers are kept without a copy, so they must not
-        change."""
+        """Append the buffers, all or nothing.
+
+        Large buffers are kept without a copy, so they must not change.
+        """
         self._disk._append(self.path, self._content, buffers)
 
     def truncate(self, size: int) -> None:

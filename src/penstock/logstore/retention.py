@@ -147,8 +147,10 @@ class Retention:
         return plan
 
     def plan(self, segments: SegmentIndex, counting: frozenset[str] = frozenset()) -> RetentionPlan:
-        """Return what would leave now, and why; nothing is changed. Broken holds in `counting` still
-        count."""
+        """Return what would leave now, and why; nothing is changed.
+
+        Broken holds in `counting` still count.
+        """
         now = self._clock()
         holds = self.holds.readable(now)
         # The newest segment always stays: it may be open, and the log continues there.

@@ -79,8 +79,10 @@ class SegmentHead:
 
     @classmethod
     def parse(cls, raw: bytes, epoch: int) -> Self:
-        """Parse a head at the start of the bytes. Raises the kernel's StreamError, FileTruncated if it is
-        incomplete."""
+        """Parse a head at the start of the bytes.
+
+        Raises the kernel's StreamError, FileTruncated if it is incomplete.
+        """
         head_bytes, file, base, gtid_set, format_description = read_segment_head(raw)
         return cls(epoch, file, base, gtid_set, raw[:_MAGIC_BYTES] + format_description, raw[:head_bytes])
 
@@ -113,8 +115,10 @@ def _damaged_head(segment: StoredSegment, why: str) -> LogDamaged:
 
 
 class SegmentReader:
-    """A plain or compressed segment open for reading, safe for concurrent use. A context manager that closes
-    it."""
+    """A plain or compressed segment open for reading, safe for concurrent use.
+
+    A context manager that closes it.
+    """
 
     def __init__(self, segment: StoredSegment, stored: "StoredFile", head: SegmentHead | None = None) -> None:
         self.segment = segment
@@ -123,8 +127,10 @@ class SegmentReader:
 
     @classmethod
     def open(cls, disk: Disk, segment: StoredSegment, head: SegmentHead | None = None) -> Self:
-        """Open a segment. A head passed in is not read again. Raises SourceMissing, LogDamaged,
-        DiskFailed."""
+        """Open a segment. A head passed in is not read again.
+
+        Raises SourceMissing, LogDamaged, DiskFailed.
+        """
         stored: StoredFile = disk.open_read(segment.path)
         try:
             if segment.cold:
@@ -240,8 +246,10 @@ class SegmentWriter:
 
     @classmethod
     def resume(cls, disk: Disk, segment: StoredSegment, head: SegmentHead, time_max_us: int) -> Self:
-        """Continue an existing segment. The caller truncates it and supplies its index. Its name may not be
-        durable."""
+        """Continue an existing segment.
+
+        The caller truncates it and supplies its index. Its name may not be durable.
+        """
         return cls(disk, segment, head, time_max_us, created=True)
 
     @property
@@ -265,8 +273,10 @@ class SegmentWriter:
         return self._totals.time_max_us
 
     def append(self, piece: Buffer, records: bytes) -> None:
-        """Append events, and the records of blocks closed since. All or nothing; raises LogFull,
-        DiskFailed."""
+        """Append events, and the records of blocks closed since.
+
+        All or nothing; raises LogFull, DiskFailed.
+        """
         before = self._data.size
         self._data.write([piece])
         if not self._follows(records):
@@ -289,8 +299,10 @@ class SegmentWriter:
         self.index_whole = False
 
     def take_index(self, records: bytes) -> None:
-        """Replace the content of the index file by records that were rebuilt from the data. Raises
-        LogFull."""
+        """Replace the content of the index file by records that were rebuilt from the data.
+
+        Raises LogFull.
+        """
         content = index_header(self.head).encode() + records
         if self._index.size != len(content) or self._disk.read(self.segment.index_path) != content:
             self._index.truncate(0)

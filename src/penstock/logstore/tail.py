@@ -154,8 +154,10 @@ class Tail:
         return self.writer
 
     def write(self, piece: memoryview, records: bytes) -> None:
-        """Append events to the open segment, and the records of blocks closed since. Raises LogFull,
-        DiskFailed."""
+        """Append events to the open segment, and the records of blocks closed since.
+
+        Raises LogFull, DiskFailed.
+        """
         open_file, writer = self.file, self.writer
         assert open_file is not None, "a file was begun"
         assert writer is not None, "a segment is open"

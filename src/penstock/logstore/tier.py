@@ -267,8 +267,10 @@ class Tier:
                 self._disk.sync_folder(path.parent)
 
     def verify(self, note: TieredNote) -> None:
-        """Read a whole object back and compare its checksum. Raises ChecksumMismatch, LogDamaged,
-        ConnectionLost."""
+        """Read a whole object back and compare its checksum.
+
+        Raises ChecksumMismatch, LogDamaged, ConnectionLost.
+        """
         self._check_size(note)
         crc = 0
         for start in range(0, note.stored_bytes, _COPY_BYTES):
@@ -309,8 +311,10 @@ class Tier:
         return SegmentHead.parse(note.head, segment.epoch)
 
     def reader(self, segment: SegmentRecord) -> SegmentReader:
-        """Open a segment in the store. Raises LogDamaged if it is missing, has another size or belongs to
-        another log, ConnectionLost."""
+        """Open a segment in the store.
+
+        Raises LogDamaged if it is missing, has another size or belongs to another log, ConnectionLost.
+        """
         note = TieredNote.load(self._disk, self.note_path(segment))
         if not self._is_promised(note):
             self._check_size(note)
@@ -378,8 +382,10 @@ class RemoteFile:
         return self._note.stored_bytes
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer at the end of the object. Raises ConnectionLost,
-        LogDamaged."""
+        """Return the bytes of [start, stop), fewer at the end of the object.
+
+        Raises ConnectionLost, LogDamaged.
+        """
         stop = min(stop, self.size)
         if start >= stop:
             return b""

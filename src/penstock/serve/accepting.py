@@ -84,8 +84,10 @@ class AcceptedSocket(socket.socket):
 
 
 class ListeningSocket(socket.socket):
-    """A listening socket that counts connections. `refused` is called for each rejected one with the
-    reason."""
+    """A listening socket that counts connections.
+
+    `refused` is called for each rejected one with the reason.
+    """
 
     def __init__(self, bound: socket.socket, admission: Admission, *, with_handshake: bool) -> None:
         super().__init__(fileno=bound.detach())

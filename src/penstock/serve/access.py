@@ -227,8 +227,10 @@ class _Credentials:
 
 
 class Access:
-    """The accounts of a daemon. Each check compares all accounts, so it takes the same time for any of
-    them."""
+    """The accounts of a daemon.
+
+    Each check compares all accounts, so it takes the same time for any of them.
+    """
 
     def __init__(
         self,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where log bytes come from: files, or a live server. Everything is a byte range."""
+"""The sources of log bytes: files, a live server, a log folder or a daemon. All are read as byte ranges."""

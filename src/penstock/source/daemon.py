@@ -51,8 +51,10 @@ class DaemonSource(KeptSource):
         return self._daemon_log.tables()
 
     def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
-        """Send every daemon a table's definition, valid from a position on. Raises the errors of the
-        daemons."""
+        """Send every daemon a table's definition, valid from a position on.
+
+        Raises the errors of the daemons.
+        """
         self._daemon_log.give_definition(name, self._to_log(position), definition)
 
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:

@@ -193,8 +193,10 @@ class RangeDecoding:
             yield self.decoder.state
 
     def _read_prepared(self) -> Iterator[str]:
-        """Decode the prepared transaction that commits now. Raises PreparedMissing after the whole
-        transactions."""
+        """Decode the prepared transaction that commits now.
+
+        Raises PreparedMissing after the whole transactions.
+        """
         decoder = self.decoder
         request = decoder.prepared_request()
         assert request is not None, "the state says that there is one"

@@ -288,8 +288,10 @@ class FileSource:
         return replace(extent, splittable=not self._head_of(located).copied)
 
     def _in_use(self, located: LocatedFile) -> bool:
-        """Return whether a server may be writing the file. Not cached: the server clears the flag at the
-        end."""
+        """Return whether a server may be writing the file.
+
+        Not cached: the server clears the flag at the end.
+        """
         if located.path.stat().st_size == 0:
             # The server has created the file but not written to it yet.
             return True

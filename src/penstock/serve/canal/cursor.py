@@ -203,8 +203,10 @@ class Cursor:
     # --- Acknowledgements -------------------------------------------------------------------
 
     def acknowledge(self, batch_id: int) -> None:
-        """Mark the oldest batch as consumed. Raises OptionInvalid with Canal's wording for any other
-        batch."""
+        """Mark the oldest batch as consumed.
+
+        Raises OptionInvalid with Canal's wording for any other batch.
+        """
         self._prove_oldest("ack error ", batch_id)
         batch = self._outstanding.pop(batch_id)
         self._pass(batch.end, batch.mark)

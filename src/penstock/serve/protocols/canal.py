@@ -248,8 +248,10 @@ class CanalSession:
         return False
 
     async def _try_or_report(self, operation: Coroutine[Any, Any, None]) -> bool:
-        """Run an operation; if it fails, report the error to the client and return False. The connection
-        stays open."""
+        """Run an operation; if it fails, report the error to the client and return False.
+
+        The connection stays open.
+        """
         try:
             await operation
         except LeaseLost:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canal's frames: a 32-bit length, then a protobuf `Packet`, in both directions.
 
-The messages are few and small, so they are read and written here by hand, with bounds. What is large, the
-entries of a batch, comes from the kernel as bytes that are fields of `Messages` already, and passes as it is.
+The messages are few and small, so they are parsed and written here by hand, with limits. The entries of a
+batch are large. The kernel produces them as encoded fields of `Messages`, and they are passed through.
 """
 
 import struct
@@ -20,12 +20,12 @@ _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _VARINT_BYTES_MAX = 10
 _FIELD_NUMBER_MAX = (1 << 29) - 1
 
-# What `Messages.batch_id` is where there is nothing to deliver.
+# The `Messages.batch_id` of an empty batch.
 NO_BATCH = -1
 
 
 class PacketType(IntEnum):
-    """What a packet's body is."""
+    """The type of a packet's body."""
 
     UNSET = 0
     HANDSHAKE = 1
@@ -47,7 +47,8 @@ _TYPES = frozenset(int(packet_type) for packet_type in PacketType)
 
 @dataclass(frozen=True)
 class Packet:
-    """One frame's content. `compression` is 0 or 1 for none; `version` and the magic number say nothing."""
+    """The content of one frame. `compression` 0 or 1 means none; `version` and the magic number are
+    ignored."""
 
     type: int
     body: bytes
@@ -55,13 +56,13 @@ class Packet:
 
     @property
     def type_name(self) -> str:
-        """The name of its type, or the number where it has none."""
+        """The name of its type, or the number of an unknown type."""
         return PacketType(self.type).name if self.type in _TYPES else str(self.type)
 
 
 @dataclass(frozen=True)
 class ClientAuth:
-    """Who a client says it is. Timeouts are milliseconds, 0 where it gives none."""
+    """A client's credentials. Timeouts are in milliseconds, 0 if not set."""
 
     username: str
     password: bytes
@@ -77,9 +78,9 @@ class ClientAuth:
 
 @dataclass(frozen=True)
 class Request:
-    """What every request after the authentication holds, and what only some of them do.
+    """The fields of every request after the authentication, and those of only some requests.
 
-    `timeout` and `unit` are None where the client set none, which is not the same as 0.
+    `timeout` and `unit` are None if the client did not set them, which differs from 0.
     """
 
     destination: str
@@ -95,7 +96,7 @@ class Request:
 
 
 def frame_length(header: bytes, limit: int = CANAL_FRAME_BYTES_MAX) -> int:
-    """Return how many bytes follow a frame's first four. Raises LimitExceeded."""
+    """Return the number of bytes after the first four of a frame. Raises LimitExceeded."""
     (length,) = struct.unpack(">I", header)
     if length > limit:
         raise LimitExceeded(f"a frame announces {length} bytes; at most {limit} are taken")
@@ -103,7 +104,7 @@ def frame_length(header: bytes, limit: int = CANAL_FRAME_BYTES_MAX) -> int:
 
 
 def read_packet(frame: bytes) -> Packet:
-    """Read what a frame holds. Raises OptionInvalid where it is no packet."""
+    """Parse a frame's content. Raises OptionInvalid if it is not a packet."""
     kind, body, compression = 0, b"", 0
     for number, value in _fields(frame):
         if number == 3:
@@ -116,7 +117,7 @@ def read_packet(frame: bytes) -> Packet:
 
 
 def read_client_auth(body: bytes) -> ClientAuth:
-    """Read the body of a CLIENTAUTHENTICATION. Raises OptionInvalid."""
+    """Parse the body of a CLIENTAUTHENTICATION. Raises OptionInvalid."""
     fields = dict(_fields(body))
     return ClientAuth(
         username=_text(fields.get(1, b"")),
@@ -130,7 +131,7 @@ def read_client_auth(body: bytes) -> ClientAuth:
 
 
 def read_subscription(body: bytes) -> Request:
-    """Read the body of a SUBSCRIPTION or UNSUBSCRIPTION. Raises OptionInvalid."""
+    """Parse the body of a SUBSCRIPTION or UNSUBSCRIPTION. Raises OptionInvalid."""
     fields = dict(_fields(body))
     return Request(
         _text(fields.get(1, b"")), _text(fields.get(2, b"")), filter=_text(fields.get(7, b"")).strip()
@@ -138,7 +139,7 @@ def read_subscription(body: bytes) -> Request:
 
 
 def read_get(body: bytes) -> Request:
-    """Read the body of a GET; its `auto_ack` is ignored, as Canal does. Raises OptionInvalid."""
+    """Parse the body of a GET; `auto_ack` is ignored, as in Canal. Raises OptionInvalid."""
     fields = dict(_fields(body))
     return Request(
         _text(fields.get(1, b"")),
@@ -150,13 +151,13 @@ def read_get(body: bytes) -> Request:
 
 
 def read_batch_request(body: bytes) -> Request:
-    """Read the body of a CLIENTACK or CLIENTROLLBACK. Raises OptionInvalid."""
+    """Parse the body of a CLIENTACK or CLIENTROLLBACK. Raises OptionInvalid."""
     fields = dict(_fields(body))
     return Request(_text(fields.get(1, b"")), _text(fields.get(2, b"")), batch_id=_number(fields.get(3, 0)))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and value of each field. Raises OptionInvalid at the first that is none."""
+    """Yield the number and value of each field. Raises OptionInvalid at the first malformed field."""
     at, end = 0, len(message)
     while at < end:
         key, at = _varint(message, at)
@@ -223,12 +224,12 @@ def handshake(seed: bytes) -> bytes:
 
 
 def ack() -> bytes:
-    """Return the frame that says a request succeeded."""
+    """Return the frame that reports success."""
     return _versioned(PacketType.ACK, b"")
 
 
 def ack_error(code: int, text: str) -> bytes:
-    """Return the frame that says a request failed."""
+    """Return the frame that reports an error."""
     return _versioned(PacketType.ACK, b"\x08" + encode_varint(code) + _length_field(2, text.encode()))
 
 
@@ -238,9 +239,9 @@ def no_messages() -> bytes:
 
 
 def messages_head(batch_id: int, entries_bytes: int) -> bytes:
-    """Return the beginning of a batch's frame; so many bytes of `Messages.messages` fields follow it.
+    """Return the start of a batch's frame, followed by `entries_bytes` of `Messages.messages` fields.
 
-    It has no version field: so does Canal write entries that it has as bytes.
+    It has no version field, like Canal's own frames for entries that are already encoded.
     """
     identity = b"\x08" + encode_varint(batch_id)
     body_bytes = len(identity) + entries_bytes
@@ -249,7 +250,7 @@ def messages_head(batch_id: int, entries_bytes: int) -> bytes:
 
 
 def encode_varint(value: int) -> bytes:
-    """Return a number as protobuf has it; a negative one takes ten bytes."""
+    """Return a number as a protobuf varint; a negative number takes ten bytes."""
     value &= 0xFFFF_FFFF_FFFF_FFFF
     encoded = bytearray()
     while value > 0x7F:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ptubes' messages: what its clients ask for in JSON, and the protobuf that they are answered with.
+"""The messages of Ptubes: JSON requests of its clients, and protobuf responses.
 
     RdsEnvelope { messageType 2, message 3, error_code 4, error_message 5, totalEventCount 6,
                   latestCheckpoint 8 }
     message = RdsPartitionedMessage { map<shard, RdsMessage { messageCount 1, messageSize 2, messages 3 }> 1 }
 
-The kernel writes each event framed as field 3 of RdsMessage, so the events of a shard that stand side by side
-are most of its message already, and nothing here goes over them one by one.
+The kernel frames each event as field 3 of RdsMessage. So the contiguous events of a shard are already most of
+its message, and need no work per event.
 """
 
 import json
@@ -38,7 +38,7 @@ _FRAMED_LENGTHS = numpy.array([2 + (1 << 7), 3 + (1 << 14), 4 + (1 << 21), 5 + (
 
 
 class CheckpointMode(StrEnum):
-    """Where a client wants to begin."""
+    """The start that a client requests."""
 
     EARLIEST = "EARLIEST"
     LATEST = "LATEST"
@@ -47,11 +47,11 @@ class CheckpointMode(StrEnum):
 
 @dataclass(frozen=True)
 class PtubesCheckpoint:
-    """A place in the source's log as Ptubes names it: that event, and all before it, were consumed.
+    """A position in the source's log in Ptubes' terms: this event and everything before it were consumed.
 
-    `binlog_file` is the number in the file's name, `binlog_offset` where the event's transaction begins, and
-    `event_index` the event's place in it from 0 on; -1 stands before the first. `server_id` is an int32, so
-    one above 2^31 is negative. `timestamp` is milliseconds UTC since 1970.
+    `binlog_file` is the number in the file's name, `binlog_offset` the start of the event's transaction, and
+    `event_index` the event's index in it from 0, -1 for before the first. `server_id` is an int32, so an id
+    above 2^31 is negative. `timestamp` is in milliseconds UTC since 1970.
     """
 
     mode: CheckpointMode = CheckpointMode.NORMAL
@@ -66,17 +66,17 @@ class PtubesCheckpoint:
 
     @property
     def names_offset(self) -> bool:
-        """Tell whether it names a place by file and offset."""
+        """Return whether it has a file and an offset."""
         return self.binlog_file > 0 and self.binlog_offset > 0
 
     @property
     def names_transaction(self) -> bool:
-        """Tell whether it names a transaction by its GTID."""
+        """Return whether it has a transaction's GTID."""
         return self.transaction_id > 0 and self.uuid.strip("0-") != ""
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read MysqlCheckpoint. Raises OptionInvalid."""
+        """Parse MysqlCheckpoint. Raises OptionInvalid."""
         fields = _Fields(value, "buffaloCheckpoint")
         mode = fields.text("checkpointMode")
         if mode not in CheckpointMode.__members__:
@@ -94,7 +94,7 @@ class PtubesCheckpoint:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what monitors are shown of it."""
+        """Return the values shown to monitors."""
         return {
             "serverId": self.server_id,
             "binlogId": self.binlog_file,
@@ -121,7 +121,7 @@ class PtubesCheckpoint:
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
-        """Read the protobuf message. Raises EventMalformed."""
+        """Parse the protobuf message. Raises EventMalformed."""
         fields = dict(_fields_of(content))
         numbers = [_signed(fields.get(at, 0)) for at in (2, 3, 4, 5, 6, 7, 9)]
         return cls(CheckpointMode.NORMAL, _text(fields.get(1, b"")), *numbers)
@@ -132,9 +132,9 @@ class PtubesCheckpoint:
 
 @dataclass(frozen=True)
 class PtubesSubscription:
-    """What a client subscribes to, and from where on. `task` is its own name for itself.
+    """A client's subscription and its start. `task` is the client's own name.
 
-    `tables` are named one by one. `shards` are those of `shard_count` that it consumes.
+    `tables` are listed individually. `shards` are the consumed ones of `shard_count`.
     """
 
     instance: str
@@ -150,7 +150,7 @@ class PtubesSubscription:
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read ReaderConnectionConfig, or a subscribe request. Raises OptionInvalid."""
+        """Parse ReaderConnectionConfig, or a subscribe request. Raises OptionInvalid."""
         whole = _Fields(_json(body), "the request")
         group = _Fields(whole.value("serviceGroupInfo"), "serviceGroupInfo")
         cluster = _Fields(whole.value("partitionClusterInfo"), "partitionClusterInfo")
@@ -181,7 +181,7 @@ class PtubesSubscription:
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """How much a client wants at most, and how long it waits: the first bound that is met ends an answer."""
+    """The limits of a response: its size and its wait. The first limit that is reached ends the response."""
 
     events_max: int
     bytes_max: int
@@ -189,7 +189,7 @@ class FetchRequest:
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read a fetchMessages request, within our own bounds. Raises OptionInvalid."""
+        """Parse a fetchMessages request, limited to our own bounds. Raises OptionInvalid."""
         fields = _Fields(_json(body), "the request")
         events, size = fields.integer("batchSize"), fields.integer("maxByteSize")
         milliseconds = fields.integer("timeoutMs")
@@ -203,7 +203,7 @@ class FetchRequest:
 
 
 class _Fields:
-    """The fields of a JSON object, read by name. Each method raises OptionInvalid."""
+    """The fields of a JSON object by name. Each method raises OptionInvalid."""
 
     def __init__(self, value: Any, what: str) -> None:
         if not isinstance(value, dict):
@@ -212,24 +212,24 @@ class _Fields:
         self._what = what
 
     def value(self, name: str) -> Any:
-        """Return a value that must be there."""
+        """Return a required value."""
         value = self._values.get(name)
         if value is None:
             raise OptionInvalid(f"{self._what} lacks {name}")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a text, the default where there is none."""
+        """Return a text, or the default if it is missing."""
         text: str = self._typed(name, str, default)
         return text
 
     def truth(self, name: str, default: bool) -> bool:
-        """Return a truth value, the default where there is none."""
+        """Return a boolean, or the default if it is missing."""
         flag: bool = self._typed(name, bool, default)
         return flag
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an integer of 64 bits, the default where there is none."""
+        """Return a 64-bit integer, or the default if it is missing."""
         number: int = self._typed(name, int, default)
         if isinstance(number, bool) or not -(1 << 63) <= number < 1 << 63:
             raise OptionInvalid(f"{name} is no integer of 64 bits")
@@ -256,7 +256,7 @@ class _Fields:
 def _json(body: bytes) -> Any:
     try:
         value = json.loads(body)
-        # Half a surrogate is JSON, and text that nothing can be done with.
+        # JSON allows a lone surrogate, but text with one cannot be encoded.
         json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, RecursionError) as problem:
@@ -274,11 +274,11 @@ def _tables(databases: Any) -> Iterator[TableName]:
         yield from (TableName(database, table) for table in tables)
 
 
-# --- Answers --------------------------------------------------------------------------------
+# --- Responses ------------------------------------------------------------------------------
 
 
 class ShardMessages:
-    """The events that one shard gets in one answer: how many, and their bytes without framing."""
+    """The events of one shard in one response: their number, and their size without framing."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -286,7 +286,7 @@ class ShardMessages:
         self._framed: list[memoryview] = []
 
     def add(self, values: pyarrow.LargeBinaryArray) -> None:
-        """Add framed events; their buffer is not copied."""
+        """Add framed events without copying their buffer."""
         lengths, content = _content_of(values)
         self.count += len(lengths)
         self.size += int(payload_bytes(lengths).sum())
@@ -301,8 +301,7 @@ class ShardMessages:
 def envelope(shards: Sequence[tuple[int, ShardMessages]], latest: bytes | None) -> bytes:
     """Return an RdsEnvelope: the messages of each shard, and `latest`, an encoded Checkpoint.
 
-    Without messages it is the empty envelope. totalEventCount counts an event that goes to several shards
-    once for each.
+    Without messages the envelope is empty. totalEventCount counts an event once for each of its shards.
     """
     partitioned: list[bytes | memoryview] = []
     for shard, messages in shards:
@@ -320,12 +319,12 @@ def envelope(shards: Sequence[tuple[int, ShardMessages]], latest: bytes | None) 
 
 
 def error_envelope(code: int, message: str) -> bytes:
-    """Return an RdsEnvelope that tells a client why there are no more events; `code` is not 0."""
+    """Return an RdsEnvelope that reports why there are no more events; `code` is not 0."""
     return _number_field(2, _ERROR) + _number_field(4, code) + _bytes_field(5, message.encode())
 
 
 def payload_bytes(framed: Any) -> Any:
-    """Return the lengths of events without their framing, of an array of framed lengths."""
+    """Return the lengths of events without framing, from an array of framed lengths."""
     return framed - 2 - numpy.searchsorted(_FRAMED_LENGTHS, framed, side="right")
 
 
@@ -341,12 +340,12 @@ def checkpoint_in(framed_event: bytes) -> bytes:
 
 
 def defined_in(framed_event: bytes) -> str:
-    """Return what a framed definition is about: `db.table`, or a database. Raises EventMalformed."""
+    """Return the subject of a framed definition: `db.table`, or a database. Raises EventMalformed."""
     return _field(_field(framed_event, 3), 6).decode(errors="replace")
 
 
 def _content_of(values: pyarrow.LargeBinaryArray) -> tuple[Any, memoryview]:
-    """Return the lengths of values that stand side by side, and their bytes."""
+    """Return the lengths of contiguous values, and their bytes."""
     if not len(values):
         return numpy.zeros(0, numpy.int64), memoryview(b"")
     _, offsets, content = values.buffers()
