@@ -2,6 +2,7 @@
 """Targets whose source gets other columns: what they become, and how older rows fit into them."""
 
 import itertools
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -169,3 +170,43 @@ def test_older_rows_wait_for_the_reread_of_a_column_that_may_refuse_their_values
     assert not columns_reread(rows, now, None), "without a server no table is read again"
     # Of a target that several tables share, another one's type is no reason to read this one again.
     assert not columns_reread(rows, now, older)
+
+
+@pytest.mark.parametrize(
+    ("logged", "type_text", "value"),
+    [
+        ("year", "year(4)", 2155),
+        ("tinyint", "tinyint(1)", -1),
+        ("smallint unsigned", "smallint(4) unsigned zerofill", 7),
+        ("decimal(10,2)", "decimal(10,2) unsigned", Decimal("7.50")),
+        ("decimal(65,30)", "decimal(65,30) unsigned zerofill", "7.50"),
+        ("float", "float unsigned", 1.5),
+        ("float", "float(7,3)", -1.5),
+        ("double", "double(12,4) unsigned zerofill", 1.5),
+        ("geometry", "point", None),
+        ("geometry", "geometrycollection", None),
+        ("vector", "vector(2)", None),
+    ],
+)
+def test_older_rows_keep_values_of_a_type_of_which_the_log_tells_less(
+    logged: str, type_text: str, value: Any
+) -> None:
+    older = target_of({"id": "int", "v": logged})
+    now = target_of({"id": "int", "v": type_text, "n": "int"})
+    rows = changes_of(older, insert(1, id=1, v=value))
+    assert not columns_reread(rows, now, now)
+    assert conformed(rows, now).rows.column("v").to_pylist() == rows.rows.column("v").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("decimal(10,2)", Decimal("-7.50")), ("decimal(65,30)", "-7.50"), ("double", -0.5)],
+)
+def test_older_rows_with_negative_numbers_wait_for_the_reread_of_a_column_that_lost_its_sign(
+    kind: str, value: Any
+) -> None:
+    older = target_of({"id": "int", "v": kind})
+    now = target_of({"id": "int", "v": f"{kind} unsigned", "n": "int"})
+    rows = changes_of(older, insert(1, id=1, v=value), insert(2, id=2, v=None))
+    assert columns_reread(rows, now, now) == {"v"}
+    assert not columns_reread(changes_of(older, insert(2, id=2, v=None)), now, now)

@@ -2,14 +2,16 @@
 """SQL types compared: whether one holds every value of another, and which type holds the values of both."""
 
 import re
+from dataclasses import replace
 
 from penstock.model import Column
 
-_WIDTH = re.compile(r"^(tinyint|smallint|mediumint|int|bigint)\(\d+\)")
+_WIDTH = re.compile(r"^(tinyint|smallint|mediumint|int|bigint|year)\(\d+\)")
 _LENGTH = re.compile(r"(varchar|char|varbinary)\((\d+)\)")
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)(.*)")
 _MEMBERS = re.compile(r"(enum|set)\((.*)\)", re.DOTALL)
 _FRACTION = re.compile(r"(datetime|timestamp|time)(?:\((\d)\))?")
+_APPROXIMATE = re.compile(r"^(float|double)\(\d+,\d+\)")
 _DIMENSIONS = re.compile(r"vector\((\d+)\)")
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 # Decimal digits of each integer type, the unsigned ones among them.
@@ -65,6 +67,21 @@ def keeps_column_values(old: Column, new: Column) -> bool:
     )
 
 
+def keeps_logged_values(old: Column, new: Column) -> bool:
+    """Tell what `keeps_column_values` does, of a column as a log tells it and one as its server does.
+
+    The log does not tell signs and digits of numbers that are no integers, kinds of geometry and dimensions.
+    """
+    old, new = (replace(column, type_text=_logged_type(column.type_text)) for column in (old, new))
+    return keeps_column_values(old, new)
+
+
+def refuses_negative(column: Column) -> bool:
+    """Tell whether a column's numbers are no integers and have no sign."""
+    word = re.split(r"[ (]", plain_type(column.type_text))[0]
+    return word in ("decimal", "float", "double") and " unsigned" in column.type_text
+
+
 def common_column(known: Column, other: Column) -> Column:
     """Return a column that holds the values of both, under the name of the first.
 
@@ -87,6 +104,19 @@ def plain_type(text: str) -> str:
     """Return a type's text without what is for display alone."""
     head, quote, members = text.strip().partition("('")
     return _WIDTH.sub(r"\1", head.lower()).replace(" zerofill", "") + quote + members
+
+
+def _logged_type(text: str) -> str:
+    """Return what the optional metadata of a Table_map event tells of a type, be it complete or not."""
+    plain = plain_type(text)
+    word = re.split(r"[ (]", plain)[0]
+    if _SPATIAL.fullmatch(word):
+        return "geometry"
+    if word == "vector":
+        return word
+    if word in ("decimal", "float", "double"):
+        plain = plain.removesuffix(" unsigned")
+    return _APPROXIMATE.sub(r"\1", plain)
 
 
 def _declared(known: Column, type_text: str, charset: str | None, nullable: bool) -> Column:

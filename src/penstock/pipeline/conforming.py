@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 
 from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import SchemaChanged
-from penstock.pipeline.column_types import keeps_column_values
+from penstock.model import Column
+from penstock.pipeline.column_types import keeps_logged_values, refuses_negative
 from penstock.sinks.template import column_texts
 
 
@@ -63,7 +64,8 @@ def conformed(changes: Changes, prepared: Target, reread: frozenset[str] = froze
 def columns_reread(changes: Changes, prepared: Target, current: Target | None) -> frozenset[str]:
     """Return the columns of older rows whose table has another type by now: `current`, as steps make of it.
 
-    The statement that gave them the type is further on in the log, and for it the table is read again.
+    The statement that gave them the type is further on in the log, and for it the table is read again. A
+    column whose type only looks other, as the log tells less of it than the server, has its values.
     """
     if current is None or changes.target.columns == prepared.columns:
         return frozenset()
@@ -75,8 +77,23 @@ def columns_reread(changes: Changes, prepared: Target, current: Target | None) -
         if column.name in of_rows
         and column.name not in prepared.primary_key
         and wanted.get(column.name) == column.type_text
-        and not keeps_column_values(of_rows[column.name], replace(column, nullable=True))
+        and not _fits(changes, of_rows[column.name], replace(column, nullable=True))
     )
+
+
+def _fits(changes: Changes, older: Column, column: Column) -> bool:
+    """Tell whether the values of a column of older rows stay what they are in the type that it has now."""
+    if not keeps_logged_values(older, column):
+        return False
+    if refuses_negative(column) and not refuses_negative(older):
+        values = changes.rows.column(older.name)
+        # A decimal of too many digits for Arrow is text.
+        if pyarrow.types.is_string(values.type) or pyarrow.types.is_binary(values.type):
+            negative = pc.starts_with(values, "-")
+        else:
+            negative = pc.less(values, pyarrow.scalar(0, values.type))
+        return not pc.any(negative).as_py()
+    return True
 
 
 def _converted(changes: Changes, name: str, array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
