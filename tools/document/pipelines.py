@@ -27,7 +27,7 @@ _SECTIONS: dict[str, type[Section]] = {
 _APART = {
     "source": "see below",
     "sources": "a list of sources, each with the settings of `source`",
-    "load": "see below; or only the mode",
+    "load": "a section (see below), or just its mode",
     "steps": "a list of [steps](#steps), applied in order",
     "sink": "one of the [sinks](#sinks)",
     "batch": "see below",
@@ -42,9 +42,8 @@ def page() -> str:
     """Return the page."""
     head = (
         "The settings of `pipeline.yaml`, which are also the arguments of `penstock.Pipeline`. `${NAME}`\n"
-        "in a value is replaced from the environment. `penstock run --json-schema` prints the JSON Schema"
-        " for\n"
-        "editors. The guide: [pipelines](../guides/pipelines.md)."
+        "in a value is replaced from the environment. `penstock run --json-schema` prints the JSON Schema\n"
+        "for editors. The guide: [pipelines](../guides/pipelines.md)."
     )
     parts = [head, _first_level()]
     for name, section in _SECTIONS.items():
