@@ -192,7 +192,10 @@ password: ${NOPE}
         ("sources: [{url: 'mysql://h'}, {url: 'mysql://h'}]\nsink: stdout", "another source is named"),
         ("source: {url: 'mysql://h'}\nsink: stdout\nstate: here.db", "sqlite:///path"),
         ("source: {url: 'mysql://h'}\nsink: stdout\nsteps: {filter: x}", "write a list"),
-        ("source: {url: 'mysql://h'}\nsink: stdout\nload: {where: {'a.*,b.*': x}}", "a single table pattern"),
+        (
+            "source: {url: 'mysql://h'}\nsink: stdout\nload: {where: {'a.*,b.*': x}}",
+            "not a single table pattern",
+        ),
         ("source: {url: 'mysql://h', password: x, password_env: Y}\nsink: stdout", "is enough"),
         ("[1, 2]", "dictionary"),
     ],

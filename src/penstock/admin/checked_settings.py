@@ -31,7 +31,7 @@ def check_surroundings(settings: Settings) -> list[str]:
     if problems:
         raise OptionInvalid(
             "\n  ".join(["the daemon could not work:", *problems, *remarks]),
-            hint="penstock check mysql://user@host:3306 prints what an account lacks",
+            hint="penstock check mysql://user@host:3306 prints the privileges that an account is missing",
         )
     return remarks
 

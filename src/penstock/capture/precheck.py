@@ -300,7 +300,7 @@ def _replica_updates(facts: Facts) -> Iterator[Finding]:
             "[mysqld] log_slave_updates = ON",
         )
     else:
-        yield Finding("replica_updates", "ok", "the server replicates from nobody")
+        yield Finding("replica_updates", "ok", "the server is not a replica")
 
 
 def _is_replica(facts: Facts) -> bool:

@@ -353,7 +353,7 @@ class DefinitionSettler:
                 return False
             definition = "statements change it again each time it is read"
         if isinstance(definition, str):
-            _log.warning("a table's definition cannot be told", table=str(question.name), why=definition)
+            _log.warning("a table's definition is unknown", table=str(question.name), why=definition)
             if doubt is not None:
                 self._keep(question.since, [refusal_line(question.name, definition)])
                 with self._changed:

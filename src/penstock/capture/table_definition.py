@@ -135,7 +135,7 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
     try:
         type_text, charset = spelling.declared.resolved(spelling.charset or table_charset)
     except TypeUnknown as problem:
-        raise Contradiction(f"the charset of column {spelling.name} cannot be told") from problem
+        raise Contradiction(f"the charset of column {spelling.name} is unknown") from problem
     return Column(spelling.name, type_text, charset, spelling.nullable)
 
 
@@ -280,7 +280,7 @@ class _Draft:
     def convert(self, step: ConvertCharset) -> None:
         charset = step.charset or self._database_charset
         if charset is None or charset == "binary":
-            raise Contradiction("the charset to convert to changes types or cannot be told")
+            raise Contradiction("the charset to convert to changes types or is unknown")
         for at, column in enumerate(self.columns):
             if column.type_text.startswith(("enum", "set")) and not (
                 {column.charset, charset} <= _EXTEND_ASCII and column.type_text.isascii()
@@ -291,7 +291,7 @@ class _Draft:
             try:
                 type_text = converted(column.type_text, column.charset, charset)
             except TypeUnknown as problem:
-                raise Contradiction(f"the type of {column.name} cannot be told") from problem
+                raise Contradiction(f"the type of {column.name} is unknown") from problem
             self.columns[at] = replace(column, type_text=type_text, charset=charset)
 
     def _insert(self, column: Column, place: Place) -> None:

@@ -281,7 +281,7 @@ def fit(survey: Survey, place: Place) -> Fit:
         raise ServerBehind(
             f"the daemon's log ends at {survey.head}",
             position=str(place.position),
-            hint="It is behind another daemon: penstock status",
+            hint="This daemon lags behind another one: penstock status",
         )
     return Fit(shift)
 

@@ -423,7 +423,7 @@ class PipelineRun:
         self, state: PipelineState, standing: Standing, record: BatchRecord, problem: Exception | None
     ) -> Standing:
         """Give a batch's number up: what it reads is another thing each time, and is begun anew."""
-        _log.warning("a batch is begun anew", batch=record.number, why=str(problem)[:500])
+        _log.warning("a batch is started again", batch=record.number, why=str(problem)[:500])
         self._stop.wait(_PAUSE_SECONDS)
         return state.write(replace(standing, number=record.number))
 

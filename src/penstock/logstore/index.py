@@ -310,7 +310,7 @@ class BlockIndex:
         """Rebuild the index from the data, once. Raises the error in the data."""
         with self._lock:
             if self._rebuilt_records is None:
-                _log.warning("an index is made again from its data", index=str(self._path))
+                _log.warning("an index is rebuilt from its data", index=str(self._path))
                 self._rebuilt_records = rebuild(self._reader, self.end, self._block_bytes, self._time_max_us)
                 self._count = len(self._rebuilt_records) // RECORD_BYTES
                 self.rebuilt = True

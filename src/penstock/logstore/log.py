@@ -579,7 +579,7 @@ class Log(LogReader):
             raise DiskFailed(
                 f"the log in {self.folder} failed before: {self._failure.message}",
                 position=self._failure.position,
-                hint="Open the log anew, which reads its tail again",
+                hint="Reopen the log, which reads its tail again",
             ) from self._failure
 
     def _release(self) -> None:

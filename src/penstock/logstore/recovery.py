@@ -150,7 +150,7 @@ def heal_segments(
         record = loaded.get(segment.version) if loaded is not None else None
         if record is None or not _record_matches(disk, segment, record):
             record = segment_record(disk, segment, block_bytes, time_max_us)
-            _log.warning("a segment's record is made again from its data", segment=str(segment.path))
+            _log.warning("a segment's index record is rebuilt from its data", segment=str(segment.path))
         time_max_us = max(time_max_us, record.time_max_us)
         index = index.put(record)
     return index

@@ -53,7 +53,7 @@ class TierProofs:
         match unseal_json(self._disk.read(self._path)):
             case {"objects": dict(states)}:
                 return {str(name): str(state) for name, state in states.items()}
-        _log.warning("proofs of objects in the tier cannot be read, and are made again", path=str(self._path))
+        _log.warning("proofs of objects in the tier cannot be read and are rebuilt", path=str(self._path))
         return {}
 
     def _keep(self, states: dict[str, str]) -> None:

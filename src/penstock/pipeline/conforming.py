@@ -20,7 +20,7 @@ def check_key(prepared: Target, target: Target) -> None:
         raise SchemaChanged(
             f"the key of {target.name} became {', '.join(prepared.primary_key)}, and its older rows have no"
             f" {', '.join(missing)}",
-            hint="Drop the target's table and load it anew: penstock pipelines reset",
+            hint="Drop the target's table and load it again: penstock pipelines reset",
         )
 
 

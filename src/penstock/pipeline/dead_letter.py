@@ -399,7 +399,7 @@ class _Folder:
         try:
             return work()
         except FileNotFoundError as problem:
-            raise SourceMissing(f"the dead letter {self.place} lacks a file: {problem}") from problem
+            raise SourceMissing(f"the dead letter {self.place} is missing a file: {problem}") from problem
         except pyarrow.ArrowInvalid:
             raise
         except OSError as problem:

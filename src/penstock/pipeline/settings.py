@@ -256,7 +256,7 @@ class _Reading:
         count = "a problem" if len(told) == 1 else f"{len(told)} problems"
         return OptionInvalid(
             "\n  ".join([f"the pipeline has {count}:", *sorted(told)]),
-            hint="docs/reference/pipelines.md tells what a pipeline may be told",
+            hint="See docs/reference/pipelines.md for every setting",
         )
 
     def _section(self, kind: type[Any], value: Any, place: Place) -> Any:

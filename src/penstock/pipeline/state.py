@@ -421,7 +421,7 @@ class PipelineState:
             for number in range(head["pages"]):
                 page = self.store.get(path + path_of(head["tag"], str(number)))
                 if page is None:
-                    raise VersionConflict(f"{path} was written anew while it was read")
+                    raise VersionConflict(f"{path} was rewritten while it was read")
                 data += page.value
             return json.loads(zlib.decompress(data))
 

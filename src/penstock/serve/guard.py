@@ -55,9 +55,7 @@ class Guard:
             if account is not None:
                 return account
             raise AuthenticationFailed(
-                "this daemon lets in only who says who it is"
-                if not authorization
-                else "the daemon knows nobody so",
+                "this daemon requires credentials" if not authorization else "the credentials are wrong",
                 hint="Send the header Authorization: Bearer TOKEN, with listen.token or an account's token"
                 " of penstock.yaml",
             )

@@ -223,7 +223,7 @@ class Listener(HttpListener):
                 _log.warning("clients of Canal wait for the coordination store", why=str(problem))
                 await asyncio.sleep(_STORE_RETRY_SECONDS)
             except PenstockError as problem:
-                _log.error("nobody serves clients of Canal", error=type(problem).__name__, why=str(problem))
+                _log.error("Canal clients are not served", error=type(problem).__name__, why=str(problem))
                 return
         server = CanalServer(self._served, self._access, self._store, self._settings)
         # The TLS context, if any, is loaded by now.

@@ -32,7 +32,7 @@ class Query:
         """Return a required value; it may be empty."""
         value = self._query.get(name)
         if value is None:
-            raise OptionInvalid(f"the query lacks {name}", hint=f"Add {name}=...")
+            raise OptionInvalid(f"the query parameter {name} is missing", hint=f"Add {name}=...")
         return value
 
     def number(self, name: str, default: Any = ...) -> Any:

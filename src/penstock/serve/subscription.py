@@ -84,7 +84,7 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
         raise ServerBusy(
             f"{source} goes to {visible}",
             position=str(position),
-            hint="It may be behind another daemon: penstock status",
+            hint="This daemon may lag behind another one: penstock status",
         )
     if position != visible:
         source.range_from(position)

@@ -332,7 +332,7 @@ def topic_of(template: str, target: Target) -> str | None:
     if _TOPIC_LETTERS.search(own_text):
         raise OptionInvalid(
             f"{template!r} cannot name topics",
-            hint="Beside what stands in braces it may have letters, digits, dots, dashes and underscores",
+            hint="Outside braces, use letters, digits, dots, dashes and underscores",
         )
     constant = Template(template, target).constant
     return None if constant is None else _checked(constant)

@@ -67,7 +67,9 @@ class DaemonSource(KeptSource):
     def behind(self, what: str, position: Position) -> PenstockError:
         """Return the error for a position that this daemon has not reached yet, although another daemon
         had."""
-        return ServerBusy(what, position=str(position), hint="It is behind another daemon: penstock status")
+        return ServerBusy(
+            what, position=str(position), hint="This daemon lags behind another one: penstock status"
+        )
 
     def __str__(self) -> str:
         return str(self.options.daemon)
@@ -224,7 +226,7 @@ class DaemonLog:
                     raise ServerBusy(
                         f"{client.url} has {start.file} up to {offset} only, {stop} was planned",
                         position=str(Position(start.epoch, start.file, offset)),
-                        hint="It is behind another daemon: penstock status",
+                        hint="This daemon lags behind another one: penstock status",
                     )
             except TransientError as problem:
                 if resume_at is None:

@@ -204,7 +204,7 @@ class DaemonClient:
         if response.status == _NOT_FOUND:
             return SourceMissing(f"{self.url}: {detail}", hint="Is this a penstock daemon, and a recent one?")
         if response.status in _AWAY:
-            return ServerBusy(f"{self.url}: {detail}", hint="Is the daemon behind the proxy up?")
+            return ServerBusy(f"{self.url}: {detail}", hint="Is the daemon behind the proxy running?")
         if response.status == _FAILED:
             return StreamError(f"{self.url} failed: {detail}", hint="The daemon's own log says why")
         return self._foreign(detail)

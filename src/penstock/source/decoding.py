@@ -267,7 +267,7 @@ class RangeDecoding:
             f"the XA transaction {xid} is committed here, and its rows, which were logged when it was"
             f" prepared, are not in what can be read of {self._source.instance}",
             position=str(commit),
-            hint="Start at or before its XA PREPARE; or read the tables again and start behind this commit",
+            hint="Start at or before its XA PREPARE; or read the tables again and start after this commit",
         )
 
     def _resume(self) -> Position:

@@ -246,7 +246,7 @@ class FileSource:
             located = [located_file for located_file in located if located_file.number >= number]
         if end is not None:
             if start is not None and place_of(end) < place_of(start):
-                raise PositionInvalid(f"the end lies before the start {start}", position=str(end))
+                raise PositionInvalid(f"the end is before the start {start}", position=str(end))
             located = [
                 located_file for located_file in located if located_file.number <= file_number(end.file)
             ]

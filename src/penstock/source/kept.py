@@ -205,7 +205,7 @@ class KeptSource:
             runs = self._from(runs, start)
         if end is not None:
             if start is not None and place_of(end) < place_of(start):
-                raise PositionInvalid(f"the end lies before the start {start}", position=str(end))
+                raise PositionInvalid(f"the end is before the start {start}", position=str(end))
             if place_of(end) > place_of(runs[-1].last):
                 raise self.behind(f"{self} ends at {runs[-1].last}", end)
             runs = [run for run in runs if place_of(run.first) <= place_of(end)]

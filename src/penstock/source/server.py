@@ -134,7 +134,7 @@ class ServerSource:
                 )
         if end is not None:
             if start is not None and place_of(end) < place_of(start):
-                raise PositionInvalid(f"the end lies before the start {start}", position=str(end))
+                raise PositionInvalid(f"the end is before the start {start}", position=str(end))
             logs = [log for log in logs if file_number(log.file) <= file_number(end.file)]
         return [Extent(log.file, log.bytes, False, epoch) for log in logs]
 

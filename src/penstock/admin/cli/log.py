@@ -395,7 +395,7 @@ def run_export(
     source = chosen.source()
     first, last = (_bound(reader, source, one) for one in (start, end))
     if first is not None and last is not None and last <= first:
-        raise OptionInvalid(f"{end} lies before {start}", position=str(last), hint="Turn --from and --to")
+        raise OptionInvalid(f"{end} is before {start}", position=str(last), hint="Swap --from and --to")
     target = Path(output)
     folder, single = target, not (target.is_dir() or output.endswith("/"))
     if single:

@@ -105,7 +105,10 @@ def set_by_hand(
             _show_plan(*_plan(chosen, reader, server, bound), asked=server is not None, as_json=json)
         return
     if not yes and not sys.stdin.isatty():
-        raise OptionInvalid("nobody is here to be asked", hint="Look with --dry-run first, then add --yes")
+        raise OptionInvalid(
+            "confirmation is required, but there is no terminal to ask",
+            hint="Check with --dry-run first, then add --yes",
+        )
     with chosen.open_for_writing() as writer, asked_server(chosen, writer) as server:
         change, target, lost = _plan(chosen, writer, server, bound)
         if not json or not yes:
@@ -243,7 +246,10 @@ def accept(
             )
         return
     if not yes and not sys.stdin.isatty():
-        raise OptionInvalid("nobody is here to be asked", hint="Look with --dry-run first, then add --yes")
+        raise OptionInvalid(
+            "confirmation is required, but there is no terminal to ask",
+            hint="Check with --dry-run first, then add --yes",
+        )
     with chosen.open_for_writing() as writer, chosen_server(chosen, server) as connection:
         plan = plan_acceptance(chosen, writer, connection)
         if not json or not yes:

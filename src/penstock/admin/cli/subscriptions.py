@@ -499,7 +499,10 @@ def _confirm(yes: bool, question: str) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise OptionInvalid("nobody is here to be asked", hint="Look with --dry-run first, then add --yes")
+        raise OptionInvalid(
+            "confirmation is required, but there is no terminal to ask",
+            hint="Check with --dry-run first, then add --yes",
+        )
     typer.confirm(question, abort=True)
 
 

@@ -179,7 +179,7 @@ class MemoryStore:
             if entry is not None:
                 if entry[1] is session:
                     return entry[0].created
-                raise VersionConflict("another's record stands there", position=path)
+                raise VersionConflict("another process's record exists there", position=path)
             record = Record(bytes(value), 0, next(self._space.changes), of_session=True)
             self._space.records[path] = (record, session)
         self._tell([path])

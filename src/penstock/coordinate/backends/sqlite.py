@@ -233,7 +233,7 @@ class SqliteStore:
             if row is not None:
                 if row[0] == session.number:
                     return int(row[1])
-                raise VersionConflict("another's record stands there", position=path)
+                raise VersionConflict("another process's record exists there", position=path)
             change = _note_change(connection, path)
             connection.execute(
                 "INSERT INTO records (path, value, version, created, session) VALUES (?, ?, 0, ?, ?)",

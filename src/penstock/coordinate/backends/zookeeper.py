@@ -321,7 +321,7 @@ class ZooKeeperStore:
                 asked = True
             except (refusals.BadVersionError, refusals.NoNodeError, refusals.NodeExistsError) as problem:
                 if version is not None and not asked:
-                    raise VersionConflict("the record was changed meanwhile", position=path) from problem
+                    raise VersionConflict("the record was changed concurrently", position=path) from problem
                 # Our own write may have arrived late, and a write without a version overwrites concurrent
                 # changes.
                 asked = True
@@ -526,7 +526,7 @@ class ZooKeeperSession:
                 if node is not None and node[1].ephemeralOwner == self._number:
                     return int(node[1].czxid)
                 if node is not None:
-                    raise VersionConflict("another's record stands there", position=path) from problem
+                    raise VersionConflict("another process's record exists there", position=path) from problem
 
     def remove(self, path: str) -> None:
         """Delete the session's own record at a path."""

@@ -73,7 +73,7 @@ def lines(result: TableResult, shown: int) -> Iterator[str]:
             told.append(f"{result.beyond:,} keys more that were not looked at closely")
         if result.open:
             told.append(result.open)
-        outcome = ", ".join(told) or "no difference found, and not all was compared"
+        outcome = ", ".join(told) or "no difference found, but the comparison is incomplete"
         yield f"{name}: {outcome}; {rows} in the source, {result.target_rows:,} in the target"
     for left in result.table.left_out:
         if not result.open:

@@ -136,5 +136,5 @@ def _unknown(table: Target, verb: str, names: Sequence[str]) -> OptionInvalid:
     return OptionInvalid(
         f"the rows of {table.name} that are in its target cannot be told by {', '.join(names)} ({verb}):"
         " a later step changes or drops it",
-        hint=f"Write the {verb} step behind the step that changes {', '.join(names)}",
+        hint=f"Write the {verb} step after the step that changes {', '.join(names)}",
     )

@@ -274,7 +274,7 @@ class Clients:
                 if not await asyncio.to_thread(writing.flush, _FLUSH_SECONDS):
                     _log.warning("a checkpoint could not be written", client=client.name)
             except LeaseLost as problem:
-                _log.info("a client is somebody else's", client=client.name, why=str(problem))
+                _log.info("a client belongs to another account", client=client.name, why=str(problem))
             writing.close()
             client._stored = writing.written or client._stored
             await asyncio.to_thread(self._give_back, lease)

@@ -132,7 +132,7 @@ class _Ptubes:
             account = account or self._access.of_token(token)
         if account is None:
             raise AuthenticationFailed(
-                "this daemon lets in only who says who it is",
+                "this daemon requires credentials",
                 hint="Send the header Authorization: Bearer TOKEN, or token in the subscription",
             )
         return account

@@ -230,5 +230,5 @@ def _gtid_of(checkpoint: PtubesCheckpoint) -> str:
 
 def _not_reached(source: OwnSource, what: str) -> PositionInvalid:
     return PositionInvalid(
-        f"{source} has not reached {what}", hint="It may be behind another daemon: penstock status"
+        f"{source} has not reached {what}", hint="This daemon may lag behind another one: penstock status"
     )

@@ -215,7 +215,7 @@ class _Fields:
         """Return a required value."""
         value = self._values.get(name)
         if value is None:
-            raise OptionInvalid(f"{self._what} lacks {name}")
+            raise OptionInvalid(f"{self._what} has no {name}")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -248,7 +248,7 @@ class _Fields:
             return default
         if not isinstance(value, kind):
             raise OptionInvalid(
-                f"{self._what} lacks {name}" if value is None else f"{name} is not {kind.__name__}"
+                f"{self._what} has no {name}" if value is None else f"{name} is not {kind.__name__}"
             )
         return value
 
