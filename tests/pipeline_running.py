@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running pipelines in tests: to the end of what there is, or in a thread while a writer is busy."""
+"""Running pipelines in tests: to the end of what there is, or in a thread while a writer is busy.
+
+They run on a Spark session, or without one: with `LocalDriver()` in its place.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import SparkSession
 
+from penstock.engine.driver import Driver
 from penstock.engine.run import PipelineRun
+from penstock.local.driver import LocalDriver
 from penstock.pipeline import state as state_module
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
-from penstock.spark.driver import SparkDriver
 from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A batch may be tried several times on a machine that is busy, as Spark gives a worker ten seconds to start.
 BATCH_SECONDS_MAX = 2 * WAIT_SECONDS_MAX
@@ -31,11 +37,20 @@ def pipeline_of(
     return pipeline_of_values(values | more, folder)
 
 
-def run_to_end(session: SparkSession, settings: PipelineSettings) -> list[dict[str, Any]]:
+def driver_of(place: "SparkSession | LocalDriver") -> Driver:
+    """Return the driver of a Spark session, or the one that was given."""
+    if isinstance(place, LocalDriver):
+        return place
+    from penstock.spark.driver import SparkDriver
+
+    return SparkDriver(place)
+
+
+def run_to_end(place: "SparkSession | LocalDriver", settings: PipelineSettings) -> list[dict[str, Any]]:
     """Run until all there is now is in the target; return what was shown of each batch."""
     shown: list[dict[str, Any]] = []
     run = PipelineRun(
-        settings, SparkDriver(session), until_caught_up=True, told=lambda one: shown.append(dict(one))
+        settings, driver_of(place), until_caught_up=True, told=lambda one: shown.append(dict(one))
     )
     with patient_leases():
         run.run()
@@ -44,7 +59,7 @@ def run_to_end(session: SparkSession, settings: PipelineSettings) -> list[dict[s
 
 @contextmanager
 def running(
-    session: SparkSession,
+    place: "SparkSession | LocalDriver",
     settings: PipelineSettings,
     told: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Iterator[PipelineRun]:
@@ -52,7 +67,7 @@ def running(
 
     What ended the pipeline is raised.
     """
-    run = PipelineRun(settings, SparkDriver(session), told=told)
+    run = PipelineRun(settings, driver_of(place), told=told)
     failed: list[BaseException] = []
 
     def go() -> None:

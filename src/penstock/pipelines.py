@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.errors import DependencyMissing, OptionInvalid
+from penstock.errors import OptionInvalid
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, pipeline_of_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.engine.driver import Driver
     from penstock.pipeline.relay import Relay
     from penstock.pipeline.state import Standing
 
@@ -79,30 +80,39 @@ class Pipeline:
         self,
         spark: "SparkSession | None" = None,
         *,
+        local: bool = False,
         until: str | None = None,
         told: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> "Standing":
         """Load the tables and follow their changes, until `stop`, or until "caught-up"; return what is done.
 
         `spark` is a session, classic or Connect; without one this process's own, or one on this host's cores.
-        `told` is called with plain values after each batch. Raises LeaseLost where another process runs the
-        pipeline, DependencyMissing without PySpark, and the error that ended it.
+        With `local` everything runs in this process, and no Spark is needed. `told` is called with plain
+        values after each batch. Raises LeaseLost where another process runs the pipeline, DependencyMissing
+        without PySpark, and the error that ended it.
         """
         if until not in (None, CAUGHT_UP):
             raise OptionInvalid(f"until {until!r} is unknown", hint=f'The one end there is is "{CAUGHT_UP}"')
-        try:
-            from penstock.spark.driver import SparkDriver
-            from penstock.spark.session import session_for
-        except ModuleNotFoundError as problem:
-            raise DependencyMissing(
-                f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
-            ) from problem
+        if local and spark is not None:
+            raise OptionInvalid("local and a Spark session are both given", hint="Give one place to run")
         from penstock.engine.run import PipelineRun
 
-        driver = SparkDriver(spark or session_for(self.settings.name, None, self.settings.spark))
+        driver = self._local() if local else self._on_spark(spark)
         run = PipelineRun(self.settings, driver, until_caught_up=until is not None, told=told)
         self._running = run
         return run.run()
+
+    @staticmethod
+    def _local() -> "Driver":
+        from penstock.local.driver import LocalDriver
+
+        return LocalDriver()
+
+    def _on_spark(self, spark: "SparkSession | None") -> "Driver":
+        from penstock.spark.driver import SparkDriver
+        from penstock.spark.session import session_for
+
+        return SparkDriver(spark or session_for(self.settings.name, None, self.settings.spark))
 
     def relay(self, *, told: Callable[[Mapping[str, Any]], None] | None = None) -> "Relay":
         """Return what sends a daemon's changes through steps and sink without Spark: its `run` does.

@@ -138,7 +138,7 @@ def test_a_worker_that_is_killed_and_a_target_that_is_away_cost_nothing(
     settings = pipeline_of(mysql_server, database, {"mysql": {"url": target.url("root")}}, tmp_path)
     run_to_end(spark, settings)
     waited = threading.Event()
-    monkeypatch.setattr(Progress, "waiting", lambda *_: waited.set())
+    monkeypatch.setattr(Progress, "retrying", lambda *_: waited.set())
     with workload.busy(0.005), running(spark, settings):
         done = wait_until_loaded(settings)
         for _ in range(3):

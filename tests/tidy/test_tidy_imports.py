@@ -46,6 +46,7 @@ MAY_IMPORT = {
     },
     # How a pipeline runs, wherever its tasks do.
     "engine": LEAVES | {"capture", "source", "coordinate", "changes", "sinks", "pipeline"},
+    "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"capture", "source", "changes", "sinks", "pipeline", "engine"},
     # The only one that builds everything.
     "daemon": LEAVES | {"settings", "logstore", "capture", "source", "serve", "coordinate"},
@@ -61,9 +62,9 @@ MAY_IMPORT = {
         "coordinate",
         "client",
     }
-    | {"changes", "sinks", "pipeline", "engine", "spark"},
+    | {"changes", "sinks", "pipeline", "engine", "local", "spark"},
     # A pipeline in a program, with Spark or without.
-    "pipelines": LEAVES | {"pipeline", "engine", "spark"},
+    "pipelines": LEAVES | {"pipeline", "engine", "local", "spark"},
     "__init__": LEAVES | {"capture", "source", "binlog", "pipelines"},
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run`: a pipeline on Spark."""
+"""`penstock run`: a pipeline, on Spark or in this process."""
 
 import json
 import sys
@@ -13,8 +13,10 @@ import typer
 
 from penstock.admin.signals import stopped_by_signals
 from penstock.engine.beginning import refuse_paused
+from penstock.engine.driver import Driver
 from penstock.engine.run import PipelineRun
 from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
 from penstock.pipeline.state import PipelineState
 
@@ -43,6 +45,9 @@ def run(
             help="Spark's master: local[*] or spark://host:7077; or a Spark Connect server, sc://host:15002."
         ),
     ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run in this process, without Spark and Java.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per batch.")] = False,
     schema: Annotated[
         bool, typer.Option("--json-schema", help="Print the file's JSON Schema, for editors, then exit.")
@@ -61,14 +66,8 @@ def run(
     if dry_run:
         _tell_plan(settings, as_json=as_json)
         return
-    try:
-        # The other verbs need no Spark.
-        from penstock.spark.driver import SparkDriver
-        from penstock.spark.session import session_for
-    except ModuleNotFoundError as problem:
-        raise DependencyMissing(
-            f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
-        ) from problem
+    if local and master is not None:
+        raise OptionInvalid("--local and --master are both given", hint="Name one place to run")
     paused = _pause_told(settings)
     if paused is not None:
         # Before Spark takes its seconds to start.
@@ -77,8 +76,19 @@ def run(
     told = _tell_line if as_json else None
     stop = threading.Event()
     with stopped_by_signals(stop.set):
-        driver = SparkDriver(session_for(settings.name, master, settings.spark))
+        driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
         PipelineRun(settings, driver, until_caught_up=until is not None, stop=stop, told=told).run()
+
+
+def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:
+    try:
+        from penstock.spark.driver import SparkDriver
+        from penstock.spark.session import session_for
+    except DependencyMissing as problem:
+        raise DependencyMissing(
+            problem.message, hint="Run: pip install 'penstock[spark]'; or without Spark: penstock run --local"
+        ) from problem
+    return SparkDriver(session_for(settings.name, master, settings.spark))
 
 
 def _pause_told(settings: PipelineSettings) -> str | None:

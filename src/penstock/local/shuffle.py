@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows between the two stages of a batch: buffered in memory up to a bound, then spilled to disk.
+
+A batch ends at the end of a transaction, so it is as large as the largest transaction. Rows beyond the memory
+bound are written to one Arrow IPC file per work. The files are unnamed, so even a killed process leaves none.
+"""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import pyarrow
+
+from penstock.engine.task_plan import BETWEEN, ROWS
+from penstock.errors import DiskFailed
+
+
+class Shuffle:
+    """Collects the rows that works emit and returns them by part. Safe for threads.
+
+    Holds rows of up to `bytes_max` in memory and spills the rest.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._outputs: list[WorkOutput] = []
+
+    def output_of(self, work: int) -> "WorkOutput":
+        """Return the output of a work, for one thread to append to."""
+        output = WorkOutput(self, work)
+        with self._lock:
+            self._outputs.append(output)
+        return output
+
+    def reserve(self, size: int) -> bool:
+        """Reserve memory for this many bytes. Return whether the bound allows it."""
+        with self._lock:
+            if self._bytes + size > self._bytes_max:
+                return False
+            self._bytes += size
+            return True
+
+    def parts(self) -> list[int]:
+        """Return the parts with rows or words, ascending."""
+        return sorted({part for output in self._outputs for part in output.parts})
+
+    def rows_of(self, part: int) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows of a part: words first, then rows by work and sequence number.
+
+        Call it once per part, after every work has finished. It releases each row after yielding it.
+        """
+        outputs = sorted(self._outputs, key=lambda output: output.work)
+        for output in outputs:
+            yield from output.words_of(part)
+        for output in outputs:
+            yield from output.rows_of(part)
+
+    def close(self) -> None:
+        """Release the memory and delete the files."""
+        for output in self._outputs:
+            output.close()
+
+
+class WorkOutput:
+    """The output of one work, by part: batches in memory and the numbers of spilled batches, in order."""
+
+    def __init__(self, shuffle: Shuffle, work: int) -> None:
+        self.work = work
+        self.parts: dict[int, list[pyarrow.RecordBatch | int]] = {}
+        self._words: dict[int, list[pyarrow.RecordBatch]] = {}
+        self._shuffle = shuffle
+        self._spill: _SpillFile | None = None
+
+    def append(self, batch: pyarrow.RecordBatch) -> None:
+        """Append one row of BETWEEN. Raises DiskFailed."""
+        part, kind = batch.column("part")[0].as_py(), batch.column("kind")[0].as_py()
+        rows = self.parts.setdefault(part, [])
+        if batch.column("work")[0].as_py() < 0:
+            self._words.setdefault(part, []).append(batch)
+        elif kind != ROWS or self._shuffle.reserve(batch.nbytes):
+            rows.append(batch)
+        else:
+            if self._spill is None:
+                self._spill = _SpillFile()
+            rows.append(self._spill.write(batch))
+
+    def words_of(self, part: int) -> list[pyarrow.RecordBatch]:
+        """Return the words that come before all rows of a part."""
+        return self._words.get(part, [])
+
+    def rows_of(self, part: int) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows of a part in the order they were appended."""
+        rows = self.parts.get(part, [])
+        rows.reverse()
+        while rows:
+            row = rows.pop()
+            if isinstance(row, int):
+                assert self._spill is not None, "a spilled batch has a file"
+                row = self._spill.read(row)
+            yield row
+
+    def close(self) -> None:
+        """Release the memory and delete the file."""
+        self.parts.clear()
+        if self._spill is not None:
+            self._spill.close()
+
+
+class _SpillFile:
+    """An unnamed file of batches: written by one thread, then read by several."""
+
+    def __init__(self) -> None:
+        with _translate_disk_errors():
+            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115
+            self._writer = pyarrow.ipc.new_file(self._file, BETWEEN)
+        self._reader: pyarrow.ipc.RecordBatchFileReader | None = None
+        self._lock = threading.Lock()
+        self._written = 0
+
+    def write(self, batch: pyarrow.RecordBatch) -> int:
+        """Append a batch and return its number."""
+        with _translate_disk_errors():
+            self._writer.write_batch(batch)
+        self._written += 1
+        return self._written - 1
+
+    def read(self, number: int) -> pyarrow.RecordBatch:
+        """Return a batch by its number. The first call ends writing."""
+        with self._lock, _translate_disk_errors():
+            if self._reader is None:
+                self._writer.close()
+                self._reader = pyarrow.ipc.open_file(self._file)
+            return self._reader.get_batch(number)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def _translate_disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise DiskFailed(
+            f"rows of a batch cannot be spilled to {tempfile.gettempdir()}: {problem}",
+            hint="Rows that exceed the memory bound are spilled there: set TMPDIR to a larger disk",
+        ) from problem

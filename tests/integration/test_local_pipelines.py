@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run --local` on real servers: kill -9, SIGTERM, restart, and the same targets as with Spark."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.local.driver import LocalDriver
+from penstock.pipeline.settings import load_pipeline
+from tests.fixture_types import FreshDatabase
+from tests.nonempty import each
+from tests.patience import WAIT_SECONDS_MAX
+from tests.pipeline_oracle import assert_same, delta_rows, mysql_rows, net_rows, parquet_rows, source_rows
+from tests.pipeline_running import pipeline_of, run_to_end
+from tests.pipeline_workload import Workload
+from tests.spark_session import spark  # noqa: F401
+from tools.servers import Server
+
+# A short lease, so that the test does not wait ten seconds after it kills a runner.
+PROGRAM = (
+    "import penstock.pipeline.state as state\n"
+    "state._LEASE_SECONDS = 1.0\n"
+    "from penstock.admin.cli.app import main\n"
+    "main()\n"
+)
+# A mirror and a feed.
+SINKS = ("mysql", "files")
+
+
+def write_pipeline(folder: Path, server: Server, database: str, sink: dict[str, Any], load: str) -> Path:
+    file = folder / "shop.yaml"
+    source = {"url": server.url("root"), "name": "shop", "tables": f"{database}.*"}
+    values = {"source": source, "sink": sink, "load": load, "batch": {"interval": 0, "rows": 200}}
+    file.write_text(json.dumps(values), encoding="utf-8")
+    return file
+
+
+@contextmanager
+def penstock(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the command line in a process of its own; kill it at the end of the block if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(WAIT_SECONDS_MAX)
+
+
+def lines(process: subprocess.Popen[str], batches: int) -> list[dict[str, Any]]:
+    """Return the progress of the next batches of a process."""
+    assert process.stdout is not None
+    found: list[dict[str, Any]] = []
+    while len(found) < batches:
+        line = json.loads(process.stdout.readline())
+        found += [line] if "batch" in line else []
+    return found
+
+
+@pytest.mark.deep(keep=("mysql",))
+@pytest.mark.parametrize("kind", SINKS)
+def test_killed_and_restarted_pipeline_ends_equal_to_its_source(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, kind: str
+) -> None:
+    database = fresh_database(mysql_server)
+    mirrors = kind == "mysql"
+    workload = Workload(mysql_server, database, seed=31, truncates=mirrors, big_rows=100)
+    workload.create(filled=mirrors)
+    url, feed = mariadb_server.url("root"), tmp_path / "feed"
+    sink = {"mysql": {"url": url}} if mirrors else {"files": {"path": str(feed)}}
+    file = write_pipeline(tmp_path, mysql_server, database, sink, "full" if mirrors else "none")
+    words = ("run", "--local", str(file), "--json")
+    if not mirrors:
+        # A feed begins at the log's end of now.
+        run_to_end(LocalDriver(2), load_pipeline(file))
+    with workload.busy(0.002):
+        with penstock(*words) as killed:
+            lines(killed, 2)
+            killed.send_signal(signal.SIGKILL)
+        with penstock(*words) as stopped:
+            told = lines(stopped, 2)
+            stopped.send_signal(signal.SIGTERM)
+            assert stopped.wait(WAIT_SECONDS_MAX) == 0
+    assert told[-1].keys() >= {"pipeline", "state", "rows", "written", "seconds", "rows_per_second"}
+    run_to_end(LocalDriver(2), load_pipeline(file))
+    for table in each(workload.tables):
+        wanted = source_rows(mysql_server, database, table)
+        if mirrors:
+            found = mysql_rows(mariadb_server, database, table)
+        else:
+            changes = parquet_rows(str(feed / database / table / "[!_]*.parquet"))
+            places = [
+                (row["_commit_version"], row["_metadata"]["row"], row["_change_type"]) for row in changes
+            ]
+            assert len(set(places)) == len(places), f"a change of {table} is there twice"
+            found = net_rows(changes, wanted)
+        assert_same(wanted, found, key=workload.keys(table))
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_local_pipelines.py"
+    "::test_killed_and_restarted_pipeline_ends_equal_to_its_source"
+)
+@pytest.mark.parametrize("kind", ["mysql", "delta"])
+def test_targets_are_equal_with_spark_and_without(
+    request: pytest.FixtureRequest,
+    mysql_server: Server,
+    mariadb_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=32, ddl=True, keyless=kind == "mysql")
+    workload.create()
+    # Each driver has its own state and its own tables.
+    places = {"spark": request.getfixturevalue("spark"), "local": LocalDriver(2, buffered_bytes_max=0)}
+    url = mariadb_server.url("root")
+    settings = {}
+    for name in places:
+        sink = {"mysql": {"url": url}} if kind == "mysql" else {"delta": {"path": str(tmp_path / name)}}
+        route = {"steps": [{"route": {"to": f"{database}_{name}.{{table}}"}}]} if kind == "mysql" else {}
+        (tmp_path / name).mkdir()
+        settings[name] = pipeline_of(mysql_server, database, sink, tmp_path / name, **route)
+    for _ in range(3):
+        for name, place in places.items():
+            run_to_end(place, settings[name])
+        workload.run(60)
+    for name, place in places.items():
+        run_to_end(place, settings[name])
+    for table in each(workload.tables):
+        wanted = source_rows(mysql_server, database, table)
+        for name in places:
+            if kind == "mysql":
+                found = mysql_rows(mariadb_server, f"{database}_{name}", table)
+            else:
+                found = delta_rows(str(tmp_path / name / database / table))
+            assert_same(wanted, found, key=workload.keys(table))
