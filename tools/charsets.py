@@ -203,7 +203,7 @@ def write_tables(mappings: dict[str, Mapping]) -> None:
     entries = [entry_of(pages, charset, mapping) for charset, mapping in sorted(mappings.items())]
     four_bytes = sorted((linear_of(code), to) for code, to in mappings["gb18030"].items() if len(code) == 4)
     ranges = ranges_of(four_bytes)
-    source = GENERATED + "use super::pages::{Longer, MultibytePages};\n\n"
+    source = GENERATED + "use super::layout::{Longer, MultibytePages};\n\n"
     source += f"pub(super) const PAGE_COUNT: usize = {len(pages.rows)};\n\n" + "".join(entries)
     source += (
         "\n/// The first code's place in the four-byte codes, its character, and how many follow in step.\n"
@@ -235,7 +235,7 @@ def write_collations(mysql: Cursor, mariadb: Cursor) -> None:
             ranges[-1] = (ranges[-1][0], number, charset)
         else:
             ranges.append((number, number, charset))
-    source = GENERATED + "use super::Charset;\n\n"
+    source = GENERATED + "use super::sets::Charset;\n\n"
     source += "/// First and last collation id of a run, and the character set of all of them; sorted.\n"
     source += f"pub(super) const COLLATIONS: [(u32, u32, Charset); {len(ranges)}] = [\n"
     source += "".join(f"({a}, {b}, Charset::{charset.capitalize()}),\n" for a, b, charset in ranges) + "];\n"

@@ -1,7 +1,7 @@
 //! The decoder, and what it asks.
 
 use penstock_kernel::emit::dialect::{ddl, DialectOptions};
-use penstock_kernel::emit::typed::ChangeFilter;
+use penstock_kernel::emit::rows::ChangeFilter;
 use penstock_kernel::event::rotate;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{self, Answer, Emit, Options, Resume, State};

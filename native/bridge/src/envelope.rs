@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_kernel::column::Wire;
 use penstock_kernel::emit;
 use penstock_kernel::emit::images::ImageDecoder;
-use penstock_kernel::emit::typed::SourceColumn;
+use penstock_kernel::emit::rows::SourceColumn;
 use penstock_kernel::error::Result;
 use pyo3::prelude::*;
 

@@ -1,6 +1,6 @@
 // Written by `python -m tools.charsets` from the answers of real servers; edit that, not this.
 
-use super::Charset;
+use super::sets::Charset;
 
 /// First and last collation id of a run, and the character set of all of them; sorted.
 pub(super) const COLLATIONS: [(u32, u32, Charset); 195] = [

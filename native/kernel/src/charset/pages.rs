@@ -3,32 +3,12 @@
 //! A page maps one byte to 16 bits, 0 meaning none: a character, or the number of the page for the byte that follows.
 //! The compiler expands `pages.bin` (`tools/charsets.py` says how it is laid out), so nothing is loaded or can fail.
 
+use super::layout::{Longer, MultibytePages};
+use super::sets::InvalidText;
 use super::tables::{GB18030_RANGES, PAGE_COUNT};
 use super::writer::Writer;
-use super::InvalidText;
 
 type Page = [u16; 256];
-
-/// Page numbers of a character set with codes of several bytes.
-#[derive(Clone, Copy)]
-pub(super) struct MultibytePages {
-    /// The page of characters of one byte.
-    pub(super) single: usize,
-    /// The page that maps the first byte of a longer code to the page of its second byte.
-    pub(super) second: usize,
-    /// What codes are longer than two bytes.
-    pub(super) longer: Longer,
-}
-
-/// Codes longer than two bytes.
-#[derive(Clone, Copy)]
-pub(super) enum Longer {
-    None,
-    /// They begin with 0x8F; this page maps the second byte to the page of the third.
-    Three(usize),
-    /// They alternate letter and digit bytes: the four-byte codes of gb18030.
-    Four,
-}
 
 const THREE_BYTE_LEAD: u8 = 0x8F;
 const LETTERS: std::ops::RangeInclusive<u8> = 0x81..=0xFE;

@@ -1,6 +1,6 @@
 // Written by `python -m tools.charsets` from the answers of real servers; edit that, not this.
 
-use super::pages::{Longer, MultibytePages};
+use super::layout::{Longer, MultibytePages};
 
 pub(super) const PAGE_COUNT: usize = 700;
 

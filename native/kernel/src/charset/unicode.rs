@@ -3,8 +3,8 @@
 //! A surrogate that stands alone is no character: MySQL stores one in `ucs2`, MariaDB also in `utf8mb3`, `utf8mb4`
 //! and `utf32`, but no UTF-8 can hold it, so it is invalid text here.
 
+use super::sets::InvalidText;
 use super::writer::Writer;
-use super::InvalidText;
 
 /// Append `bytes`, which must be UTF-8 as Unicode defines it.
 pub(super) fn decode_utf8mb4(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {

@@ -35,7 +35,7 @@ pub(super) fn write(data: &[u8], out: &mut Vec<u8>) {
 }
 
 /// Adds the digits of the bytes as a JSON string.
-pub(super) fn write_quoted(data: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn write_quoted(data: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     write(data, out);
     out.push(b'"');

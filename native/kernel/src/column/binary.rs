@@ -2,11 +2,10 @@
 //!
 //! BINARY(n) loses its trailing zero bytes in row images (`Field_string::pack`); they are put back.
 
-use crate::cursor::Cursor;
-use crate::error::{value_malformed, Result};
-
 use super::store::{Appended, Runs};
 use super::{base64, Form};
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
 
 /// Zero bytes a value has to be padded with.
 #[inline(always)]
@@ -41,7 +40,7 @@ pub(super) fn append_plain(bytes: &[u8], runs: &mut Runs<u8>) -> Appended {
 }
 
 #[inline]
-pub(super) fn write_padded(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+pub(crate) fn write_padded(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
     let padding = padding(bytes, form);
     if padding > 0 {
@@ -50,13 +49,13 @@ pub(super) fn write_padded(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
 }
 
 /// Adds bytes as text: each is the character of its number, in UTF-8.
-pub(super) fn write_latin1(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+pub(crate) fn write_latin1(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     write_latin1_plain(bytes, out);
     out.resize(out.len() + padding(bytes, form), 0);
 }
 
 /// The same for bytes without padding.
-pub(super) fn write_latin1_plain(bytes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn write_latin1_plain(bytes: &[u8], out: &mut Vec<u8>) {
     for byte in bytes {
         if *byte < 0x80 {
             out.push(*byte);
@@ -78,7 +77,7 @@ pub(super) fn read_fixed<const WIDTH: usize>(cursor: &mut Cursor<'_>) -> Result<
 }
 
 /// Adds the bytes in base64 as a JSON string.
-pub(super) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+pub(crate) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     if padding(bytes, form) == 0 {
         return base64::write_quoted(bytes, out);
     }

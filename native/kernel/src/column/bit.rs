@@ -2,11 +2,10 @@
 
 use arrow_schema::DataType;
 
-use crate::cursor::Cursor;
-use crate::error::{value_malformed, Result};
-
 use super::store::{Appended, Store};
 use super::{base64, integer};
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
 
 /// 64 bits need a sign bit more than Spark's widest integer has.
 pub(super) fn arrow_type(bits: u8) -> DataType {
@@ -41,13 +40,13 @@ pub(super) fn append(value: u64, store: &mut Store) -> Appended {
 }
 
 /// Adds the bytes, as the client shows them.
-pub(super) fn write_text(value: u64, bits: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_text(value: u64, bits: u8, out: &mut Vec<u8>) {
     let bytes = value.to_be_bytes();
     out.extend_from_slice(bytes.get(bytes.len() - width(bits).min(bytes.len())..).unwrap_or(&bytes));
 }
 
 /// Adds a boolean for one bit, and else the bytes in base64, the lowest first.
-pub(super) fn write_debezium(value: u64, bits: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_debezium(value: u64, bits: u8, out: &mut Vec<u8>) {
     match (bits, value) {
         (1, 0) => out.extend_from_slice(b"false"),
         (1, _) => out.extend_from_slice(b"true"),

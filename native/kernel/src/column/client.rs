@@ -1,9 +1,11 @@
 //! Values as the server's own client shows them.
 
-use crate::error::{value_malformed, Result};
-
-use super::{binary, bit, compressed, date, datetime, decimal, enumeration, float, inet, integer, json, set, text};
-use super::{time, timestamp, uuid, year, Kind, Value};
+use super::typed::Typed;
+use super::{
+    binary, bit, compressed, date, datetime, decimal, enumeration, float, inet, integer, json, set, text, time,
+    timestamp, uuid, year, Kind, Value,
+};
+use crate::error::Result;
 
 impl Value<'_> {
     /// Adds the value as the server's own client shows it with `--batch --raw`: text as UTF-8, binary types as their
@@ -11,39 +13,38 @@ impl Value<'_> {
     ///
     /// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken JSON document.
     pub fn write_text(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-        match (self, kind) {
-            (Value::Null, _) => out.extend_from_slice(b"NULL"),
-            (Value::Int(value), _) => integer::write_signed(*value, out),
-            (Value::UInt(value), _) => integer::write_unsigned(*value, out),
-            (Value::Float(value), _) => float::write_single(*value, out),
-            (Value::Double(value), _) => float::write_double(*value, out),
-            (Value::Decimal(value), _) => decimal::write_text(value, out)?,
-            (Value::Bit(value), Kind::Bit { bits }) => bit::write_text(*value, *bits, out),
-            (Value::Year(value), _) => year::write_text(*value, out),
-            (Value::Date(value), _) => date::write_text(*value, out),
-            (Value::DateTime(value), Kind::DateTime { fsp, .. }) => datetime::write_text(*value, *fsp, out),
-            (Value::Timestamp(value), Kind::Timestamp { fsp, .. }) => timestamp::write_text(*value, *fsp, out),
-            (Value::Time(value), Kind::Time { fsp, .. }) => time::write_text(*value, *fsp, out),
-            (Value::Text(bytes), Kind::Text { charset, .. }) => text::write_text(bytes, *charset, out),
-            (Value::Bytes(bytes), Kind::Binary { form, .. }) => binary::write_padded(bytes, *form, out),
-            (Value::Compressed(bytes), Kind::CompressedText { charset, .. }) => {
-                compressed::write_text(bytes, *charset, out)?;
-            }
-            (Value::Compressed(bytes), _) => compressed::write_bytes(bytes, out)?,
-            (Value::Enumeration(index), Kind::Enumeration { values, .. }) => {
-                enumeration::write_text(*index, values, out)?
-            }
-            (Value::Set(bits), Kind::Set { values, .. }) => set::write_text(*bits, values, out)?,
-            (Value::Json(document), _) => json::write_text(document, out)?,
-            (Value::JsonText(text), _) => out.extend_from_slice(text.as_bytes()),
-            (Value::Bytes(bytes) | Value::Geometry(bytes) | Value::Vector(bytes), _) => out.extend_from_slice(bytes),
-            (Value::Uuid(bytes), _) => uuid::write_text(bytes, out),
-            (Value::Inet4(bytes), _) => inet::write_text4(bytes, out),
-            (Value::Inet6(bytes), _) => inet::write_text6(bytes, out),
-            (value, kind) => {
-                let declared = kind.type_text();
-                return Err(value_malformed(format!("{} in a column of type {declared}", value.name())));
-            }
+        self.typed(kind)?.write_text(out)
+    }
+}
+
+impl Typed<'_> {
+    /// Adds what `Value::write_text` adds.
+    pub(crate) fn write_text(self, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Typed::Null => out.extend_from_slice(b"NULL"),
+            Typed::Int(value) => integer::write_signed(value, out),
+            Typed::UInt(value) => integer::write_unsigned(value, out),
+            Typed::Float(value) => float::write_single(value, out),
+            Typed::Double(value) => float::write_double(value, out),
+            Typed::Decimal(value) => decimal::write_text(value, out)?,
+            Typed::Bit { value, bits } => bit::write_text(value, bits, out),
+            Typed::Year(value) => year::write_text(value, out),
+            Typed::Date(value) => date::write_text(value, out),
+            Typed::DateTime { value, fsp } => datetime::write_text(value, fsp, out),
+            Typed::Timestamp { value, fsp } => timestamp::write_text(value, fsp, out),
+            Typed::Time { value, fsp } => time::write_text(value, fsp, out),
+            Typed::Text { bytes, charset } => text::write_text(bytes, charset, out),
+            Typed::Bytes { bytes, form } => binary::write_padded(bytes, form, out),
+            Typed::CompressedText { bytes, charset } => compressed::write_text(bytes, charset, out)?,
+            Typed::CompressedBytes(bytes) => compressed::write_bytes(bytes, out)?,
+            Typed::Enumeration { index, members } => enumeration::write_text(index, members, out)?,
+            Typed::Set { bits, members } => set::write_text(bits, members, out)?,
+            Typed::Json(document) => json::write_text(document, out)?,
+            Typed::JsonText(text) => out.extend_from_slice(text.as_bytes()),
+            Typed::Geometry(bytes) | Typed::Vector(bytes) => out.extend_from_slice(bytes),
+            Typed::Uuid(bytes) => uuid::write_text(bytes, out),
+            Typed::Inet4(bytes) => inet::write_text4(bytes, out),
+            Typed::Inet6(bytes) => inet::write_text6(bytes, out),
         }
         Ok(())
     }

@@ -6,13 +6,12 @@
 
 use flate2::{Decompress, FlushDecompress, Status};
 
+use super::store::{Appended, Runs};
+use super::{base64, binary, text};
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 use crate::limits::DECOMPRESSED_BYTES_MAX;
-
-use super::store::{Appended, Runs};
-use super::{base64, binary, text};
 
 const METHOD_STORED: u8 = 0;
 const METHOD_ZLIB: u8 = 8;
@@ -67,24 +66,24 @@ pub(super) fn append_binary(bytes: &[u8], runs: &mut Runs<u8>) -> Appended {
     binary::append_plain(&plain(bytes)?, runs)
 }
 
-pub(super) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> Result<()> {
     text::write_text(&plain(bytes)?, charset, out);
     Ok(())
 }
 
-pub(super) fn write_bytes(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_bytes(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     out.extend_from_slice(&plain(bytes)?);
     Ok(())
 }
 
 /// Adds the plain text as a JSON string.
-pub(super) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> Result<()> {
     text::write_json(&plain(bytes)?, charset, out);
     Ok(())
 }
 
 /// Adds the plain bytes in base64, as a JSON string.
-pub(super) fn write_base64(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_base64(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     base64::write_quoted(&plain(bytes)?, out);
     Ok(())
 }

@@ -1,10 +1,9 @@
 //! DATE: three bytes, little-endian: five bits of day, four of month, fifteen of year. And the calendar.
 
-use crate::cursor::Cursor;
-use crate::error::Result;
-
 use super::integer::{write_digits, write_signed};
 use super::store::Appended;
+use crate::cursor::Cursor;
+use crate::error::Result;
 
 /// A date as it was written, which need not be a day of the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +92,7 @@ fn text(value: Date) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-pub(super) fn write_text(value: Date, out: &mut Vec<u8>) {
+pub(crate) fn write_text(value: Date, out: &mut Vec<u8>) {
     write_digits(value.year.into(), 4, out);
     out.push(b'-');
     write_digits(value.month.into(), 2, out);
@@ -102,7 +101,7 @@ pub(super) fn write_text(value: Date, out: &mut Vec<u8>) {
 }
 
 /// Adds the days since 1970-01-01. A date that the calendar lacks is null, or that day where the column has no nulls.
-pub(super) fn write_debezium(value: Date, nullable: bool, out: &mut Vec<u8>) {
+pub(crate) fn write_debezium(value: Date, nullable: bool, out: &mut Vec<u8>) {
     match value.days() {
         Some(days) => write_signed(days.into(), out),
         None if nullable => out.extend_from_slice(b"null"),

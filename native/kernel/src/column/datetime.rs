@@ -3,12 +3,11 @@
 //! Sources: `my_datetime_packed_from_binary` (packed), `Field_datetime` (classic: the number YYYYMMDDhhmmss),
 //! MariaDB's `Field_datetime_hires` (counted: mixed-radix units of the last digit, big-endian).
 
-use crate::cursor::Cursor;
-use crate::error::{value_malformed, Result};
-
 use super::integer::{write_digits, write_signed};
 use super::store::Appended;
 use super::{date, fraction, Date, Layout};
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
 
 /// A date and a time of day as they were written, which need not be a moment of the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,13 +142,13 @@ pub(super) fn text(value: DateTime, fsp: u8) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-pub(super) fn write_text(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_text(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
     write_apart(value, b' ', fsp, out);
 }
 
 /// Adds milliseconds since 1970-01-01 00:00:00, or microseconds for more than three digits of fraction. A moment that
 /// the calendar lacks is null, or 0 where the column has no nulls.
-pub(super) fn write_debezium(value: DateTime, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
+pub(crate) fn write_debezium(value: DateTime, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
     match value.micros() {
         Some(micros) if fsp > 3 => write_signed(micros, out),
         Some(micros) => write_signed(micros.div_euclid(1_000), out),
@@ -159,7 +158,7 @@ pub(super) fn write_debezium(value: DateTime, fsp: u8, nullable: bool, out: &mut
 }
 
 /// Adds the moment with that letter between day and clock.
-pub(super) fn write_apart(value: DateTime, separator: u8, fsp: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_apart(value: DateTime, separator: u8, fsp: u8, out: &mut Vec<u8>) {
     date::write_text(value.date, out);
     for (separator, part) in [(separator, value.hour), (b':', value.minute), (b':', value.second)] {
         out.push(separator);

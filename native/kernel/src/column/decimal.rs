@@ -6,12 +6,11 @@
 
 use arrow_schema::DataType;
 
-use crate::cursor::Cursor;
-use crate::error::{value_malformed, Error, ErrorKind, Result};
-
 use super::base64;
 use super::integer::write_digits;
 use super::store::{Appended, Store};
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Error, ErrorKind, Result};
 
 /// The digits of Arrow's (and Spark's) widest decimal.
 const ARROW_DIGITS_MAX: u8 = 38;
@@ -240,7 +239,7 @@ pub(super) fn append(value: &Decimal<'_>, store: &mut Store) -> Appended {
 
 /// Adds the number as Kafka Connect's Decimal lies in JSON: the unscaled number's bytes in base64, its scale being the
 /// schema's.
-pub(super) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
     let mut bytes = Vec::with_capacity(WIDE_BYTES);
     value.unscaled_bytes(&mut bytes)?;
     base64::write_quoted(&bytes, out);
@@ -304,7 +303,7 @@ fn no_decimal(sent: &[u8], precision: u8, scale: u8) -> Error {
     value_malformed(format!("{shown:?} is no value of decimal({precision},{scale})"))
 }
 
-pub(super) fn write_text(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_text(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
     let [head, before, behind, tail] = value.layout();
     let mut groups = Groups::new(value.bytes);
     if groups.negative() {

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
-
-use super::store::{Appended, Runs};
 
 /// The server's ceiling.
 const MEMBERS_MAX: usize = 65_535;
@@ -54,7 +53,7 @@ pub(super) fn append(index: u16, values: &[Arc<str>], runs: &mut Runs<u8>) -> Ap
     Ok(None)
 }
 
-pub(super) fn write_text(index: u16, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_text(index: u16, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
     out.extend_from_slice(member(index, values)?.as_bytes());
     Ok(())
 }

@@ -1,9 +1,8 @@
 //! FLOAT and DOUBLE: IEEE 754, little-endian; shown as the server's `my_gcvt` does.
 
+use super::integer::{write_digits, write_signed};
 use crate::cursor::Cursor;
 use crate::error::Result;
-
-use super::integer::{write_digits, write_signed};
 
 /// With more digits than this before the point and none behind it, or as many zeros behind it, the server turns to the
 /// exponent form (`DBL_DIG`).
@@ -142,7 +141,7 @@ impl Digits {
 }
 
 /// Adds a FLOAT: at most six significant digits, as the server's client sees it.
-pub(super) fn write_single(value: f32, out: &mut Vec<u8>) {
+pub(crate) fn write_single(value: f32, out: &mut Vec<u8>) {
     let value = f64::from(value);
     if !value.is_finite() {
         return write_unbounded(value, out);
@@ -163,7 +162,7 @@ pub(super) fn whole(value: f64) -> Option<i64> {
 }
 
 /// Adds a DOUBLE: the shortest digits that give the same value back.
-pub(super) fn write_double(value: f64, out: &mut Vec<u8>) {
+pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
     if let Some(integer) = whole(value) {
         return write_signed(integer, out);
     }
@@ -216,7 +215,7 @@ fn write_decimal(units: i64, out: &mut Vec<u8>) {
 }
 
 /// Adds a FLOAT as Java's `Float.toString` does.
-pub(super) fn write_java_single(value: f32, out: &mut Vec<u8>) {
+pub(crate) fn write_java_single(value: f32, out: &mut Vec<u8>) {
     if !value.is_finite() {
         return write_java_unbounded(value.into(), out);
     }
@@ -227,7 +226,7 @@ pub(super) fn write_java_single(value: f32, out: &mut Vec<u8>) {
 }
 
 /// Adds a DOUBLE as Java's `Double.toString` does.
-pub(super) fn write_java_double(value: f64, out: &mut Vec<u8>) {
+pub(crate) fn write_java_double(value: f64, out: &mut Vec<u8>) {
     if !value.is_finite() {
         return write_java_unbounded(value, out);
     }
@@ -264,7 +263,7 @@ fn write_unbounded(value: f64, out: &mut Vec<u8>) {
 
 /// Adds a DOUBLE as a JSON number that shows by its point or exponent that it is no integer; what no JSON number holds
 /// stands as a string.
-pub(super) fn write_json(value: f64, out: &mut Vec<u8>) {
+pub(crate) fn write_json(value: f64, out: &mut Vec<u8>) {
     if value.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
     } else {
@@ -273,7 +272,7 @@ pub(super) fn write_json(value: f64, out: &mut Vec<u8>) {
 }
 
 /// The same for a FLOAT, by the shortest digits that give it back, which are more than the server's client shows.
-pub(super) fn write_json_single(value: f32, out: &mut Vec<u8>) {
+pub(crate) fn write_json_single(value: f32, out: &mut Vec<u8>) {
     if value.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
     } else {

@@ -1,9 +1,8 @@
 //! The fraction of a second that TIME, DATETIME and TIMESTAMP share: zero to three big-endian bytes.
 
+use super::integer::write_digits;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
-
-use super::integer::write_digits;
 
 /// Microseconds of one unit of the last digit that `fsp` digits keep.
 const UNITS: [u32; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
@@ -56,7 +55,7 @@ pub(super) fn check(micros: u32) -> Result<u32> {
 }
 
 /// Adds the point and `fsp` digits, or nothing.
-pub(super) fn write_text(micros: u32, fsp: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_text(micros: u32, fsp: u8, out: &mut Vec<u8>) {
     if fsp > 0 {
         out.push(b'.');
         write_digits((micros / unit(fsp)).into(), fsp.into(), out);

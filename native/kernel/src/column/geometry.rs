@@ -1,9 +1,8 @@
 //! GEOMETRY and its subtypes: the server's own form, SRID (four bytes, little-endian) and well-known binary.
 
+use super::base64;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
-
-use super::base64;
 
 /// Collections may hold collections; the server nests them less deeply than this.
 const DEPTH_MAX: usize = 100;
@@ -137,7 +136,7 @@ fn write_number(value: f64, out: &mut Vec<u8>) {
 /// Adds the value as well-known text, as `POINT (1.5 -2)`, without its spatial reference system.
 ///
 /// Raises `ValueMalformed` for what is no geometry, `LimitExceeded` for collections nested too deeply.
-pub(super) fn write_wkt(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_wkt(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let (_, wkb) = parts(bytes)?;
     let mut shapes = Shapes { cursor: Cursor::new(wkb), little: true };
     shapes.tagged(0, out).map_err(|error| match error.kind() {
@@ -150,7 +149,7 @@ pub(super) fn write_wkt(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
 /// where the column is declared as a POINT.
 ///
 /// Raises `ValueMalformed` for a value that is no geometry, or no point in a column of points.
-pub(super) fn write_debezium(bytes: &[u8], is_point: bool, out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_debezium(bytes: &[u8], is_point: bool, out: &mut Vec<u8>) -> Result<()> {
     let (srid, wkb) = parts(bytes)?;
     out.push(b'{');
     if is_point {

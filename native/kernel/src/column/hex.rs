@@ -8,14 +8,14 @@ fn digit(table: &[u8; 16], nibble: u8) -> u8 {
 }
 
 /// Adds two lower-case digits for each byte.
-pub(super) fn write_lower(bytes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn write_lower(bytes: &[u8], out: &mut Vec<u8>) {
     for byte in bytes {
         out.extend([digit(DIGITS, byte >> 4), digit(DIGITS, *byte)]);
     }
 }
 
 /// Adds the bytes as SQL's hexadecimal literal, `0xE4F6`, as the client does with `--binary-as-hex`.
-pub(super) fn write_literal(bytes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn write_literal(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"0x");
     for byte in bytes {
         out.extend([digit(DIGITS_UPPER, byte >> 4), digit(DIGITS_UPPER, *byte)]);

@@ -1,11 +1,10 @@
 //! MariaDB's INET4 and INET6: network order, in a row image without trailing zero bytes.
 
-use crate::cursor::Cursor;
-use crate::error::Result;
-
 use super::binary::read_fixed;
 use super::integer::write_unsigned;
 use super::store::{Appended, Runs};
+use crate::cursor::Cursor;
+use crate::error::Result;
 
 #[inline]
 pub(super) fn read4(cursor: &mut Cursor<'_>) -> Result<[u8; 4]> {
@@ -29,7 +28,7 @@ pub(super) fn append6(bytes: &[u8; 16], runs: &mut Runs<u8>) -> Appended {
     Ok(None)
 }
 
-pub(super) fn write_text4(bytes: &[u8; 4], out: &mut Vec<u8>) {
+pub(crate) fn write_text4(bytes: &[u8; 4], out: &mut Vec<u8>) {
     for (slot, byte) in bytes.iter().enumerate() {
         if slot > 0 {
             out.push(b'.');
@@ -56,7 +55,7 @@ fn gap(words: &[u16; 8]) -> (usize, usize) {
 
 /// Adds the text as MariaDB's `Inet6::to_string` does: one gap of zero words as `::`, and the dotted form for
 /// addresses that hold an IPv4 one.
-pub(super) fn write_text6(bytes: &[u8; 16], out: &mut Vec<u8>) {
+pub(crate) fn write_text6(bytes: &[u8; 16], out: &mut Vec<u8>) {
     let mut words = [0u16; 8];
     let mut cursor = Cursor::new(bytes);
     for word in &mut words {

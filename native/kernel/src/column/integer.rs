@@ -2,10 +2,9 @@
 
 use arrow_schema::DataType;
 
+use super::store::{Appended, Store};
 use crate::cursor::Cursor;
 use crate::error::{Error, ErrorKind, Result};
-
-use super::store::{Appended, Store};
 
 /// The next wider signed type for an unsigned one, since Spark has no unsigned integers.
 pub(super) fn arrow_type(bytes: u8, unsigned: bool) -> DataType {
@@ -130,7 +129,7 @@ fn digit(value: u64) -> u8 {
 
 /// Adds `value` in decimal, with zeros in front up to `width` (at most 20) digits.
 #[inline]
-pub(super) fn write_digits(value: u64, width: usize, out: &mut Vec<u8>) {
+pub(crate) fn write_digits(value: u64, width: usize, out: &mut Vec<u8>) {
     match (value, width) {
         (0..=9, 0 | 1) => out.push(digit(value)),
         (0..=99, 2) => out.extend_from_slice(&[digit(value / 10), digit(value)]),
@@ -174,7 +173,7 @@ mod tests {
 
     fn text(value: Value<'_>) -> String {
         let mut out = Vec::new();
-        value.write_text(&Kind::Year, &mut out).unwrap();
+        value.write_text(&Kind::Integer { bytes: 8, unsigned: false }, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 

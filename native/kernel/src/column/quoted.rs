@@ -92,7 +92,7 @@ pub(crate) fn within(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Resu
 
 /// Adds in quotes what `write` adds, which needs no escapes.
 #[inline]
-pub(super) fn plain(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+pub(crate) fn plain(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out.push(b'"');
     write(out);
     out.push(b'"');

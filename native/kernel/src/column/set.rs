@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::cursor::Cursor;
-use crate::error::{value_malformed, Error, ErrorKind, Result};
-
 use super::quoted;
 use super::store::{Appended, Runs};
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Error, ErrorKind, Result};
 
 /// The server's ceiling.
 const MEMBERS_MAX: usize = 64;
@@ -46,7 +45,7 @@ pub(super) fn append(bits: u64, values: &[Arc<str>], runs: &mut Runs<u8>) -> App
 }
 
 /// Adds the members in their declared order, with commas between them.
-pub(super) fn write_text(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_text(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
     let mut rest = bits;
     while rest != 0 {
         let slot = rest.trailing_zeros();
@@ -63,7 +62,7 @@ pub(super) fn write_text(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> R
 }
 
 /// Adds the members as a JSON list of strings.
-pub(super) fn write_list(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_list(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
     out.push(b'[');
     let mut rest = bits;
     while rest != 0 {

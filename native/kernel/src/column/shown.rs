@@ -2,9 +2,12 @@
 //! digits, SET as one text. What the client shows as bytes is base64, a geometry its well-known text, and a document
 //! stands as a document.
 
+use super::typed::Typed;
+use super::{
+    binary, compressed, date, datetime, decimal, enumeration, float, geometry, hex, inet, integer, json, quoted, set,
+    text, time, timestamp, uuid, vector, Kind, Value,
+};
 use crate::error::Result;
-
-use super::{enumeration, float, hex, integer, quoted, set, Kind, Value};
 
 impl Value<'_> {
     /// Adds the value as JSON.
@@ -12,15 +15,35 @@ impl Value<'_> {
     /// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken document or
     /// geometry.
     pub fn write_shown(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-        match (self, kind) {
-            (Value::Enumeration(index), Kind::Enumeration { values, .. }) => {
-                quoted::within(out, |out| enumeration::write_text(*index, values, out))
+        match self.typed(kind)? {
+            Typed::Null => out.extend_from_slice(b"null"),
+            Typed::Int(value) => integer::write_signed(value, out),
+            Typed::UInt(value) | Typed::Bit { value, .. } => integer::write_unsigned(value, out),
+            Typed::Float(value) => float::write_json_single(value, out),
+            Typed::Double(value) => float::write_json(value, out),
+            Typed::Decimal(value) => decimal::write_text(value, out)?,
+            Typed::Year(value) => integer::write_unsigned(value.into(), out),
+            Typed::Date(value) => quoted::plain(out, |out| date::write_text(value, out)),
+            Typed::DateTime { value, fsp } => quoted::plain(out, |out| datetime::write_text(value, fsp, out)),
+            Typed::Timestamp { value, fsp } => quoted::plain(out, |out| timestamp::write_text(value, fsp, out)),
+            Typed::Time { value, fsp } => quoted::plain(out, |out| time::write_text(value, fsp, out)),
+            Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
+            Typed::Bytes { bytes, form } => binary::write_json(bytes, form, out),
+            Typed::CompressedText { bytes, charset } => compressed::write_json(bytes, charset, out)?,
+            Typed::CompressedBytes(bytes) => compressed::write_base64(bytes, out)?,
+            Typed::Enumeration { index, members } => {
+                quoted::within(out, |out| enumeration::write_text(index, members, out))?;
             }
-            (Value::Set(bits), Kind::Set { values, .. }) => {
-                quoted::within(out, |out| set::write_text(*bits, values, out))
-            }
-            _ => self.write_maxwell(kind, out),
+            Typed::Set { bits, members } => quoted::within(out, |out| set::write_text(bits, members, out))?,
+            Typed::Json(document) => json::write_text(document, out)?,
+            Typed::JsonText(text) => out.extend_from_slice(text.as_bytes()),
+            Typed::Geometry(bytes) => quoted::within(out, |out| geometry::write_wkt(bytes, out))?,
+            Typed::Vector(bytes) => vector::write_list(bytes, out),
+            Typed::Uuid(bytes) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
+            Typed::Inet4(bytes) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
+            Typed::Inet6(bytes) => quoted::plain(out, |out| inet::write_text6(bytes, out)),
         }
+        Ok(())
     }
 
     /// Adds the value as plain text, for names and keys: as the server's client shows it, but numbers with all their
@@ -28,22 +51,36 @@ impl Value<'_> {
     ///
     /// Raises what `write_shown` raises.
     pub fn write_name(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-        match self {
-            Value::Float(value) => float::write_json_single(*value, out),
-            Value::Double(value) => float::write_json(*value, out),
-            Value::Bit(value) => integer::write_unsigned(*value, out),
-            Value::Vector(_) => self.write_maxwell(kind, out)?,
-            Value::Geometry(bytes) => hex::write_lower(bytes, out),
-            Value::Bytes(bytes) => {
-                let start = out.len();
-                self.write_text(kind, out)?;
-                // What is shorter than its column was padded.
-                let padding = vec![0; out.len() - start - bytes.len()];
-                out.truncate(start);
-                hex::write_lower(bytes, out);
-                hex::write_lower(&padding, out);
+        match self.typed(kind)? {
+            Typed::Float(value) => float::write_json_single(value, out),
+            Typed::Double(value) => float::write_json(value, out),
+            Typed::Bit { value, .. } => integer::write_unsigned(value, out),
+            Typed::Vector(bytes) => vector::write_list(bytes, out),
+            Typed::Geometry(bytes) => hex::write_lower(bytes, out),
+            Typed::Bytes { bytes, form } => {
+                let mut padded = Vec::with_capacity(bytes.len());
+                binary::write_padded(bytes, form, &mut padded);
+                hex::write_lower(&padded, out);
             }
-            _ => self.write_text(kind, out)?,
+            plain @ (Typed::Null
+            | Typed::Int(_)
+            | Typed::UInt(_)
+            | Typed::Decimal(_)
+            | Typed::Year(_)
+            | Typed::Date(_)
+            | Typed::DateTime { .. }
+            | Typed::Timestamp { .. }
+            | Typed::Time { .. }
+            | Typed::Text { .. }
+            | Typed::CompressedText { .. }
+            | Typed::CompressedBytes(_)
+            | Typed::Enumeration { .. }
+            | Typed::Set { .. }
+            | Typed::Json(_)
+            | Typed::JsonText(_)
+            | Typed::Uuid(_)
+            | Typed::Inet4(_)
+            | Typed::Inet6(_)) => plain.write_text(out)?,
         }
         Ok(())
     }

@@ -1,11 +1,10 @@
 //! CHAR, VARCHAR and the TEXT family: a length, then characters of the column's charset.
 
+use super::store::{Appended, Runs};
+use super::{hex, quoted};
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
-
-use super::store::{Appended, Runs};
-use super::{hex, quoted};
 
 #[inline(always)]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
@@ -54,7 +53,7 @@ pub(super) fn append_plain(text: &str, runs: &mut Runs<u8>) -> Appended {
     Ok(None)
 }
 
-pub(super) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+pub(crate) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     let start = out.len();
     if charset.decode_into(bytes, out).is_err() {
         out.truncate(start);
@@ -67,7 +66,7 @@ const REPLACEMENT: &str = "\u{fffd}";
 
 /// Adds the text as Canal and Ptubes show it. What is no text of the charset stands as the replacement character.
 #[inline]
-pub(super) fn write_canal(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+pub(crate) fn write_canal(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
     if matches!(charset, Utf8mb4 | Utf8mb3 | Latin1 | Ascii) && is_ascii(bytes) {
         return out.extend_from_slice(bytes);
@@ -81,7 +80,7 @@ pub(super) fn write_canal(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
 
 /// Adds the text as a JSON string. What is no text of the charset stands as the replacement character.
 #[inline]
-pub(super) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+pub(crate) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
     if matches!(charset, Utf8mb4 | Utf8mb3 | Latin1 | Ascii) && is_ascii(bytes) {
         return quoted::write(bytes, out);

@@ -3,11 +3,10 @@
 //! Sources: `my_time_packed_from_binary` (packed), `Field_time` (classic: the number hhmmss), MariaDB's
 //! `Field_time_hires` (counted: units of the last digit above -838:59:59.999999's next second, big-endian).
 
-use crate::cursor::Cursor;
-use crate::error::{value_malformed, Result};
-
 use super::integer::write_digits;
 use super::{fraction, Layout};
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Result};
 
 /// A span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +123,7 @@ pub(super) fn append(value: Time, values: &mut Vec<i64>) {
     values.push(value.micros());
 }
 
-pub(super) fn write_text(value: Time, fsp: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_text(value: Time, fsp: u8, out: &mut Vec<u8>) {
     if value.negative {
         out.push(b'-');
     }

@@ -4,11 +4,10 @@
 //! `Field_timestamp_hires` (counted: big-endian seconds, then units of the last digit). 0 is the zero date. MariaDB
 //! since 11.5 counts seconds up to the year 2106, MySQL to 2038: both are unsigned here.
 
-use crate::cursor::Cursor;
-use crate::error::Result;
-
 use super::store::Appended;
 use super::{datetime, fraction, Date, DateTime, Layout};
+use crate::cursor::Cursor;
+use crate::error::Result;
 
 /// The time zone of the Arrow type.
 pub(super) const ZONE: &str = "UTC";
@@ -70,7 +69,7 @@ fn civil(value: Timestamp) -> DateTime {
 }
 
 /// Adds the moment on a clock that many seconds ahead of UTC.
-pub(super) fn write_text_in(value: Timestamp, fsp: u8, zone_seconds: i32, out: &mut Vec<u8>) {
+pub(crate) fn write_text_in(value: Timestamp, fsp: u8, zone_seconds: i32, out: &mut Vec<u8>) {
     const DAY: i64 = 86_400;
     if value.seconds == 0 || zone_seconds == 0 {
         return write_text(value, fsp, out);
@@ -84,13 +83,13 @@ pub(super) fn write_text_in(value: Timestamp, fsp: u8, zone_seconds: i32, out: &
     datetime::write_text(DateTime { date, ..clock }, fsp, out);
 }
 
-pub(super) fn write_text(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_text(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
     datetime::write_text(civil(value), fsp, out);
 }
 
 /// Adds the moment in UTC as ISO 8601 has it, with the column's digits of fraction. The zero date is null, or the first
 /// second of 1970 where the column has no nulls.
-pub(super) fn write_debezium(value: Timestamp, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
+pub(crate) fn write_debezium(value: Timestamp, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
     match (value.seconds, nullable) {
         (0, true) => out.extend_from_slice(b"null"),
         (0, false) => out.extend_from_slice(b"\"1970-01-01T00:00:00Z\""),

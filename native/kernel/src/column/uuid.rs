@@ -1,11 +1,10 @@
 //! MariaDB's UUID: sixteen bytes, in a row image in the order of the text, without trailing zero bytes.
 
-use crate::cursor::Cursor;
-use crate::error::Result;
-
 use super::binary::read_fixed;
 use super::hex;
 use super::store::{Appended, Runs};
+use crate::cursor::Cursor;
+use crate::error::Result;
 
 #[inline]
 pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<[u8; 16]> {
@@ -19,7 +18,7 @@ pub(super) fn append(bytes: &[u8; 16], runs: &mut Runs<u8>) -> Appended {
 }
 
 /// Adds the five groups of lower-case digits.
-pub(super) fn write_text(bytes: &[u8; 16], out: &mut Vec<u8>) {
+pub(crate) fn write_text(bytes: &[u8; 16], out: &mut Vec<u8>) {
     for (slot, byte) in bytes.iter().enumerate() {
         if matches!(slot, 4 | 6 | 8 | 10) {
             out.push(b'-');

@@ -1,10 +1,9 @@
 //! VECTOR: little-endian 32-bit floats. MySQL keeps them as a BLOB, MariaDB as a VARBINARY.
 
-use crate::cursor::Cursor;
-use crate::error::{value_malformed, Error, Result};
-
 use super::float;
 use super::store::{Appended, Runs};
+use crate::cursor::Cursor;
+use crate::error::{value_malformed, Error, Result};
 
 #[inline]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
@@ -34,7 +33,7 @@ pub(super) fn append(bytes: &[u8], runs: &mut Runs<f32>) -> Appended {
 }
 
 /// Adds the floats as a JSON list of numbers.
-pub(super) fn write_list(bytes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn write_list(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'[');
     let mut cursor = Cursor::new(bytes);
     let mut first = true;

@@ -1,10 +1,9 @@
 //! YEAR: one byte, the year less 1900, or 0 for the zero year.
 
-use crate::cursor::Cursor;
-use crate::error::Result;
-
 use super::integer::write_digits;
 use super::store::Appended;
+use crate::cursor::Cursor;
+use crate::error::Result;
 
 #[inline]
 pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<u16> {
@@ -25,7 +24,7 @@ pub(super) fn append(value: u16, values: &mut Vec<i16>) -> Appended {
     }
 }
 
-pub(super) fn write_text(value: u16, out: &mut Vec<u8>) {
+pub(crate) fn write_text(value: u16, out: &mut Vec<u8>) {
     write_digits(value.into(), 4, out);
 }
 

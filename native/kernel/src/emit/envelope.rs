@@ -9,10 +9,10 @@ use arrow_array::{ArrayRef, BinaryArray, RecordBatch, StringArray};
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
 
+use super::rows::{ChangeFilter, RowsView};
+use super::system::{self, Images, SystemColumns, TableRef};
 use crate::column::Kind;
 use crate::cursor::Cursor;
-use crate::emit::system::{self, Images, SystemColumns, TableRef};
-use crate::emit::typed::{ChangeFilter, RowsView};
 use crate::emit::{Batch, TransactionView};
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{skip_image, PartialHead};

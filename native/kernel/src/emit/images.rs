@@ -5,10 +5,10 @@ use std::sync::Arc;
 use arrow_array::{Array, ArrayRef, BinaryArray, RecordBatch, StringArray, StructArray, UInt64Array};
 use arrow_schema::{Field, Schema};
 
+use super::rows::SourceColumn;
 use crate::column::ColumnBuilder;
 use crate::cursor::Cursor;
 use crate::emit::system;
-use crate::emit::typed::SourceColumn;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{bit, count};
 

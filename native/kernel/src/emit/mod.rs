@@ -8,6 +8,8 @@ pub mod envelope;
 pub mod events;
 pub mod images;
 pub mod messages;
+pub mod messages_batch;
+pub mod rows;
 pub mod system;
 pub mod transactions;
 pub mod typed;

@@ -12,7 +12,7 @@ use super::replay::Replay;
 use super::statement::Statement;
 use crate::emit::envelope::EnvelopeBatch;
 use crate::emit::events::EventsBatch;
-use crate::emit::messages::MessagesBatch;
+use crate::emit::messages_batch::MessagesBatch;
 use crate::emit::system::EventView;
 use crate::emit::transactions::{Tally, TransactionsBatch};
 use crate::emit::typed::TableBatch;

@@ -3,8 +3,8 @@
 use super::proof::prove_column;
 use crate::column::{DeclaredColumn, Kind};
 use crate::emit::dialect::{MessageColumn, TableView};
+use crate::emit::rows::SourceColumn;
 use crate::emit::system::TableRef;
-use crate::emit::typed::SourceColumn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::{LogColumn, TableMap};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::column::{DeclaredColumn, Kind};
 use crate::emit::envelope::EnvelopeTable;
-use crate::emit::messages::MessageTable;
+use crate::emit::messages_batch::MessageTable;
 use crate::event::table_map::TableMap;
 use crate::limits::TABLES_OPEN_MAX;
 

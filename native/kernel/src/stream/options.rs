@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::emit::dialect::DialectOptions;
-use crate::emit::typed::ChangeFilter;
+use crate::emit::rows::ChangeFilter;
 use crate::gtid::GtidSet;
 use crate::limits::PREPARED_EVENTS_BYTES_MAX;
 

@@ -4,7 +4,7 @@ use super::open_tables::TableRequest;
 use super::sources::logged_sources;
 use crate::charset::Charset;
 use crate::column::{DeclaredColumn, Form, Kind};
-use crate::emit::typed::SourceColumn;
+use crate::emit::rows::SourceColumn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::{LogColumn, TableMap};
 

@@ -1,7 +1,7 @@
 //! The columns of a table, as the log and declarations describe them.
 
 use crate::column::{DeclaredColumn, Kind};
-use crate::emit::typed::SourceColumn;
+use crate::emit::rows::SourceColumn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::{LogColumn, TableMap};
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::debezium::place;
-use super::{debezium_schema, json_object, TableView};
-use crate::column::{quoted, Kind, Place, Value};
+use super::debezium::place::{place, Place};
+use super::view::TableView;
+use super::{debezium, json_object, maxwell};
+use crate::column::{quoted, Kind, Value};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How values stand in a key.
@@ -67,7 +68,7 @@ impl Keys {
             }
         } else if dialect == "debezium_schema" {
             let columns: Vec<_> = parts.iter().filter_map(|part| table.columns.get(part.at)).collect();
-            head = debezium_schema::key_head(instance, table, &columns);
+            head = debezium::schema::key_head(instance, table, &columns);
             tail = b"}";
         }
         Ok(Keys { style, head, tail, parts })
@@ -89,8 +90,8 @@ impl Keys {
             let value = cell(part.at)?.ok_or_else(|| lacks_key(&part.name))?;
             out.extend_from_slice(&part.key);
             let written = match self.style {
-                Style::Debezium => value.write_debezium(&part.kind, part.place, out),
-                Style::Maxwell => value.write_maxwell(&part.kind, out),
+                Style::Debezium => debezium::values::write(&value, &part.kind, part.place, out),
+                Style::Maxwell => maxwell::values::write(&value, &part.kind, out),
                 Style::Shown => value.write_shown(&part.kind, out),
             };
             written.map_err(|error| error.within(&format!("column `{}`", part.name)))?;

@@ -2,11 +2,11 @@
 //! Arrow already are walked in the same way.
 
 use crate::column::json::JsonStyle;
-use crate::column::{json, Kind, Value};
+use crate::column::{json, write_unsigned_integer, Kind, Value};
 use crate::cursor::Cursor;
 use crate::emit::arrow_rows::{ArrowRows, Pair};
 use crate::emit::dialect::TableView;
-use crate::emit::typed::RowsView;
+use crate::emit::rows::RowsView;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{self, bit, PartialHead};
 use crate::event::{Change, EventKind};
@@ -346,8 +346,8 @@ fn number(value: &Value<'_>) -> Option<i64> {
 fn add_text(value: &Value<'_>, kind: &Kind, scratch: &mut Vec<u8>, key: &mut TextKey) -> Result<()> {
     scratch.clear();
     match (value, kind) {
-        (Value::Bit(value), _) => Value::UInt(*value).write_text(kind, scratch)?,
-        (Value::Year(value), _) => Value::UInt((*value).into()).write_text(kind, scratch)?,
+        (Value::Bit(value), _) => write_unsigned_integer(*value, scratch),
+        (Value::Year(value), _) => write_unsigned_integer((*value).into(), scratch),
         (value, kind) => value.write_text(kind, scratch)?,
     }
     let is_bytes = matches!(

@@ -1,74 +1,50 @@
 //! Values as Debezium's MySQL connector writes them in JSON, by its defaults: times as adaptive microseconds, decimals
 //! precise, binaries as bytes, unsigned BIGINT as a long.
 
-use crate::error::{value_malformed, Result};
+use super::place::Place;
+use crate::column::typed::Typed;
+use crate::column::{
+    binary, bit, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer, json, quoted, set,
+    text, timestamp, uuid, vector, Kind, Value,
+};
+use crate::error::Result;
 
-use super::{base64, binary, bit, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer};
-use super::{json, quoted, set, text, timestamp, uuid, vector, Kind, Value};
-
-/// What the table says of a column beside its type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Whether it may be null, so that a date that the calendar lacks can be.
-    pub nullable: bool,
-    /// Whether it was declared as a POINT, which has its coordinates beside the geometry.
-    pub is_point: bool,
-    /// Whether it was declared as FLOAT with digits, FLOAT(M,D), which the connector takes for a DOUBLE.
-    pub has_digits: bool,
-}
-
-impl Value<'_> {
-    /// Adds the value as JSON.
-    ///
-    /// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken document or
-    /// geometry.
-    pub fn write_debezium(&self, kind: &Kind, place: Place, out: &mut Vec<u8>) -> Result<()> {
-        match (self, kind) {
-            (Value::Null, _) => out.extend_from_slice(b"null"),
-            (Value::Int(value), _) => integer::write_signed(*value, out),
-            // As a long: what is over its range turns negative.
-            (Value::UInt(value), _) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
-            (Value::Float(value), _) if place.has_digits => float::write_json((*value).into(), out),
-            (Value::Float(value), _) => float::write_json_single(*value, out),
-            (Value::Double(value), _) => float::write_json(*value, out),
-            (Value::Decimal(value), _) => decimal::write_debezium(value, out)?,
-            (Value::Bit(value), Kind::Bit { bits }) => bit::write_debezium(*value, *bits, out),
-            (Value::Year(value), _) => integer::write_unsigned((*value).into(), out),
-            (Value::Date(value), _) => date::write_debezium(*value, place.nullable, out),
-            (Value::DateTime(value), Kind::DateTime { fsp, .. }) => {
-                datetime::write_debezium(*value, *fsp, place.nullable, out);
-            }
-            (Value::Timestamp(value), Kind::Timestamp { fsp, .. }) => {
-                timestamp::write_debezium(*value, *fsp, place.nullable, out);
-            }
-            (Value::Time(value), _) => integer::write_signed(value.micros(), out),
-            (Value::Text(bytes), Kind::Text { charset, .. }) => text::write_json(bytes, *charset, out),
-            (Value::Bytes(bytes), Kind::Binary { form, .. }) => binary::write_json(bytes, *form, out),
-            (Value::Compressed(bytes), Kind::CompressedText { charset, .. }) => {
-                compressed::write_json(bytes, *charset, out)?;
-            }
-            (Value::Compressed(bytes), _) => compressed::write_base64(bytes, out)?,
-            (Value::Bytes(bytes), _) => base64::write_quoted(bytes, out),
-            (Value::Enumeration(index), Kind::Enumeration { values, .. }) => {
-                quoted::within(out, |out| enumeration::write_text(*index, values, out))?;
-            }
-            (Value::Set(bits), Kind::Set { values, .. }) => {
-                quoted::within(out, |out| set::write_text(*bits, values, out))?;
-            }
-            (Value::Json(document), _) => quoted::within(out, |out| json::write_text(document, out))?,
-            (Value::JsonText(text), _) => quoted::write(text.as_bytes(), out),
-            (Value::Geometry(bytes), _) => geometry::write_debezium(bytes, place.is_point, out)?,
-            (Value::Vector(bytes), _) => vector::write_list(bytes, out),
-            (Value::Uuid(bytes), _) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
-            (Value::Inet4(bytes), _) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
-            (Value::Inet6(bytes), _) => quoted::plain(out, |out| inet::write_text6(bytes, out)),
-            (value, kind) => {
-                let declared = kind.type_text();
-                return Err(value_malformed(format!("{} in a column of type {declared}", value.name())));
-            }
+/// Adds a value as JSON.
+///
+/// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken document or geometry.
+pub(crate) fn write(value: &Value<'_>, kind: &Kind, place: Place, out: &mut Vec<u8>) -> Result<()> {
+    match value.typed(kind)? {
+        Typed::Null => out.extend_from_slice(b"null"),
+        Typed::Int(value) => integer::write_signed(value, out),
+        // As a long: what is over its range turns negative.
+        Typed::UInt(value) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
+        Typed::Float(value) if place.has_digits => float::write_json(value.into(), out),
+        Typed::Float(value) => float::write_json_single(value, out),
+        Typed::Double(value) => float::write_json(value, out),
+        Typed::Decimal(value) => decimal::write_debezium(value, out)?,
+        Typed::Bit { value, bits } => bit::write_debezium(value, bits, out),
+        Typed::Year(value) => integer::write_unsigned(value.into(), out),
+        Typed::Date(value) => date::write_debezium(value, place.nullable, out),
+        Typed::DateTime { value, fsp } => datetime::write_debezium(value, fsp, place.nullable, out),
+        Typed::Timestamp { value, fsp } => timestamp::write_debezium(value, fsp, place.nullable, out),
+        Typed::Time { value, .. } => integer::write_signed(value.micros(), out),
+        Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
+        Typed::Bytes { bytes, form } => binary::write_json(bytes, form, out),
+        Typed::CompressedText { bytes, charset } => compressed::write_json(bytes, charset, out)?,
+        Typed::CompressedBytes(bytes) => compressed::write_base64(bytes, out)?,
+        Typed::Enumeration { index, members } => {
+            quoted::within(out, |out| enumeration::write_text(index, members, out))?;
         }
-        Ok(())
+        Typed::Set { bits, members } => quoted::within(out, |out| set::write_text(bits, members, out))?,
+        Typed::Json(document) => quoted::within(out, |out| json::write_text(document, out))?,
+        Typed::JsonText(text) => quoted::write(text.as_bytes(), out),
+        Typed::Geometry(bytes) => geometry::write_debezium(bytes, place.is_point, out)?,
+        Typed::Vector(bytes) => vector::write_list(bytes, out),
+        Typed::Uuid(bytes) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
+        Typed::Inet4(bytes) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
+        Typed::Inet6(bytes) => quoted::plain(out, |out| inet::write_text6(bytes, out)),
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -85,7 +61,7 @@ mod tests {
 
     fn shown(value: &Value<'_>, kind: &Kind, place: Place) -> String {
         let mut out = Vec::new();
-        value.write_debezium(kind, place, &mut out).unwrap();
+        write(value, kind, place, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -197,9 +173,9 @@ mod tests {
         let member = Kind::Enumeration { bytes: 1, values };
         assert_eq!(required(Value::Enumeration(2), member.clone()), r#""a\"b""#);
         assert_eq!(required(Value::Enumeration(0), member.clone()), r#""""#);
-        assert!(Value::Enumeration(3).write_debezium(&member, REQUIRED, &mut Vec::new()).is_err());
-        assert!(Value::Year(1).write_debezium(&member, REQUIRED, &mut Vec::new()).is_ok());
-        assert!(Value::Bit(1).write_debezium(&member, REQUIRED, &mut Vec::new()).is_err());
+        assert!(write(&Value::Enumeration(3), &member, REQUIRED, &mut Vec::new()).is_err());
+        assert!(write(&Value::Year(1), &member, REQUIRED, &mut Vec::new()).is_err());
+        assert!(write(&Value::Bit(1), &member, REQUIRED, &mut Vec::new()).is_err());
         let json = Kind::Json { prefix: 4 };
         assert_eq!(required(Value::JsonText(r#"{"a": "b"}"#.to_owned()), json), r#""{\"a\": \"b\"}""#);
         let vector = Kind::Vector { prefix: 4, dimensions: None };

@@ -3,13 +3,19 @@
 //!
 //! One entry for each rows event, as Canal has it, or for each row where rows have to be told apart by their slots.
 
+mod columns;
+pub mod flat;
+mod values;
+
 use std::sync::Arc;
 
-use super::canal_columns::CanalColumn;
-use super::ddl::{classify, Definition};
-use super::protobuf as pb;
-use super::{At, Dialect, DialectOptions, End, Images, JsonStyle, Row, StatementKind, StatementView};
-use super::{TableView, TableWriter};
+use columns::CanalColumn;
+
+use crate::emit::dialect::ddl::{classify, Definition};
+use crate::emit::dialect::{
+    protobuf as pb, At, Dialect, DialectOptions, End, Images, JsonStyle, Row, StatementKind, StatementView, TableView,
+    TableWriter,
+};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::event::Change;

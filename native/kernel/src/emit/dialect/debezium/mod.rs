@@ -1,15 +1,22 @@
 //! Debezium's envelope: a row before and after its change, and where the change comes from. With a schema, each message
 //! says by itself what its fields are.
 //!
-//! The connector's defaults hold: see the types in `column::debezium`. A change of the primary key is told as the delete
+//! The connector's defaults hold: see the types in `values`. A change of the primary key is told as the delete
 //! of one row and the creation of another, because readers keep rows by their key.
+
+pub(super) mod place;
+pub(super) mod schema;
+pub(super) mod values;
 
 use std::sync::Arc;
 
-use super::ddl::{definitions, Definition, DefinitionKind};
-use super::{debezium_schema, TableView, TableWriter};
-use super::{json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView};
-use crate::column::{quoted, write_integer, write_unsigned_integer, Kind, Place};
+use place::{place, Place};
+
+use crate::column::{quoted, write_integer, write_unsigned_integer, Kind};
+use crate::emit::dialect::ddl::{definitions, Definition, DefinitionKind};
+use crate::emit::dialect::{
+    json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter,
+};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;
@@ -39,7 +46,7 @@ impl Debezium {
         let (database, table) = (&*definition.database, &*definition.table);
         let value = &mut out.value;
         if self.with_schema {
-            debezium_schema::write_statement_head(value);
+            schema::write_statement_head(value);
         }
         value.extend_from_slice(b"{\"source\":");
         source_head(at, database, Some(table), value);
@@ -68,7 +75,7 @@ impl Dialect for Debezium {
             name: column.name.clone(),
         });
         let head = match self.with_schema {
-            true => debezium_schema::head(&self.instance, &table),
+            true => schema::head(&self.instance, &table),
             false => Vec::new(),
         };
         Ok(Box::new(Writer {
@@ -102,13 +109,6 @@ impl Dialect for Debezium {
     fn end(&mut self, _at: &At<'_>, _end: End<'_>, out: &mut Messages) -> Result<()> {
         out.close(MessageKind::End, SLOT_ALL, 0)
     }
-}
-
-/// What a type as it was declared, and whether it may be null, say of a column's values.
-pub(super) fn place(type_text: &str, nullable: bool) -> Place {
-    let name = type_text.split(|letter: char| !letter.is_ascii_alphanumeric()).next().unwrap_or_default();
-    let is = |word: &str| name.eq_ignore_ascii_case(word);
-    Place { nullable, is_point: is("point"), has_digits: is("float") && type_text.contains(',') }
 }
 
 struct Field {
@@ -210,7 +210,7 @@ impl Writer {
         for (field, cell) in self.fields.iter().zip(image) {
             let Some(value) = cell else { continue };
             out.extend_from_slice(&field.key);
-            let written = value.write_debezium(&field.kind, field.place, out);
+            let written = values::write(value, &field.kind, field.place, out);
             written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
         }
         json_object::close(start, out);

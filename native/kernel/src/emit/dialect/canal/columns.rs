@@ -1,8 +1,8 @@
 //! One column of Canal's rows: what is the same in every row is made once.
 
-use super::protobuf as pb;
-use super::MessageColumn;
+use super::values;
 use crate::column::{quoted, Form, Kind, Value};
+use crate::emit::dialect::{protobuf as pb, MessageColumn};
 use crate::error::Result;
 
 /// `java.sql.Types`.
@@ -118,7 +118,7 @@ impl FlatColumn {
             out.extend_from_slice(b"null");
             return Ok(());
         }
-        quoted::within(out, |out| value.write_canal(&self.kind, self.zone_seconds, out))
+        quoted::within(out, |out| values::write(value, &self.kind, self.zone_seconds, out))
     }
 
     /// Whether an update changed the value.
@@ -134,7 +134,7 @@ fn differs(kind: &Kind, before: Option<&Value<'_>>, after: &Value<'_>) -> Result
         (None, _) => true,
         (Some(Value::Json(document)), Value::JsonText(text)) => {
             let mut shown = Vec::new();
-            Value::Json(document).write_canal(kind, 0, &mut shown)?;
+            values::write(&Value::Json(document), kind, 0, &mut shown)?;
             shown != text.as_bytes()
         }
         (Some(Value::Float(before)), Value::Float(after)) => before.to_bits() != after.to_bits(),
@@ -197,7 +197,7 @@ impl CanalColumn {
         out.extend_from_slice(&[6 << 3, u8::from(*value == Value::Null)]);
         if *value != Value::Null {
             let text = pb::open(8, out);
-            value.write_canal(&self.kind, self.zone_seconds, out)?;
+            values::write(value, &self.kind, self.zone_seconds, out)?;
             if out.len() == text {
                 // An empty text is left out, with its tag and its length.
                 out.truncate(text.saturating_sub(2));

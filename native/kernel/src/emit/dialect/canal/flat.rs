@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
-use super::canal_columns::FlatColumn;
-use super::ddl::classify;
-use super::{At, Dialect, DialectOptions, End, Image, Images, JsonStyle, StatementKind, StatementView};
-use super::{TableView, TableWriter};
+use super::columns::FlatColumn;
 use crate::column::{quoted, write_integer};
+use crate::emit::dialect::ddl::classify;
+use crate::emit::dialect::{
+    At, Dialect, DialectOptions, End, Image, Images, JsonStyle, StatementKind, StatementView, TableView, TableWriter,
+};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::event::Change;

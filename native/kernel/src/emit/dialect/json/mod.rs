@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
-use super::{json_object, walk, At, Dialect, End, Image, Images, StatementKind, StatementView};
-use super::{TableView, TableWriter};
 use crate::column::{client_text, quoted, write_integer, write_unsigned_integer, Kind};
+use crate::emit::dialect::{
+    json_object, walk, At, Dialect, End, Image, Images, StatementKind, StatementView, TableView, TableWriter,
+};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::column::{quoted, write_unsigned_integer, Kind, Place};
-
-use super::debezium::place;
-use super::{MessageColumn, TableView};
+use super::place::{place, Place};
+use crate::column::{quoted, write_unsigned_integer, Kind};
+use crate::emit::dialect::{MessageColumn, TableView};
 
 const SOURCE_FIELDS: &str = concat!(
     r#"{"type":"struct","fields":[{"type":"string","optional":false,"field":"version"},"#,
@@ -66,7 +65,7 @@ pub(super) fn head(instance: &str, table: &TableView) -> Vec<u8> {
 }
 
 /// Everything before the payload of a key, for a cluster of that name.
-pub(super) fn key_head(instance: &str, table: &TableView, columns: &[&MessageColumn]) -> Vec<u8> {
+pub(crate) fn key_head(instance: &str, table: &TableView, columns: &[&MessageColumn]) -> Vec<u8> {
     let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
     for (at, column) in columns.iter().enumerate() {
         if at > 0 {

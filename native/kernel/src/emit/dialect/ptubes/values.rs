@@ -1,9 +1,12 @@
 //! Values as Ptubes' events show them: times as milliseconds since 1970 on the server's clock, with what these lose beside
 //! them.
 
+use crate::column::typed::Typed;
+use crate::column::{
+    binary, bit, compressed, date, datetime, float, geometry, integer, text, time, Date, DateTime, Kind, Time,
+    Timestamp, Value,
+};
 use crate::error::Result;
-
-use super::{binary, bit, datetime, float, geometry, integer, time, Date, DateTime, Kind, Time, Timestamp, Value};
 
 /// A date or time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +56,7 @@ fn days(date: Date) -> (i64, bool) {
     }
 }
 
-fn text(write: impl FnOnce(&mut Vec<u8>)) -> Option<String> {
+fn text_of(write: impl FnOnce(&mut Vec<u8>)) -> Option<String> {
     let mut out = Vec::with_capacity(26);
     write(&mut out);
     Some(String::from_utf8_lossy(&out).into_owned())
@@ -64,7 +67,7 @@ fn of_date(value: Date, zone_seconds: i32) -> Moment {
     Moment {
         millis: (days * DAY_SECONDS - i64::from(zone_seconds)) * 1000,
         nanos: None,
-        shown: if exact { None } else { text(|out| super::date::write_text(value, out)) },
+        shown: if exact { None } else { text_of(|out| date::write_text(value, out)) },
     }
 }
 
@@ -75,7 +78,7 @@ fn of_datetime(value: DateTime, zone_seconds: i32) -> Moment {
     Moment {
         millis: seconds * 1000 + i64::from(value.micros / 1000),
         nanos: Some(value.micros * 1000),
-        shown: if exact { None } else { text(|out| datetime::write_text(value, 6, out)) },
+        shown: if exact { None } else { text_of(|out| datetime::write_text(value, 6, out)) },
     }
 }
 
@@ -92,50 +95,92 @@ fn of_time(value: Time, zone_seconds: i32) -> Moment {
     Moment {
         millis: micros.div_euclid(1000),
         nanos: Some(u32::try_from(micros.rem_euclid(1_000_000)).unwrap_or(0) * 1000),
-        shown: text(|out| time::write_text(value, 6, out)),
+        shown: text_of(|out| time::write_text(value, 6, out)),
     }
 }
 
-impl Value<'_> {
-    /// The value as a moment; None for values that are none. The server's clock is that many seconds ahead of UTC.
-    #[inline]
-    pub fn ptubes_moment(&self, zone_seconds: i32) -> Option<Moment> {
-        match self {
-            Value::Date(value) => Some(of_date(*value, zone_seconds)),
-            Value::DateTime(value) => Some(of_datetime(*value, zone_seconds)),
-            Value::Timestamp(value) => Some(of_timestamp(*value)),
-            Value::Time(value) => Some(of_time(*value, zone_seconds)),
-            _ => None,
-        }
-    }
+/// What stands for a value.
+pub(super) enum Shown<'v> {
+    Null,
+    Moment(Moment),
+    /// It has a text.
+    Text(Typed<'v>),
+}
 
-    /// Adds the text of a value that is no moment.
-    ///
-    /// Raises `ValueMalformed` where the kind cannot hold the value.
-    #[inline]
-    pub fn write_ptubes(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-        match (self, kind) {
-            (Value::Null, _) => {}
-            (Value::Int(value), _) => integer::write_signed(*value, out),
-            (Value::UInt(value) | Value::Set(value), _) => integer::write_unsigned(*value, out),
-            (Value::Year(value), _) => integer::write_unsigned((*value).into(), out),
-            (Value::Enumeration(index), _) => integer::write_unsigned((*index).into(), out),
-            (Value::Float(value), _) => float::write_java_single(*value, out),
-            (Value::Double(value), _) => float::write_java_double(*value, out),
-            (Value::Bit(value), Kind::Bit { bits }) => {
-                let mut bytes = Vec::with_capacity(8);
-                bit::write_text(*value, *bits, &mut bytes);
-                binary::write_latin1_plain(&bytes, out);
-            }
-            (Value::Geometry(bytes), _) => geometry::write_wkt(bytes, out)?,
-            (Value::Text(_) | Value::Bytes(_) | Value::Vector(_), _)
-            | (Value::Compressed(_), Kind::CompressedBinary { .. }) => {
-                self.write_canal(kind, 0, out)?;
-            }
-            _ => self.write_text(kind, out)?,
+/// What stands for a value. The server's clock is that many seconds ahead of UTC.
+///
+/// Raises `ValueMalformed` where the kind cannot hold the value.
+#[inline]
+pub(super) fn shown<'v>(value: &'v Value<'_>, kind: &'v Kind, zone_seconds: i32) -> Result<Shown<'v>> {
+    Ok(match value.typed(kind)? {
+        Typed::Null => Shown::Null,
+        Typed::Date(value) => Shown::Moment(of_date(value, zone_seconds)),
+        Typed::DateTime { value, .. } => Shown::Moment(of_datetime(value, zone_seconds)),
+        Typed::Timestamp { value, .. } => Shown::Moment(of_timestamp(value)),
+        Typed::Time { value, .. } => Shown::Moment(of_time(value, zone_seconds)),
+        text @ (Typed::Int(_)
+        | Typed::UInt(_)
+        | Typed::Float(_)
+        | Typed::Double(_)
+        | Typed::Decimal(_)
+        | Typed::Bit { .. }
+        | Typed::Year(_)
+        | Typed::Text { .. }
+        | Typed::Bytes { .. }
+        | Typed::CompressedText { .. }
+        | Typed::CompressedBytes(_)
+        | Typed::Enumeration { .. }
+        | Typed::Set { .. }
+        | Typed::Json(_)
+        | Typed::JsonText(_)
+        | Typed::Geometry(_)
+        | Typed::Vector(_)
+        | Typed::Uuid(_)
+        | Typed::Inet4(_)
+        | Typed::Inet6(_)) => Shown::Text(text),
+    })
+}
+
+/// Adds the text of a value.
+///
+/// Raises `ValueMalformed` for a value that its type does not have.
+#[inline]
+pub(super) fn write(value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
+    match value {
+        Typed::Null => {}
+        Typed::Int(value) => integer::write_signed(value, out),
+        Typed::UInt(value) | Typed::Set { bits: value, .. } => integer::write_unsigned(value, out),
+        Typed::Year(value) => integer::write_unsigned(value.into(), out),
+        Typed::Enumeration { index, .. } => integer::write_unsigned(index.into(), out),
+        Typed::Float(value) => float::write_java_single(value, out),
+        Typed::Double(value) => float::write_java_double(value, out),
+        Typed::Bit { value, bits } => {
+            let mut bytes = Vec::with_capacity(8);
+            bit::write_text(value, bits, &mut bytes);
+            binary::write_latin1_plain(&bytes, out);
         }
-        Ok(())
+        Typed::Geometry(bytes) => geometry::write_wkt(bytes, out)?,
+        Typed::Text { bytes, charset } => text::write_canal(bytes, charset, out),
+        Typed::Bytes { bytes, form } => binary::write_latin1(bytes, form, out),
+        Typed::Vector(bytes) => binary::write_latin1_plain(bytes, out),
+        Typed::CompressedBytes(bytes) => {
+            let mut plain = Vec::new();
+            compressed::write_bytes(bytes, &mut plain)?;
+            binary::write_latin1_plain(&plain, out);
+        }
+        plain @ (Typed::Decimal(_)
+        | Typed::Date(_)
+        | Typed::DateTime { .. }
+        | Typed::Timestamp { .. }
+        | Typed::Time { .. }
+        | Typed::CompressedText { .. }
+        | Typed::Json(_)
+        | Typed::JsonText(_)
+        | Typed::Uuid(_)
+        | Typed::Inet4(_)
+        | Typed::Inet6(_)) => plain.write_text(out)?,
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,13 +3,18 @@
 //! One event for each row; columns stand by their names. A checkpoint names the transaction by its start and the event by its
 //! place in it, counted from 0; the commit's place is behind the last change. The columns' order is the table's.
 
+mod values;
+
 use std::sync::Arc;
 
-use super::ddl::classify;
-use super::protobuf as pb;
-use super::{At, Dialect, DialectOptions, End, Image, Images, MessageColumn, StatementKind, StatementView};
-use super::{TableView, TableWriter};
+use values::Shown;
+
 use crate::column::{write_integer, Kind, Value};
+use crate::emit::dialect::ddl::classify;
+use crate::emit::dialect::{
+    protobuf as pb, At, Dialect, DialectOptions, End, Image, Images, MessageColumn, StatementKind, StatementView,
+    TableView, TableWriter,
+};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::event::Change;
@@ -261,24 +266,28 @@ impl PtubesColumn {
         let start = pb::open(2, out);
         out.extend_from_slice(&self.head);
         out.extend_from_slice(&[6 << 3, u8::from(*value == Value::Null)]);
-        if let Some(moment) = value.ptubes_moment(zone_seconds) {
-            if let Some(nanos) = moment.nanos {
-                pair(7, "nanos", |out| write_integer(nanos.into(), out), out);
-            }
-            if let Some(shown) = &moment.shown {
-                pair(7, "fmtDate", |out| out.extend_from_slice(shown.as_bytes()), out);
-            }
-            let text = pb::open(8, out);
-            write_integer(moment.millis, out);
-            pb::close(text, out);
-        } else if *value != Value::Null {
-            let text = pb::open(8, out);
-            value.write_ptubes(&self.kind, out)?;
-            if out.len() == text {
-                // An empty text is left out, with its tag and its length.
-                out.truncate(text.saturating_sub(2));
-            } else {
+        match values::shown(value, &self.kind, zone_seconds)? {
+            Shown::Null => {}
+            Shown::Moment(moment) => {
+                if let Some(nanos) = moment.nanos {
+                    pair(7, "nanos", |out| write_integer(nanos.into(), out), out);
+                }
+                if let Some(shown) = &moment.shown {
+                    pair(7, "fmtDate", |out| out.extend_from_slice(shown.as_bytes()), out);
+                }
+                let text = pb::open(8, out);
+                write_integer(moment.millis, out);
                 pb::close(text, out);
+            }
+            Shown::Text(value) => {
+                let text = pb::open(8, out);
+                values::write(value, out)?;
+                if out.len() == text {
+                    // An empty text is left out, with its tag and its length.
+                    out.truncate(text.saturating_sub(2));
+                } else {
+                    pb::close(text, out);
+                }
             }
         }
         out.extend_from_slice(&self.tail);

@@ -4,13 +4,17 @@
 //! the open transaction are written anew there. Those of one that passed the memory for an open transaction have left by
 //! then, and do without it.
 
+pub(super) mod values;
+
 use std::sync::Arc;
 
 use memchr::memmem;
 
-use super::ddl::{definitions, Definition, DefinitionKind};
-use super::{json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter};
 use crate::column::{quoted, write_integer, write_unsigned_integer, Kind};
+use crate::emit::dialect::ddl::{definitions, Definition, DefinitionKind};
+use crate::emit::dialect::{
+    json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter,
+};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;
@@ -190,7 +194,7 @@ impl Writer {
             let Some(value) = cell else { continue };
             if wanted(at) {
                 out.extend_from_slice(&field.key);
-                let written = value.write_maxwell(&field.kind, out);
+                let written = values::write(value, &field.kind, out);
                 written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
             }
         }

@@ -1,0 +1,288 @@
+//! The visitor that has changes written in a dialect.
+
+use std::sync::Arc;
+
+use super::dialect::view::{At, DialectOptions, End, StatementKind, StatementView, TableView};
+use super::dialect::walk::Images;
+use super::dialect::writer::{Dialect, TableWriter};
+use super::messages::Messages;
+use super::rows::{ChangeFilter, RowsView};
+use super::system::EventView;
+use crate::emit::{dialect, Batch, TransactionView};
+use crate::error::Result;
+use crate::event::session::Backslash;
+use crate::gtid::GtidSet;
+
+/// One table as the decoder holds it.
+pub struct MessageTable {
+    view: Arc<TableView>,
+    writer: Box<dyn TableWriter>,
+}
+
+/// What the messages of one transaction have in common.
+struct Texts {
+    instance: Arc<str>,
+    gtid: String,
+    gtid_set: String,
+    xa_id: Option<String>,
+    /// The statement that commits it, where it was prepared.
+    xa_commit: Option<Box<str>>,
+}
+
+impl Texts {
+    fn at<'a>(&'a self, transaction: &'a TransactionView, event: EventView, row_first: u32) -> At<'a> {
+        At {
+            instance: &self.instance,
+            transaction,
+            gtid: &self.gtid,
+            gtid_set: &self.gtid_set,
+            event,
+            xa_id: self.xa_id.as_deref(),
+            row_first,
+            snapshot: false,
+        }
+    }
+}
+
+/// The visitor that turns changes into messages.
+pub struct MessagesBatch {
+    dialect: Box<dyn Dialect>,
+    out: Messages,
+    texts: Texts,
+    /// The executed transactions, where messages are to carry them.
+    executed: Option<GtidSet>,
+    /// The BEGIN of the open transaction, or its GTID event.
+    begin: EventView,
+    rows_query: Option<(EventView, String)>,
+    /// The open transaction was begun in messages.
+    begun: bool,
+    /// Its texts were made.
+    named: bool,
+    no_table: Arc<str>,
+}
+
+impl MessagesBatch {
+    /// Starts without messages. Raises `OptionInvalid` for a dialect that is not known.
+    pub fn new(options: &DialectOptions, instance: &Arc<str>) -> Result<MessagesBatch> {
+        let texts = Texts {
+            instance: instance.clone(),
+            gtid: String::new(),
+            gtid_set: String::new(),
+            xa_id: None,
+            xa_commit: None,
+        };
+        Ok(MessagesBatch {
+            dialect: dialect::of_options(options, instance)?,
+            out: Messages::new(),
+            texts,
+            executed: options.gtid_set.clone(),
+            begin: EventView::default(),
+            rows_query: None,
+            begun: false,
+            named: false,
+            no_table: "".into(),
+        })
+    }
+
+    /// Prepares a table.
+    pub fn table(&self, view: TableView) -> Result<MessageTable> {
+        let view = Arc::new(view);
+        Ok(MessageTable { writer: self.dialect.table(view.clone())?, view })
+    }
+
+    /// How many messages there are.
+    pub fn len(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.out.is_empty()
+    }
+
+    /// Bytes of all messages.
+    pub fn bytes(&self) -> usize {
+        self.out.value.len()
+    }
+
+    /// A transaction opens. It is told of when something of it is.
+    pub fn open(&mut self, transaction: &TransactionView, event: EventView) {
+        if let Some(executed) = &mut self.executed {
+            executed.add(&transaction.gtid);
+        }
+        self.begin = event;
+        self.rows_query = None;
+        (self.texts.xa_id, self.texts.xa_commit) = (None, None);
+        (self.begun, self.named) = (false, false);
+        self.out.changes = 0;
+    }
+
+    /// Its BEGIN came.
+    pub fn note_begin(&mut self, event: EventView) {
+        self.begin = event;
+    }
+
+    /// It is an XA transaction with this id.
+    pub fn note_xa(&mut self, id: &[u8]) {
+        self.texts.xa_id = Some(String::from_utf8_lossy(id).into_owned());
+    }
+
+    /// It was prepared, and this statement commits it; None where it is committed in one phase.
+    pub fn note_xa_commit(&mut self, statement: Option<Box<str>>) {
+        self.texts.xa_commit = statement;
+    }
+
+    /// The rows of the open transaction come again from the first on.
+    pub fn begin_again(&mut self) {
+        self.out.changes = 0;
+    }
+
+    /// The text of the statement behind the rows that follow.
+    pub fn note_rows_query(&mut self, event: EventView, text: &[u8]) {
+        self.rows_query = Some((event, String::from_utf8_lossy(text).into_owned()));
+    }
+
+    /// The text of the statement behind the rows that follow is not to be told.
+    pub fn forget_rows_query(&mut self) {
+        self.rows_query = None;
+    }
+
+    /// Makes the transaction's texts before its first message.
+    fn name(&mut self, transaction: &TransactionView) {
+        if !std::mem::replace(&mut self.named, true) {
+            self.texts.gtid.clear();
+            transaction.gtid.write(&mut self.texts.gtid);
+            if let Some(executed) = &self.executed {
+                self.texts.gtid_set = executed.text();
+            }
+        }
+        self.out.current.1 = transaction.commit_version;
+    }
+
+    /// Tells that the transaction begins, and what its rows come from, before the first of them.
+    fn begin(&mut self, transaction: &TransactionView, row_first: u32) -> Result<()> {
+        self.name(transaction);
+        if !std::mem::replace(&mut self.begun, true) {
+            self.out.set_table(&self.no_table);
+            let at = self.texts.at(transaction, self.begin, row_first);
+            self.dialect.begin(&at, &mut self.out)?;
+        }
+        if let Some((event, text)) = self.rows_query.take() {
+            self.out.set_table(&self.no_table);
+            let at = self.texts.at(transaction, event, row_first);
+            self.dialect.rows_query(&at, &text, &mut self.out)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the messages of one rows event and returns how many changes it held.
+    pub fn add(
+        &mut self,
+        transaction: &TransactionView,
+        table: &MessageTable,
+        rows: &RowsView<'_>,
+        filter: ChangeFilter,
+    ) -> Result<u32> {
+        let mut images = Images::new(&table.view, *rows, self.dialect.json_style())?;
+        if filter.images(images.change()).is_none() {
+            while images.next()?.is_some() {}
+            return Ok(images.changes());
+        }
+        if rows.row_first < rows.resume_rows {
+            // The begin and the statement's text were handed out with these rows before a reconnect.
+            self.begun = true;
+            self.rows_query = None;
+        }
+        self.begin(transaction, rows.row_first)?;
+        self.out.set_table(&table.view.name);
+        let start = self.out.value.len();
+        let at = self.texts.at(transaction, rows.event, rows.row_first);
+        table.writer.rows(&at, &mut images, &mut self.out)?;
+        if table.writer.tells_changes() {
+            let passed = rows.resume_rows.saturating_sub(rows.row_first).min(images.changes());
+            self.out.changes = self.out.changes.saturating_add(passed);
+        }
+        self.out.check(start)?;
+        Ok(images.changes())
+    }
+
+    /// Adds the message of a statement. One that is `alone` is its transaction's end, at `event.end_offset`.
+    pub fn add_statement(
+        &mut self,
+        transaction: &TransactionView,
+        event: EventView,
+        statement: &StatementView<'_>,
+    ) -> Result<()> {
+        if statement.alone {
+            self.name(transaction);
+        } else {
+            self.begin(transaction, 0)?;
+        }
+        let before = self.out.len();
+        self.out.set_table(&self.no_table);
+        let at = self.texts.at(transaction, event, 0);
+        self.dialect.statement(&at, statement, &mut self.out)?;
+        if statement.alone && self.out.len() > before {
+            self.out.mark_end(event.end_offset);
+        }
+        Ok(())
+    }
+
+    /// The transaction is whole: tells of its end where it was begun.
+    pub fn end(&mut self, transaction: &TransactionView, event: EventView, xid: Option<u64>, rows: u32) -> Result<()> {
+        if std::mem::take(&mut self.begun) {
+            let before = self.out.len();
+            self.out.set_table(&self.no_table);
+            let at = self.texts.at(transaction, event, rows);
+            let end = match (self.texts.xa_id.as_deref(), xid) {
+                (_, Some(xid)) => End::Xid(xid),
+                (Some(id), None) => End::Xa(id),
+                (None, None) => End::Commit,
+            };
+            self.dialect.end(&at, end, &mut self.out)?;
+            if let Some(text) = &self.texts.xa_commit {
+                let statement = StatementView {
+                    database: "",
+                    text,
+                    backslash: Backslash::default(),
+                    kind: StatementKind::XaCommit,
+                    alone: false,
+                };
+                self.dialect.statement(&at, &statement, &mut self.out)?;
+            }
+            if self.out.len() > before {
+                self.out.mark_end(event.end_offset);
+            }
+        }
+        self.out.committed = self.out.len();
+        Ok(())
+    }
+
+    /// Closes the batch and starts again. Without `all` the open transaction's messages are dropped.
+    pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
+        if !all {
+            self.out.truncate(self.out.committed);
+        }
+        let is_open = self.out.len() > self.out.committed;
+        let held_back = usize::from(is_open && self.dialect.marks_last_row());
+        let count = self.out.len().saturating_sub(held_back);
+        self.batch(count, position)
+    }
+
+    /// How many changes of the open transaction were not handed out with the others when the batch closed inside it.
+    pub fn held_back(&self) -> u32 {
+        self.out.rows.iter().sum::<i32>().unsigned_abs()
+    }
+
+    /// Closes the batch of whole transactions; the open one's messages stay.
+    pub fn close(&mut self, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
+        let count = self.out.committed;
+        self.batch(count, position)
+    }
+
+    fn batch(&mut self, count: usize, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
+        self.out.committed = 0;
+        let record = self.out.take(count)?;
+        Ok(record.map(|record| Batch { database: "".into(), table: "".into(), schema_version: 0, record, position }))
+    }
+}
