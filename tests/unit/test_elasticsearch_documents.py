@@ -6,9 +6,10 @@ import json
 import pytest
 
 from penstock.changes import Target
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, ValueMalformed
 from penstock.model import Column, TableName
 from penstock.sinks.elasticsearch_documents import put_lines, rows_of_sources
+from penstock.sinks.mongodb_documents import rows_of_documents
 from tests.changes_made import changes_of, insert
 
 NOTES = Target(
@@ -37,3 +38,11 @@ def test_a_geometry_that_cannot_be_read_back_is_left_out_by_name() -> None:
     (column, _) = NOTES.columns
     rows = rows_of_sources(Target(NOTES.name, (column,), ("name",)), [{"name": "a", "place": "POINT(1 1)"}])
     assert rows.to_pylist() == [{"name": "a"}]
+
+
+def test_a_value_of_another_type_than_its_column_is_told_by_name() -> None:
+    counted = Target(NOTES.name, (NOTES.columns[0], Column("n", "int")), ("name",))
+    for rows_of in (rows_of_sources, rows_of_documents):
+        with pytest.raises(ValueMalformed, match=r"column n of shop\.notes that is no int") as told:
+            rows_of(counted, [{"name": "a", "n": "7 o'clock"}])
+        assert told.value.hint == "Run penstock resnapshot for shop.notes"

@@ -62,6 +62,7 @@ class RowsThere:
     rows: pyarrow.RecordBatch
     reads_ranges: bool = False
     keeps_texts: bool = False
+    keeps_types: bool = True
 
     def make(self) -> "RowsThere":
         return self
@@ -75,9 +76,10 @@ class RowsThere:
 
 
 def removed(
-    monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], source: range = range(0)
+    monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], source: range = range(0), types: bool = True
 ) -> list[Changes]:
-    """Return what a removal makes of a target with the rows 0 to 99, where the source has `source`."""
+    """Return what a removal makes of a target with the rows 0 to 99, where the source has `source`. Without
+    `types` only the keys of the target can be read."""
 
     def rows(_: SourceChunk, *, loaded: bool) -> Iterator[Changes]:
         assert not loaded, "all rows of the source keep theirs"
@@ -90,7 +92,9 @@ def removed(
     monkeypatch.setattr(removal, "take_watermark", watermark)
     told = pipeline(*steps)
     target = made_by(told.steps)
-    sink = cast(SinkSettings, RowsThere(rows_of(target, range(100))))
+    there = rows_of(target, range(100))
+    there = there if types else there.select(target.primary_key)
+    sink = cast(SinkSettings, RowsThere(there, keeps_types=types))
     own = SourceTable(told.sources[0], ORDERS)
     return list(removal.removals([own], Chunk(ORDERS.name), target=target, steps=told.steps, sink=sink))
 
@@ -175,3 +179,14 @@ def test_tables_of_unlike_shards_that_become_one_are_refused() -> None:
     other = Target(TableName("shop", "returns"), ORDERS.columns, ("id",))
     with pytest.raises(OptionInvalid, match="pass different shards"):
         joint_slots(scopes_of([ORDERS, other], steps))
+
+
+def test_rows_go_by_their_keys_where_stored_values_may_be_of_another_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = removed(monkeypatch, source=range(10, 100), types=False)
+    assert ids_of(changes) == list(range(10))
+    [deletes] = changes
+    others = [name for name in deletes.target.column_names if name not in deletes.target.primary_key]
+    assert others
+    assert all(deletes.rows.column(name).null_count == 10 for name in others)

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid, ValueMalformed
+from penstock.sinks.sink import typed
 from penstock.sinks.template import column_texts
 
 VERSION = "_commit_version"
@@ -108,7 +109,8 @@ def rows_of_sources(target: Target, sources: Sequence[Mapping[str, Any]]) -> pya
     for field in schema:
         read = _reader(target, field)
         values = [source.get(field.name) for source in sources]
-        columns.append(pyarrow.array([None if one is None else read(one) for one in values], field.type))
+        with typed(target, field.name):
+            columns.append(pyarrow.array([None if one is None else read(one) for one in values], field.type))
     return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from penstock import _native
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, ValueMalformed
+from penstock.sinks.sink import typed
 
 KEY = "_id"
 VERSION = "_commit_version"
@@ -101,7 +102,8 @@ def rows_of_documents(target: Target, documents: Sequence[Any]) -> pyarrow.Recor
     for field in schema:
         values = [_plain(document.get(field.name)) for document in documents]
         stored = _stored_type(target, field)
-        columns.append(_read(pyarrow.array(values, stored), field.type))
+        with typed(target, field.name):
+            columns.append(_read(pyarrow.array(values, stored), field.type))
     return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow
 
 from penstock.changes import Changes, Target
-from penstock.errors import DependencyMissing, OptionInvalid
+from penstock.errors import DependencyMissing, OptionInvalid, ValueMalformed
 from penstock.model import TableName
 from penstock.settings_values import Section
 from penstock.sinks import targets
@@ -185,6 +185,9 @@ class Sink(ABC):
     remembers_alone: bool = False
     # Whether `read` between bounds costs what is between them, and not the whole table.
     reads_ranges: bool = True
+    # Whether what is stored in a column is of its type. Else a value may be of the one that it had before,
+    # until the table has been read again.
+    keeps_types: bool = True
     # Whether values that Arrow's types cannot hold are written as the source's text. Then rows that `read`
     # yields have `_metadata` behind their columns, where those texts stand.
     keeps_texts: bool = False
@@ -269,6 +272,19 @@ def settings_of(kind: str) -> type[Section]:
     """Return what a kind of sink may be told. Raises OptionInvalid, DependencyMissing."""
     found: type[Section] = _module(kind).Settings
     return found
+
+
+@contextmanager
+def typed(target: Target, column: str) -> Iterator[None]:
+    """Raise ValueMalformed where the block meets a stored value that is not of a column's type."""
+    try:
+        yield
+    except (ValueError, TypeError, ArithmeticError) as problem:
+        declared = target.column(column).type_text
+        raise ValueMalformed(
+            f"the target has a value in column {column} of {target.name} that is no {declared}: {problem}",
+            hint=f"Run penstock resnapshot for {target.name}",
+        ) from problem
 
 
 def make_sink(kind: str, settings: Section) -> Sink:

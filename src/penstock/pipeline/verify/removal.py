@@ -55,10 +55,15 @@ def removals(
     if not scopes[0].removes:
         return
     slots = joint_slots(scopes)
-    table = ComparedTable(target, tuple(sources), steps, sink, target.column_names, slots=slots)
+    made = sink.make()
+    columns = target.column_names
+    if not made.keeps_types and not scopes[0].marks:
+        # Values of columns that had another type cannot be read, and a row goes by its key.
+        columns = (*target.primary_key, *([shard.column] if shard is not None else []))
+    table = ComparedTable(target, tuple(sources), steps, sink, columns, slots=slots)
     first = sources[0]
     watermark = take_watermark(address_of(first.source), epoch=epoch)
-    if sink.make().reads_ranges and keeps_keys(table) and is_range(first.table, chunk):
+    if made.reads_ranges and keeps_keys(table) and is_range(first.table, chunk):
         ranges = [SourceChunk(first, chunk, watermark, *bound_values(first.table, chunk))]
     elif chunk.number == 0:
         # Each server's rows are those of a place in its own log.
@@ -79,7 +84,7 @@ def removals(
             lacking &= in_shard(rows, shard)
         unsure = lacking & unjudged.among(rows)
         left += int(unsure.sum())
-        gone = rows.filter(pyarrow.array(lacking & ~unsure))
+        gone = _in_columns(target, rows.filter(pyarrow.array(lacking & ~unsure)))
         if gone.num_rows:
             deletes = as_changes(target, gone, "delete", watermark.position, instance=first.source.name)
             yield scopes[0].deleted(deletes)
@@ -105,6 +110,17 @@ def _kept_keys(share: Share, unjudged: Unjudged) -> Hashes:
                 f"{chunk.table.table.name} was altered while the rows of {first.table.name} were compared"
             ) from problem
     return numpy.unique(joined(kept))
+
+
+def _in_columns(target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Return rows of a target in all of its columns: null where they were not read."""
+    arrays = [
+        rows.column(field.name)
+        if field.name in rows.schema.names
+        else pyarrow.nulls(rows.num_rows, field.type)
+        for field in target.arrow()
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=target.arrow())
 
 
 def _rows_there(share: Share) -> Iterator[pyarrow.RecordBatch]:

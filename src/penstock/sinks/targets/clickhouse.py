@@ -43,6 +43,7 @@ from penstock.sinks.sink import (
     Sink,
     Spread,
     Writer,
+    typed,
 )
 from penstock.sinks.sql_rows import refuse_partial
 from penstock.sinks.table_owner import comment_of, is_taken_over, refuse_foreign
@@ -86,6 +87,8 @@ class ClickHouseSink(Sink):
     kind = "clickhouse"
     delivery = Delivery.IDEMPOTENT
     spread = Spread.RANGES
+    # Text holds every type, so a column of text stays one.
+    keeps_types = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -170,7 +173,10 @@ class ClickHouseSink(Sink):
         statement = f"SELECT {columns} FROM {self.place(target).sql} FINAL WHERE {' AND '.join(where)}"
         for batch in self.session.batches(statement):
             table = pyarrow.Table.from_batches([batch])
-            cast = [read_cast(table.column(name), schema.field(name).type) for name in schema.names]
+            cast = []
+            for name in schema.names:
+                with typed(target, name):
+                    cast.append(read_cast(table.column(name), schema.field(name).type))
             yield from pyarrow.Table.from_arrays(cast, schema=schema).to_batches()
 
     def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:

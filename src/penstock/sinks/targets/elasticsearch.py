@@ -108,6 +108,7 @@ class ElasticsearchSink(Sink):
     """Writes documents of an Elasticsearch cluster."""
 
     kind = "elasticsearch"
+    keeps_types = False
     delivery = Delivery.IDEMPOTENT
     spread = Spread.KEYS
     load_spread = Spread.RANGES

@@ -102,6 +102,7 @@ class MongoSink(Sink):
     """Writes documents of a MongoDB server."""
 
     kind = "mongodb"
+    keeps_types = False
     delivery = Delivery.IDEMPOTENT
     spread = Spread.KEYS
     load_spread = Spread.RANGES
