@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from bench.corpora.corpus import Corpus
 from penstock.capture.run import Capture, CaptureParts
-from penstock.capture.start import Places
 from penstock.daemon import start_of
 from penstock.errors import ServerBusy
 from penstock.logstore.log import Log
 from penstock.model import Position, ServerAddress
-from penstock.settings import Settings
+from penstock.mysql.start import Places
+from penstock.settings.daemon import Settings
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 

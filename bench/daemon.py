@@ -20,7 +20,7 @@ from bench.corpora.corpus import Corpus
 
 INSTANCE = "bench"
 
-_PENSTOCK = (sys.executable, "-c", "from penstock.admin.cli.app import main; main()")
+_PENSTOCK = (sys.executable, "-c", "from penstock.cli.app import main; main()")
 _START_SECONDS_MAX = 120.0
 _CAPTURE_SECONDS_MAX = 600.0
 _LISTENERS = re.compile(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)")

@@ -24,9 +24,9 @@ if str(ROOT) not in sys.path:
     # Tests import `tools` and `bench`, which are no part of the installed package.
     sys.path.insert(0, str(ROOT))
 
-from tests import tiers  # noqa: E402
-from tests.fixture_types import FreshDatabase, MissingPart, StartServer  # noqa: E402
-from tests.spark_patience import write_configuration  # noqa: E402
+from tests.support.spark.patience import write_configuration  # noqa: E402
+from tests.support.suite import tiers  # noqa: E402
+from tests.support.suite.fixture_types import FreshDatabase, MissingPart, StartServer  # noqa: E402
 from tools.servers import FLAVORS, PartMissing, Server  # noqa: E402
 from tools.zookeeper import ZooKeeper  # noqa: E402
 
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MISSING] = {}
     markers = {
         "slow": "takes more than ten seconds",
-        "deep(guard, keep)": "a test for `make test-all`: tests/tiers.py has the rules",
+        "deep(guard, keep)": "a test for `make test-all`: tests/support/suite/tiers.py has the rules",
         "deep_flavors(flavor)": "cases on these flavors are deep; the MySQL cases guard them",
         "long": "a sweep for `make test-long`",
         "timing": "the result depends on time or on processes; `make test-stress` repeats it",

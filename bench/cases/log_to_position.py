@@ -18,7 +18,7 @@ from penstock.logstore.locate import Located
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
-from penstock.settings import LogSettings
+from penstock.settings.daemon import LogSettings
 
 TITLE = "A place in a log of many segments, indexes not in the cache"
 

@@ -33,7 +33,7 @@ _P50_MS, _P99_MS = 10.0, 50.0
 #: What comes while everybody connects says nothing of a steady state.
 _SETTLE_SECONDS = 1.5
 _START_SECONDS_MAX = 120.0
-_RELAY = (sys.executable, "-c", "from penstock.admin.cli.app import main; main()", "relay")
+_RELAY = (sys.executable, "-c", "from penstock.cli.app import main; main()", "relay")
 
 
 def run(options: Options) -> CaseResult:

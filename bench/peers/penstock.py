@@ -13,9 +13,9 @@ from bench.captured import capture_all, end_of, settings_of
 from bench.corpora.corpus import FILE_NAME
 from bench.corpora.workload import DATABASE
 from penstock import read_binlog
-from penstock.capture.replica import DumpStart, open_stream
 from penstock.logstore.reader import LogReader
 from penstock.model import Position, ServerAddress, TablePatterns, Tls
+from penstock.mysql.replica import DumpStart, open_stream
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
 

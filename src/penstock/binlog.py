@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
-from penstock.capture.server_tables import ServerTables
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaInvalid
 from penstock.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, OFFSET_MAX
 from penstock.model import Column, Secret, TableName, TablePatterns, TableSchema
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_tables import ServerTables
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
 from penstock.source.bounds import BoundText, locate, parse_bound
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, Selection, read_range

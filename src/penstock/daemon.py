@@ -24,7 +24,6 @@ import structlog
 
 from penstock.capture.kept_schemas import follow_schemas
 from penstock.capture.run import Capture, CaptureParts
-from penstock.capture.start import Places, StartAt
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
 from penstock.limits import CONNECTIONS_MAX
@@ -34,11 +33,12 @@ from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.upkeep import Upkeep
 from penstock.model import ServerAddress
+from penstock.mysql.start import Places, StartAt
 from penstock.serve.access import Access
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
-from penstock.settings import InstanceSettings, LogSettings, Settings
+from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions

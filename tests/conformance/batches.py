@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from penstock.changes import Changes, Target
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink
-from tests.changes_made import Made, changes_of
-from tests.sink_backends import Row, SinkBackend
+from tests.support.pipeline.changes_made import Made, changes_of
+from tests.support.sinks.backends import Row, SinkBackend
 
 COLUMNS = {"id": "int", "name": "varchar(40)"}
 MakeTarget = Callable[..., Target]

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.changes import Target
 from penstock.sinks.sink import Sink
-from tests.changes_made import target_of
 from tests.conformance.batches import COLUMNS, MakeTarget
-from tests.fixture_types import MissingPart
-from tests.sink_backends import SinkBackend, SqlBackend, running_backend, sink_backends
+from tests.support.pipeline.changes_made import target_of
+from tests.support.sinks.backends import SinkBackend, SqlBackend, running_backend, sink_backends
+from tests.support.suite.fixture_types import MissingPart
 from tools.servers import Server
 
 _databases = itertools.count(1)

@@ -29,8 +29,8 @@ from penstock.errors import (
     VersionConflict,
 )
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
-from tests import coordination_process
-from tests.coordination_backends import (
+from tests.support.coordinate import process as coordination_process
+from tests.support.coordinate.backends import (
     OPERATION_SECONDS_SHORT,
     SESSION_SECONDS,
     SESSION_SECONDS_ENDED,
@@ -42,7 +42,7 @@ from tests.coordination_backends import (
     is_lost,
     until_answered,
 )
-from tests.patience import PAUSE_SECONDS, WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.patience import PAUSE_SECONDS, WAIT_SECONDS_MAX, wait_until
 
 # What a handover may take beside the session's own time on a busy machine. Moments in which it stands still
 # are not counted: steps that take longer than that.

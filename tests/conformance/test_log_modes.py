@@ -26,12 +26,12 @@ from penstock.logstore.log import Log
 from penstock.logstore.memory_disk import MemoryDisk
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
-from penstock.settings import LogSettings
-from tests.captured_log import capturing, head_of, settings_of, wait_for_position
-from tests.fixture_types import FreshDatabase
-from tests.logstore_source import SETTINGS, TIME_S, Captured, boundaries, check_log, server_files
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from penstock.settings.daemon import LogSettings
+from tests.support.capture.captured_log import capturing, head_of, settings_of, wait_for_position
+from tests.support.logstore.source import SETTINGS, TIME_S, Captured, boundaries, check_log, server_files
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 MODES = ["memory", "file", "mixed"]

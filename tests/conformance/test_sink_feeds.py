@@ -4,9 +4,9 @@
 import pytest
 
 from penstock.sinks.sink import BatchMark, Evolution, Sink, Spread
-from tests.changes_made import changes_of, delete, insert, update
 from tests.conformance.batches import MakeTarget, Pipe, runs_on
-from tests.sink_backends import FeedRow, SinkBackend
+from tests.support.pipeline.changes_made import changes_of, delete, insert, update
+from tests.support.sinks.backends import FeedRow, SinkBackend
 
 CHANGES = (
     insert(1, id=1, name="a"),

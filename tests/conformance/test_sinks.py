@@ -14,9 +14,9 @@ from penstock.changes import Origin
 from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, StreamError
 from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread
-from tests.changes_made import Made, changes_of, delete, insert, update
 from tests.conformance.batches import MakeTarget, Pipe, row, runs_on
-from tests.sink_backends import SinkBackend
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, update
+from tests.support.sinks.backends import SinkBackend
 
 
 def test_a_sink_pickles_and_finds_nothing_wrong(backend: SinkBackend, sink: Sink) -> None:
@@ -199,7 +199,7 @@ def test_table_without_primary_key_is_refused(sink: Sink, table: MakeTarget) -> 
 def test_unreachable_server_is_reported_without_its_password(
     backend: SinkBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sinks.targets.mongodb._SELECT_MILLISECONDS_MAX", 100)
+    monkeypatch.setattr("penstock.sinks.mongodb.sink._SELECT_MILLISECONDS_MAX", 100)
     sink = backend.sink_to_nowhere()
     try:
         (finding,) = sink.check()

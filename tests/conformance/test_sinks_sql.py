@@ -11,12 +11,12 @@ import pytest
 from penstock.errors import OptionInvalid, TransientError, ValueMalformed
 from penstock.model import Column
 from penstock.sinks.sink import BatchMark, Evolution, Sink
-from tests.changes_made import changes_of, delete, insert, update
 from tests.conformance.batches import MakeTarget, Pipe, runs_on
-from tests.logged_changes import logged_corpus, write_batch, write_in_batches
-from tests.nonempty import each
-from tests.pipeline_oracle import assert_same
-from tests.sink_backends import SinkBackend, SqlBackend
+from tests.support.pipeline.changes_made import changes_of, delete, insert, update
+from tests.support.pipeline.logged_changes import logged_corpus, write_batch, write_in_batches
+from tests.support.pipeline.oracle import assert_same
+from tests.support.sinks.backends import SinkBackend, SqlBackend
+from tests.support.suite.nonempty import each
 from tools.servers import Server
 
 SEATS = {"id": "int", "seat": "int", "label": "varchar(20)"}

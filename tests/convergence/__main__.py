@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 from tests.convergence import machine as machine_module
 from tests.convergence.machine import Divergence, Machine, Round, play_journal, play_seed, smaller
 from tests.convergence.targets import TARGETS, ConvergenceTarget
-from tests.spark_patience import write_configuration
-from tests.spark_session import session_settings
+from tests.support.spark.patience import write_configuration
+from tests.support.spark.session import session_settings
 from tools.servers import Server
 
 # gh-ost and pt-online-schema-change need what every server logs for replicas.

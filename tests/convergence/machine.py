@@ -31,9 +31,9 @@ from penstock.model import TableName
 from penstock.pipeline.state import PipelineState
 from tests.convergence.grammar import NAMES, Action, Grammar
 from tests.convergence.targets import ConvergenceTarget
-from tests.patience import wait_until
-from tests.pipeline_oracle import differences, source_rows
-from tests.pipeline_running import patient_leases
+from tests.support.pipeline.oracle import differences, source_rows
+from tests.support.pipeline.running import patient_leases
+from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 ACTIONS_OF_A_ROUND = 25

@@ -10,9 +10,9 @@ import psycopg
 import pyarrow.dataset
 import pyarrow.parquet
 
-from penstock.sinks.iceberg_table import catalog_of
+from penstock.sinks.iceberg.table import catalog_of
 from tests.convergence.grammar import ABILITIES
-from tests.pipeline_oracle import Row, Source, mysql_rows, net_rows, postgres_rows
+from tests.support.pipeline.oracle import Row, Source, mysql_rows, net_rows, postgres_rows
 from tools.postgres import Postgres
 from tools.servers import Server
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaUnknown, StreamError
 from penstock.model import Column, Position, TableName, TablePatterns, TableSchema, quote_name
+from penstock.schema.history import SchemaHistory
+from penstock.schema.table_definition import TableDefinition
 from penstock.source.bounds import Bounds
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import SourceOptions, open_source

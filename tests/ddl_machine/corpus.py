@@ -11,10 +11,10 @@ from pathlib import Path
 import pymysql
 
 from penstock._native import Decoder
-from penstock.capture.ddl.effects import Effect, RenameTable, SetDatabaseCharset, Unread
-from penstock.capture.ddl.statement import effects_of
-from penstock.capture.ddl.tokens import ServerSpelling
-from tests.binlog_bytes import MAGIC
+from penstock.schema.statements.effects import Effect, RenameTable, SetDatabaseCharset, Unread
+from penstock.schema.statements.statement import effects_of
+from penstock.schema.statements.tokens import ServerSpelling
+from tests.support.binlog.events import MAGIC
 from tools.servers import FLAVORS, Server
 
 FILE = Path(__file__).with_name("logged_statements.json")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pymysql
 
-from penstock.capture.connection import Connection, connect
-from penstock.capture.schema_reader import ServerDefaults, read_defaults, read_tables
-from penstock.capture.table_definition import TableDefinition
 from penstock.model import Position, ServerAddress, TableName, TablePatterns, quote_name
+from penstock.mysql.connection import Connection, connect
+from penstock.schema.reader import ServerDefaults, read_defaults, read_tables
+from penstock.schema.table_definition import TableDefinition
 from tests.ddl_machine.grammar import ColumnFacts, Grammar, TableFacts
 from tests.ddl_machine.vocabulary import value
 from tools.servers import Server

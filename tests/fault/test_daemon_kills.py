@@ -19,7 +19,7 @@ from penstock.logstore.epochs import stored_segments
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
-from tests.captured_log import (
+from tests.support.capture.captured_log import (
     assert_equal_to_server,
     capturing,
     head_of,
@@ -28,11 +28,11 @@ from tests.captured_log import (
     settings_of,
     wait_for,
 )
-from tests.daemon_process import DaemonProcess
-from tests.fixture_types import StartServer
-from tests.logstore_source import SETTINGS, Captured, check_log
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.sweep_seed import sweep_random
+from tests.support.daemon.process import DaemonProcess
+from tests.support.logstore.source import SETTINGS, Captured, check_log
+from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.sweep_seed import sweep_random
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
-from tests.hostile_clients import attack
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.hostile_clients import attack
+from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server, certificate
 
 LISTENERS = ("http", "canal", "ptubes")

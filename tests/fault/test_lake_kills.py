@@ -12,12 +12,12 @@ import pyarrow.dataset
 import pytest
 from deltalake import DeltaTable
 
-from penstock.sinks.iceberg_table import catalog_of
+from penstock.sinks.iceberg.sink import IcebergSink
+from penstock.sinks.iceberg.table import catalog_of
 from penstock.sinks.sink import Sink, make_sink, settings_of
-from penstock.sinks.targets.iceberg import IcebergSink
-from tests.client_programs.write_lake import batch, write
 from tests.conftest import ROOT
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.programs.write_lake import batch, write
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 STEPS_MAX = 40
 TABLES = ("orders", "visits")
@@ -33,7 +33,7 @@ class Lake:
         self.folder = folder
         self.sink: Sink = make_sink(kind, settings_of(kind)(**settings))
         self._writer = subprocess.Popen(
-            [sys.executable, "-m", "tests.client_programs.write_lake", kind, json.dumps(settings)],
+            [sys.executable, "-m", "tests.support.programs.write_lake", kind, json.dumps(settings)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -9,10 +9,10 @@ import pytest
 from penstock.logstore.log import Log
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.model import Position
-from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
-from tests.logstore_source import TIME_S, Captured, check_log, open_log
-from tests.nonempty import each
-from tests.sweep_seed import sweep_seed
+from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
+from tests.support.logstore.source import TIME_S, Captured, check_log, open_log
+from tests.support.suite.nonempty import each
+from tests.support.suite.sweep_seed import sweep_seed
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
 # A prime, so that the everyday sample meets every kind of step.

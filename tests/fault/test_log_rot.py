@@ -14,8 +14,8 @@ from penstock.logstore.disk import LocalDisk
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogExtent
 from penstock.model import Position
-from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
-from tests.logstore_source import (
+from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
+from tests.support.logstore.source import (
     FOLDER,
     SETTINGS,
     TIME_S,
@@ -25,7 +25,7 @@ from tests.logstore_source import (
     open_log,
     server_files,
 )
-from tests.nonempty import each
+from tests.support.suite.nonempty import each
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
 # Every byte in the long run, in parts that each end in time; every day a sample.

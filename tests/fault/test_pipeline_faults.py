@@ -18,14 +18,14 @@ from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.pipeline.verify.report import lines
 from penstock.pipeline.verify.verify import verify
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import wait_until
-from tests.pipeline_oracle import Row, assert_same, delta_rows, mysql_rows, source_rows
-from tests.pipeline_running import opened
-from tests.pipeline_workload import Workload
-from tests.spark_cluster import ROOT, environment
-from tests.spark_session import session_settings
-from tests.sweep_seed import sweep_random, sweep_seed
+from tests.support.pipeline.oracle import Row, assert_same, delta_rows, mysql_rows, source_rows
+from tests.support.pipeline.running import opened
+from tests.support.pipeline.workload import Workload
+from tests.support.spark.cluster import ROOT, environment
+from tests.support.spark.session import session_settings
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import wait_until
+from tests.support.suite.sweep_seed import sweep_random, sweep_seed
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 

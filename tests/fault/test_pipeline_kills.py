@@ -16,20 +16,20 @@ from pyspark.sql import SparkSession
 import penstock.engine.run as run_module
 from penstock.engine.progress import Progress
 from penstock.pipeline.state import PipelineState
-from penstock.sinks.targets.mysql import MysqlSink
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.pipeline_oracle import assert_same, mysql_rows, net_rows, source_rows
-from tests.pipeline_running import (
+from penstock.sinks.mysql.sink import MysqlSink
+from tests.support.pipeline.oracle import assert_same, mysql_rows, net_rows, source_rows
+from tests.support.pipeline.running import (
     pipeline_of,
     run_to_end,
     running,
     wait_for_batches,
     wait_until_loaded,
 )
-from tests.pipeline_workload import Workload
-from tests.spark_session import spark  # noqa: F401
-from tests.sweep_seed import sweep_seed
+from tests.support.pipeline.workload import Workload
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.sweep_seed import sweep_seed
 from tools.servers import Server
 
 SINKS: dict[str, dict[str, Any]] = {"mirror": {"mode": "mirror"}, "feed": {"mode": "feed"}}

@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import OptionInvalid, PositionPurged
-from tests.captured_log import purge
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import wait_until
-from tests.pipeline_running import (
+from tests.support.capture.captured_log import purge
+from tests.support.capture.replicas import gtids_executed, replica_of
+from tests.support.pipeline.running import (
     opened,
     pipeline_of,
     run_to_end,
@@ -22,8 +21,9 @@ from tests.pipeline_running import (
     wait_for_batches,
     wait_until_loaded,
 )
-from tests.replicas import gtids_executed, replica_of
-from tests.spark_session import spark  # noqa: F401
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import wait_until
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 

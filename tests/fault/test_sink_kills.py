@@ -11,11 +11,11 @@ import pytest
 
 from penstock.changes import Changes, Target
 from penstock.sinks.sink import Evolution
-from tests.client_programs.write_batch import SEATS, VISITS, batch, expected, first_batch
 from tests.conftest import ROOT
-from tests.fixture_types import MissingPart
-from tests.logged_changes import write_batch
-from tests.sink_backends import SqlBackend, running_backend
+from tests.support.pipeline.logged_changes import write_batch
+from tests.support.programs.write_batch import SEATS, VISITS, batch, expected, first_batch
+from tests.support.sinks.backends import SqlBackend, running_backend
+from tests.support.suite.fixture_types import MissingPart
 from tools.servers import Server
 
 STATEMENTS_MAX = 200
@@ -64,7 +64,7 @@ def test_writer_killed_before_any_statement_leaves_each_row_once_when_its_batch_
         [
             sys.executable,
             "-m",
-            "tests.client_programs.write_batch",
+            "tests.support.programs.write_batch",
             sink.kind,
             sink.settings.model_dump_json(),
         ],

@@ -15,17 +15,17 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.spark_cluster import ROOT, environment, standalone_cluster
-from tests.spark_session import (
+from tests.support.spark.cluster import ROOT, environment, standalone_cluster
+from tests.support.spark.session import (  # noqa: F401
     Collected,
     head_of,
     process_all,
     run_to_head,
     session_settings,
-    spark,  # noqa: F401
+    spark,
     stream_of,
 )
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
@@ -73,7 +73,7 @@ def changes_in(out: Path) -> list[tuple[Any, ...]]:
 
 
 def order_for(tmp_path: Path, url: str, table: str, start: str, **options: object) -> dict[str, Any]:
-    """Return what `follow` is told; see tests/spark_programs/follow.py."""
+    """Return what `follow` is told; see tests/support/spark/programs/follow.py."""
     return {
         "master": "local[2,4]",
         "settings": session_settings(),
@@ -86,7 +86,7 @@ def order_for(tmp_path: Path, url: str, table: str, start: str, **options: objec
 @contextmanager
 def following(order: dict[str, Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run `follow` in a process of its own; it is gone when the block ends."""
-    words = [sys.executable, "-m", "tests.spark_programs.follow", json.dumps(order)]
+    words = [sys.executable, "-m", "tests.support.spark.programs.follow", json.dumps(order)]
     with log.open("ab") as output:
         process = subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=output, stderr=output)
     try:

@@ -8,10 +8,10 @@ import pytest
 from penstock.changes import Changes
 from penstock.errors import TransientError
 from penstock.sinks.sink import BatchMark, Evolution, Sink
-from tests.changes_made import changes_of, insert, target_of
-from tests.fixture_types import MissingPart
-from tests.patience import wait_until
-from tests.sink_backends import sink_backends
+from tests.support.pipeline.changes_made import changes_of, insert, target_of
+from tests.support.sinks.backends import sink_backends
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.patience import wait_until
 from tools.servers import PartMissing
 
 TARGET = target_of({"id": "int", "name": "varchar(40)"}, name="outages.orders")
@@ -47,7 +47,7 @@ def goes_through(sink: Sink, changes: Changes) -> bool:
 def test_a_batch_goes_through_once_its_store_is_back(
     name: str, missing_part: MissingPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sinks.targets.mongodb._SELECT_MILLISECONDS_MAX", 500)
+    monkeypatch.setattr("penstock.sinks.mongodb.sink._SELECT_MILLISECONDS_MAX", 500)
     backend: Any = sink_backends()[name]()
     try:
         backend.start()

@@ -29,11 +29,11 @@ from typing import Self
 import pymysql
 import pytest
 
-from tests.client_programs.record import CHECKPOINT_SECONDS, SESSION_SECONDS, STARTED
-from tests.daemon_process import ROOT, DaemonProcess
-from tests.fixture_types import MissingPart, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.sweep_seed import sweep_random
+from tests.support.daemon.process import ROOT, DaemonProcess
+from tests.support.programs.record import CHECKPOINT_SECONDS, SESSION_SECONDS, STARTED
+from tests.support.suite.fixture_types import MissingPart, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.sweep_seed import sweep_random
 from tools.servers import PartMissing, Server
 from tools.servers.proxy import Proxy
 from tools.zookeeper import ZooKeeper
@@ -111,7 +111,7 @@ class RecordingProcess:
         """Start it."""
         with self.output.open("ab") as output:
             self._begins = output.tell()
-            program = [sys.executable, "-m", "tests.client_programs.record", str(self.record), *self._words]
+            program = [sys.executable, "-m", "tests.support.programs.record", str(self.record), *self._words]
             self._process = subprocess.Popen(
                 program, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )

@@ -20,10 +20,10 @@ import pyarrow
 
 from penstock._native import Decoder, follow_events
 from penstock.errors import PenstockError
-from tests.binlog_bytes import first_event_end
-from tests.block_cutting import Cutting
 from tests.fuzz.mutation import mutate
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.binlog.block_cutting import Cutting
+from tests.support.binlog.events import first_event_end
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 # However short the time was that a busy machine left: so many cases show that errors have names.
 CASES_MIN = 300

@@ -4,7 +4,7 @@
 import shutil
 from pathlib import Path
 
-from tests.decoding import run_logged
+from tests.support.binlog.decoding import run_logged
 from tools.servers import Server
 
 _COLUMNS = {

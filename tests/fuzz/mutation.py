@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import zstandard
 
-from tests.binlog_bytes import HEADER, TRANSACTION_PAYLOAD, Event, assemble, events
+from tests.support.binlog.events import HEADER, TRANSACTION_PAYLOAD, Event, assemble, events
 
 _EDGES = (0, 1, 2, 0x7F, 0x80, 0xFA, 0xFB, 0xFC, 0xFD, 0xFE, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 _EDGES_WIDE = (*_EDGES, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)

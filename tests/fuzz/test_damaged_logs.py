@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.fuzz.logs import write_logs
-from tests.patience import WAIT_SECONDS_MAX
-from tests.sweep_seed import SEED as SWEEP
+from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tests.support.suite.sweep_seed import SEED as SWEEP
 from tools.servers import FLAVORS, Server
 
 SECONDS_SHORT, SECONDS_LONG = 4.0, 900.0

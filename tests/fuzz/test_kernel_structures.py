@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.conftest import ROOT
-from tests.sweep_seed import SEED
+from tests.support.suite.sweep_seed import SEED
 
 MUTATIONS = 10_000_000
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capture.ddl.statement import effects_of
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
 from penstock.model import Position
-from tests.sweep_seed import sweep_seed
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.statements.statement import effects_of
+from penstock.schema.statements.tokens import ServerSpelling
+from tests.support.suite.sweep_seed import sweep_seed
 
 STATEMENTS = int(
     os.environ.get("PENSTOCK_FUZZ_STATEMENTS", 1_000_000 if os.environ.get("PENSTOCK_LONG") else 2_000)

@@ -17,11 +17,11 @@ from penstock.errors import EventUnsupported, OptionInvalid, SchemaInvalid
 from penstock.model import TablePatterns, TableSchema
 from penstock.source.reading import Batch, Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
-from tests.canal_client import PROTO
-from tests.decoding import run_logged
-from tests.fixture_types import FreshDatabase
 from tests.integration.test_messages_json import MATRIX, read, rows_of
 from tests.integration.test_types import definition, write
+from tests.support.binlog.decoding import run_logged
+from tests.support.canal.client import PROTO
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

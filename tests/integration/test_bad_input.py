@@ -30,7 +30,7 @@ from penstock.errors import (
     StatementLogged,
     TableMapMissing,
 )
-from tests.fixture_types import StartServer
+from tests.support.suite.fixture_types import StartServer
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -20,7 +20,7 @@ from bench.corpora.corpus import NAMES, Corpus, CountsDiffer, check_rows, corpus
 from bench.corpora.serve import serve
 from bench.peers.peer import VERBS, Job, can_run, measure, names, peer
 from bench.result import CaseResult, Line, Options, Target, show, write
-from tests.fixture_types import MissingPart
+from tests.support.suite.fixture_types import MissingPart
 from tools.servers import PartMissing, Server, install
 
 # Some start three JVMs, one after the other.

@@ -10,16 +10,16 @@ import pytest
 
 import penstock
 from penstock._native import segment_head
-from penstock.capture.connection import connect
-from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
 from penstock.model import Position, ServerAddress
-from tests.binlog_bytes import FORMAT_DESCRIPTION, PREVIOUS_GTIDS, ROTATE, events, first_event_end
-from tests.block_cutting import Cutting, Part
-from tests.captured_log import rotate
-from tests.decoding import decode, decode_file
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX
+from penstock.mysql.connection import connect
+from penstock.mysql.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
+from tests.support.binlog.block_cutting import Cutting, Part
+from tests.support.binlog.decoding import decode, decode_file
+from tests.support.binlog.events import FORMAT_DESCRIPTION, PREVIOUS_GTIDS, ROTATE, events, first_event_end
+from tests.support.capture.captured_log import rotate
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 TOOLS = {"mysql": "mysqlbinlog", "mariadb": "mariadb-binlog"}

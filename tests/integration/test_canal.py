@@ -19,8 +19,8 @@ import pytest
 from penstock._native import GtidSet
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.subscription_record import Subscriptions
-from tests.canal_client import DUMP, CanalClient, Refused, entry_of
-from tests.canal_following import (
+from tests.support.canal.client import DUMP, CanalClient, Refused, entry_of
+from tests.support.canal.following import (
     arrived,
     assert_ended,
     assert_refused,
@@ -33,9 +33,9 @@ from tests.canal_following import (
     until_gone,
     write,
 )
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

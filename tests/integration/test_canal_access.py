@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from penstock.limits import CANAL_GREETINGS_MAX
-from tests.canal_client import CLIENTAUTHENTICATION, PROTO, CanalClient, Refused, scramble, told
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.canal.client import CLIENTAUTHENTICATION, PROTO, CanalClient, Refused, scramble, told
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server, certificate
 
 TOKEN = "operator"

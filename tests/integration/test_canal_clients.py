@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.model import Position
-from tests.canal_client import CanalClient
-from tests.canal_peers import PEERS, entries_of, peer
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
-from tests.fixture_types import MissingPart
+from tests.support.canal.client import CanalClient
+from tests.support.canal.peers import PEERS, entries_of, peer
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.fixture_types import MissingPart
 from tools.servers import PartMissing, Server
 
 USER, PASSWORD, TOKEN = "canal", "canal", "operator"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.model import Position
-from tests.canal_client import Refused, told
-from tests.canal_following import (
+from tests.support.canal.client import Refused, told
+from tests.support.canal.following import (
     arrived,
     assert_ended,
     checkpoint_of,
@@ -21,8 +21,8 @@ from tests.canal_following import (
     without_repeats,
     write,
 )
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
 from tools.servers import Server
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.capture.connection import LogHead, connect
 from penstock.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -15,8 +14,9 @@ from penstock.errors import (
     TlsFailed,
 )
 from penstock.model import ServerAddress, Tls
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from penstock.mysql.connection import LogHead, connect
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 

@@ -15,12 +15,9 @@ import pytest
 
 from penstock._native import BlockCutter
 from penstock.capture import run
-from penstock.capture.connection import Connection, connect
 from penstock.capture.kept_schemas import follow_schemas
 from penstock.capture.receive import Progress, Receiver, Schemas
-from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream
 from penstock.capture.run import Capture, CaptureParts
-from penstock.capture.start import Places, StartAt
 from penstock.capture.status import State
 from penstock.errors import (
     AnswerTimedOut,
@@ -35,11 +32,14 @@ from penstock.errors import (
 from penstock.gtid_sets import NO_GTIDS
 from penstock.logstore.log import Log
 from penstock.model import Position, ServerAddress, StatementSession
-from penstock.settings import Settings
+from penstock.mysql.connection import Connection, connect
+from penstock.mysql.replica import DumpStart, ReplicaName, ReplicaStream
+from penstock.mysql.start import Places, StartAt
+from penstock.settings.daemon import Settings
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
-from tests.block_cutting import SMALL_LOGS, flavor_of, framed
-from tests.captured_log import (
+from tests.support.binlog.block_cutting import SMALL_LOGS, flavor_of, framed
+from tests.support.capture.captured_log import (
     capturing,
     head_of,
     settings_of,
@@ -47,10 +47,10 @@ from tests.captured_log import (
     wait_for_position,
     wait_for_state,
 )
-from tests.fixture_types import FreshDatabase
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import FOLDER, SETTINGS, Captured, check_log
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import FOLDER, SETTINGS, Captured, check_log
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.capture.connection import connect
-from penstock.capture.follow import Stretch, follow
-from penstock.capture.replica import DumpStart
 from penstock.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -17,9 +14,12 @@ from penstock.errors import (
 )
 from penstock.limits import RECONNECT_PAUSE_SECONDS_MAX, RECONNECT_TRIES_MAX
 from penstock.model import Position, Secret, ServerAddress, Tls
-from tests.captured_log import purge
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX
+from penstock.mysql.connection import connect
+from penstock.mysql.follow import Stretch, follow
+from penstock.mysql.replica import DumpStart
+from tests.support.capture.captured_log import purge
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 

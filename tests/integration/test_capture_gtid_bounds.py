@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from penstock.capture.connection import connect
-from penstock.capture.refusal import check_gtid_set
 from penstock.errors import PositionInvalid, PositionPurged
 from penstock.model import ServerAddress
-from tests.fixture_types import StartServer
+from penstock.mysql.connection import connect
+from penstock.mysql.refusal import check_gtid_set
+from tests.support.suite.fixture_types import StartServer
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])

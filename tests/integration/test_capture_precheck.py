@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.capture.connection import connect
-from penstock.capture.precheck import SERVER_CHECKS, precheck
-from penstock.capture.precheck_facts import Finding
-from penstock.capture.precheck_tables import TABLE_CHECKS
+from penstock.check.facts import Finding
+from penstock.check.precheck import SERVER_CHECKS, precheck
+from penstock.check.tables import TABLE_CHECKS
 from penstock.model import ServerAddress, TablePatterns
-from tests.fixture_types import FreshDatabase, StartServer
+from penstock.mysql.connection import connect
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 

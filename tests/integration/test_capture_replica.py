@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 import pymysql
 import pytest
 
-from penstock.capture import replica
-from penstock.capture.connection import LogHead, connect
-from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
 from penstock.errors import (
     ConnectionLost,
     DumpReplaced,
@@ -19,9 +16,12 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.model import Position, ServerAddress, Tls
-from tests.captured_log import purge, rotate
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import wait_until
+from penstock.mysql import replica
+from penstock.mysql.connection import LogHead, connect
+from penstock.mysql.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
+from tests.support.capture.captured_log import purge, rotate
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import wait_until
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 

@@ -10,15 +10,15 @@ import pymysql
 import pytest
 
 from penstock.binlog import read_binlog
-from penstock.capture import replica
 from penstock.capture.receive import Receiver
-from penstock.capture.replica import ReplicaStream
 from penstock.capture.status import State
 from penstock.errors import ConnectionLost
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
-from penstock.settings import Settings
-from tests.captured_log import (
+from penstock.mysql import replica
+from penstock.mysql.replica import ReplicaStream
+from penstock.settings.daemon import Settings
+from tests.support.capture.captured_log import (
     assert_equal_to_server,
     capturing,
     head_of,
@@ -29,10 +29,10 @@ from tests.captured_log import (
     wait_for_position,
     wait_for_state,
 )
-from tests.daemon_process import DaemonProcess
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
-from tests.replicas import gtids_executed, replica_of
+from tests.support.capture.replicas import gtids_executed, replica_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import Server
 from tools.servers.proxy import Cut, Proxy
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from penstock.capture.connection import Connection, connect
-from penstock.capture.replica import DumpStart, open_stream
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import read_table, read_tables
 from penstock.model import Position, ServerAddress, TableName, TablePatterns
-from tests.fixture_types import FreshDatabase
+from penstock.mysql.connection import Connection, connect
+from penstock.mysql.replica import DumpStart, open_stream
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import read_table, read_tables
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 STATEMENTS = [

@@ -3,16 +3,16 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.capture import server_tables
-from penstock.capture.connection import Connection, connect
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import read_table
-from penstock.capture.server_tables import ServerTables
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import ConnectionLost, SchemaUnknown
 from penstock.model import Position, ServerAddress, TableName, TablePatterns
-from tests.captured_log import head_of, purge, rotate
-from tests.fixture_types import FreshDatabase, StartServer
+from penstock.mysql.connection import Connection, connect
+from penstock.schema import server_tables
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import read_table
+from penstock.schema.server_tables import ServerTables
+from penstock.schema.table_definition import TableDefinition
+from tests.support.capture.captured_log import head_of, purge, rotate
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import penstock as penstock_package
-from penstock.admin.log_folder import moment, parse_time
+from penstock.cli.shared.log_folder import moment, parse_time
 from penstock.logstore.catalog import FolderCatalog
 from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import LocalDisk
@@ -19,8 +19,8 @@ from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.tier import Tier
 from penstock.model import Position
-from tests.captured_log import capturing, head_of, wait_for_position
-from tests.kept_log import KeptLog, insert, penstock, transactions
+from tests.support.capture.captured_log import capturing, head_of, wait_for_position
+from tests.support.logstore.kept_log import KeptLog, insert, penstock, transactions
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

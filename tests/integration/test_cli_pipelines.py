@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from penstock.admin.cli.app import make_app
+from penstock.cli.app import make_app
 from penstock.errors import OptionInvalid
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_running import run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.running import run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

@@ -16,7 +16,7 @@ import penstock as penstock_package
 from penstock.errors import SequenceGap
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
-from tests.captured_log import (
+from tests.support.capture.captured_log import (
     assert_equal_to_server,
     capturing,
     head_of,
@@ -24,9 +24,9 @@ from tests.captured_log import (
     wait_for,
     wait_for_position,
 )
-from tests.fixture_types import StartServer
-from tests.kept_log import KeptLog, insert, penstock, transactions
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.logstore.kept_log import KeptLog, insert, penstock, transactions
+from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
 # The flavors differ below this layer; its own tests run on both every day.

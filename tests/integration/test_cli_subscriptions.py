@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.admin.rendering import bytes_text
+from penstock.cli.shared.rendering import bytes_text
 from penstock.client.options import default_coordination
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.held_shard import HeldShard
@@ -16,10 +16,10 @@ from penstock.coordinate.membership import Member
 from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import LeaseLost
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
-from tests.kept_log import BLOCK_BYTES, KeptLog, Ran, insert, penstock
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.logstore.kept_log import BLOCK_BYTES, KeptLog, Ran, insert, penstock
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.admin.cli.app import make_app
-from tests.captured_log import head_of
-from tests.daemon_process import PENSTOCK, ROOT, DaemonProcess
-from tests.fixture_types import FreshDatabase
-from tests.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
+from penstock.cli.app import make_app
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -14,11 +14,11 @@ from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscriptions, subscription_path
 from penstock.errors import LeaseLost, OptionInvalid, PositionPurged
 from penstock.model import Position
-from tests.captured_log import assert_only_checkpoints, head_of
-from tests.daemon_process import DaemonProcess
-from tests.fixture_types import FreshDatabase
-from tests.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
-from tests.subscribing import Orders, Running
+from tests.support.capture.captured_log import assert_only_checkpoints, head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.daemon.subscribing import Orders, Running
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

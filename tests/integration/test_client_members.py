@@ -13,11 +13,11 @@ import pytest
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
-from tests.captured_log import head_of
-from tests.daemon_process import ROOT, DaemonProcess
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.subscribing import Orders, Running
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import ROOT, DaemonProcess
+from tests.support.daemon.subscribing import Orders, Running
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 

@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 
 from tests.convergence.machine import KINDS, Machine, play_seed
 from tests.convergence.targets import TARGETS
-from tests.fixture_types import MissingPart
-from tests.sink_backends import ServerOf
-from tests.spark_session import spark  # noqa: F401
-from tests.sweep_seed import sweep_seed
+from tests.support.sinks.backends import ServerOf
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.sweep_seed import sweep_seed
 from tools.servers import PartMissing
 
 CASES = [

@@ -12,7 +12,7 @@ from penstock.coordinate.backends.sqlite import SqliteSession
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore, open_store
 from penstock.errors import AuthenticationFailed, CoordinationLost, DiskFailed, OptionInvalid
-from tests.coordination_backends import (
+from tests.support.coordinate.backends import (
     OPERATION_SECONDS_SHORT,
     SESSION_SECONDS,
     SESSION_SECONDS_SHORT,
@@ -21,7 +21,7 @@ from tests.coordination_backends import (
     is_lost,
     until_answered,
 )
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.zookeeper import ZooKeeper
 
 LEASE = "/shop/lease"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ddl_machine.comparing import Outcome, compare
 from tests.ddl_machine.recording import Run
-from tests.sweep_seed import sweep_seed
+from tests.support.suite.sweep_seed import sweep_seed
 from tools.servers import FLAVORS, Server
 
 STATEMENTS = 20_000 if os.environ.get("PENSTOCK_LONG") else 60

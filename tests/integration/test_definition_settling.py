@@ -9,22 +9,29 @@ from typing import Any
 import pytest
 
 from penstock.binlog import read_binlog
-from penstock.capture import committed
-from penstock.capture.committed import wait_until_defined
-from penstock.capture.connection import connect
-from penstock.capture.ddl import tokens
 from penstock.capture.kept_schemas import give_definition
-from penstock.capture.schema_reader import read_tables
 from penstock.capture.status import CaptureStatus, State
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaMismatch, SchemaUnknown
 from penstock.model import Column, Position, ServerAddress, TableName, TableSchema
-from penstock.settings import Settings
-from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position, wait_for_state
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.kept_log import penstock
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.waiting_commits import SEMI_SYNC, waiting_commits
+from penstock.mysql import committed
+from penstock.mysql.committed import wait_until_defined
+from penstock.mysql.connection import connect
+from penstock.schema.reader import read_tables
+from penstock.schema.statements import tokens
+from penstock.schema.table_definition import TableDefinition
+from penstock.settings.daemon import Settings
+from tests.support.capture.captured_log import (
+    capturing,
+    head_of,
+    settings_of,
+    wait_for,
+    wait_for_position,
+    wait_for_state,
+)
+from tests.support.capture.waiting_commits import SEMI_SYNC, waiting_commits
+from tests.support.logstore.kept_log import penstock
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 

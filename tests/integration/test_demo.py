@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from demo import shop
-from tests.patience import wait_until
+from tests.support.suite.patience import wait_until
 from tools.servers import REPLICATION_PASSWORD
 
 pytestmark = pytest.mark.timeout(900)

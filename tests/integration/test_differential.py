@@ -14,8 +14,8 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 
 import penstock
 from penstock.model import Position
-from tests.decoding import run_logged
-from tests.fixture_types import FreshDatabase, StartServer
+from tests.support.binlog.decoding import run_logged
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import FLAVORS, Server
 
 Change = tuple[str, str, int, tuple[Any, ...]]

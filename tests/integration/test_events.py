@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
-from penstock._native import Decoder
 from penstock.binlog import read_binlog
 from penstock.errors import FileTruncated, IncidentLogged, StreamError
 from penstock.source.source import SourceOptions, open_source
-from tests.binlog_bytes import (
+from tests.support.binlog.decoding import (
+    decode,
+    decode_file,
+    decode_in_pieces,
+    replay,
+    run_logged,
+    select,
+)
+from tests.support.binlog.events import (
     ANONYMOUS_GTID,
     DELETE_ROWS,
     GTID,
@@ -35,8 +42,7 @@ from tests.binlog_bytes import (
     codes,
     events,
 )
-from tests.decoding import Decoded, answer, decode, decode_file, finish, replay, run_logged, select
-from tests.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.
@@ -165,22 +171,6 @@ def test_mariadb_compressed_events_hold_what_plain_ones_do(
     assert [one.text for one in decode_file(packed).statements] == [
         one.text for one in decode_file(plain).statements
     ]
-
-
-def decode_in_pieces(data: bytes, file: str, buffer_bytes: int) -> Decoded:
-    """Decode a file as a reader does that keeps no more than the bytes that were not taken."""
-    decoder, out = Decoder(instance="test", file=file), Decoded()
-    held = b""
-    for start in range(0, len(data), buffer_bytes):
-        held += data[start : start + buffer_bytes]
-        while True:
-            held = held[decoder.feed(held) :]
-            if decoder.state == "input":
-                break
-            answer(decoder, out, {}, None)
-    out.counters = decoder.counters
-    finish(decoder, out, len(held), drop_open=False)
-    return out
 
 
 # --- GTIDs ----------------------------------------------------------------------------------

@@ -20,9 +20,16 @@ from penstock.source.source import SourceOptions
 from penstock.source.stream_log import StreamLog
 from penstock.source.walk import TransactionWalk
 from penstock.spark.options import parse_settings
-from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position, wait_for_state
-from tests.fixture_types import StartServer
-from tests.patience import wait_for_next_second
+from tests.support.capture.captured_log import (
+    capturing,
+    head_of,
+    settings_of,
+    wait_for,
+    wait_for_position,
+    wait_for_state,
+)
+from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.patience import wait_for_next_second
 from tools.servers import Server
 
 

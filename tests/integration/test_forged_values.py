@@ -12,10 +12,10 @@ from penstock.limits import MIB, RANGE_BYTES_MIN
 from penstock.pipeline.settings import pipeline_of_values
 from penstock.source.reading import read_range
 from penstock.source.source import SourceOptions, open_source
-from tests.daemon_process import DaemonProcess
-from tests.forged_log import ACCOUNTS, NOTE_IDS, NOTES, keep_forged_log, write_forged_log
-from tests.pipeline_running import run_to_end
-from tests.spark_session import run_to_head, spark  # noqa: F401
+from tests.support.binlog.forged_log import ACCOUNTS, NOTE_IDS, NOTES, keep_forged_log, write_forged_log
+from tests.support.daemon.process import DaemonProcess
+from tests.support.pipeline.running import run_to_end
+from tests.support.spark.session import run_to_head, spark  # noqa: F401
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import polars
 import pyarrow
 
 import penstock
-from tests.decoding import run_logged
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.decoding import run_logged
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

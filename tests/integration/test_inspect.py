@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.admin.cli.app import make_app
-from tests.fixture_types import StartServer
-from tests.patience import WAIT_SECONDS_MAX
+from penstock.cli.app import make_app
+from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import REPLICATION_PASSWORD, Server
 
 PROGRAM = Path(sys.executable).with_name("penstock")
@@ -276,8 +276,9 @@ def test_every_verb_is_found_and_explains_itself() -> None:
 
 def test_a_verb_imports_no_other_verb() -> None:
     program = (
-        "import sys\nfrom penstock.admin.cli.app import make_app\nmake_app('status')\n"
-        "print(sorted(name for name in sys.modules if name.startswith('penstock.admin.cli.')))"
+        "import sys\nfrom penstock.cli.app import make_app\nmake_app('status')\n"
+        "print(sorted(name for name in sys.modules if name.startswith('penstock.cli.')"
+        " and 'shared' not in name))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['penstock.admin.cli.app', 'penstock.admin.cli.status']"
+    assert done.stdout.strip() == "['penstock.cli.app', 'penstock.cli.status']"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
-from tests.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 RANDOM_DOCUMENTS = 200

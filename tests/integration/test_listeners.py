@@ -24,11 +24,11 @@ from penstock.limits import (
     MIB,
     REQUEST_BODY_BYTES_MAX,
 )
-from tests.canal_client import CanalClient
-from tests.captured_log import head_of
-from tests.daemon_process import PENSTOCK, DaemonProcess, Refused
-from tests.kept_log import penstock
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.canal.client import CanalClient
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import PENSTOCK, DaemonProcess, Refused
+from tests.support.logstore.kept_log import penstock
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server, certificate
 
 LISTENERS = ("http", "canal", "ptubes", "ptubes_monitor")

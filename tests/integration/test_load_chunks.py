@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.capture.connection import Connection
 from penstock.model import ServerAddress, TablePatterns
+from penstock.mysql.connection import Connection
 from penstock.pipeline.load.chunks import Chunk, bound_values, plan_chunks
 from penstock.pipeline.load.reader import read_rows
 from penstock.pipeline.load.session import open_session
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import watermark_of
-from tests.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -19,7 +19,7 @@ from penstock.pipeline.load.chunks import Chunk, plan_chunks
 from penstock.pipeline.load.reader import read_chunk
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import take_watermark
-from tests.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Proxy, Server
 
 ROWS = 3_000

@@ -14,8 +14,8 @@ from penstock.model import Column, ServerAddress, TablePatterns, TableSchema
 from penstock.pipeline.load.chunks import plan_chunks
 from penstock.pipeline.load.reader import read_chunk
 from penstock.pipeline.load.targets import targets_of
-from tests.fixture_types import FreshDatabase
 from tests.integration.test_types import CASES, Case, on_each, same, write
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -16,10 +16,10 @@ import pymysql
 import pytest
 
 import penstock
-from penstock.capture import committed
-from penstock.capture.connection import connect
 from penstock.errors import PrivilegeMissing, ServerBusy
 from penstock.model import Position, ServerAddress, TablePatterns
+from penstock.mysql import committed
+from penstock.mysql.connection import connect
 from penstock.pipeline.load import exact as exact_module
 from penstock.pipeline.load.chunks import Chunk, plan_chunks
 from penstock.pipeline.load.exact import open_exact
@@ -27,9 +27,9 @@ from penstock.pipeline.load.reader import read_chunk, read_rows
 from penstock.pipeline.load.session import open_session
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, open_snapshot, take_watermark
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.waiting_commits import SEMI_SYNC, waiting_commits
+from tests.support.capture.waiting_commits import SEMI_SYNC, waiting_commits
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -14,20 +14,27 @@ import pytest
 
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import load_pipeline
-from tests.fixture_types import FreshDatabase
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX
-from tests.pipeline_oracle import assert_same, delta_rows, mysql_rows, net_rows, parquet_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end
-from tests.pipeline_workload import Workload
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.oracle import (
+    assert_same,
+    delta_rows,
+    mysql_rows,
+    net_rows,
+    parquet_rows,
+    source_rows,
+)
+from tests.support.pipeline.running import pipeline_of, run_to_end
+from tests.support.pipeline.workload import Workload
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 # A short lease, so that the test does not wait ten seconds after it kills a runner.
 PROGRAM = (
     "import penstock.pipeline.state as state\n"
     "state._LEASE_SECONDS = 1.0\n"
-    "from penstock.admin.cli.app import main\n"
+    "from penstock.cli.app import main\n"
     "main()\n"
 )
 # A mirror and a feed.

@@ -27,9 +27,9 @@ from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.model import Position
-from penstock.settings import LogSettings
-from tests.logstore_disk import Loss, SimulatedDisk
-from tests.logstore_source import (
+from penstock.settings.daemon import LogSettings
+from tests.support.logstore.disk import Loss, SimulatedDisk
+from tests.support.logstore.source import (
     FOLDER,
     SETTINGS,
     TIME_S,
@@ -39,8 +39,8 @@ from tests.logstore_source import (
     open_log,
     server_files,
 )
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers.packages import install
 
 

@@ -16,9 +16,9 @@ from penstock.logstore.disk import LocalDisk, ReadFile
 from penstock.logstore.log import Log
 from penstock.logstore.records import CLOSED, COLD
 from tests.conftest import ROOT
-from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
-from tests.logstore_source import Captured, check_log, open_log
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
+from tests.support.logstore.source import Captured, check_log, open_log
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 LOGS = ROOT / "native/kernel/tests/logs"
 HEAD_BYTES = 150

@@ -18,11 +18,11 @@ from penstock.logstore.log import Log
 from penstock.logstore.records import CLOSED
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.model import Position
-from tests.fixture_types import MissingPart
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import Captured, SourceFile, boundaries, open_log, server_files
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import Captured, SourceFile, boundaries, open_log, server_files
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import PartMissing
 from tools.servers.packages import install
 

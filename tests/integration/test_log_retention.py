@@ -31,8 +31,8 @@ from penstock.logstore.reader import LogReader
 from penstock.logstore.records import TIERED
 from penstock.logstore.retention import Reason, Retention, RetentionPolicy
 from penstock.model import Position
-from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
-from tests.logstore_source import FOLDER, SETTINGS, TIME_S, Captured, check_log, open_log
+from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
+from tests.support.logstore.source import FOLDER, SETTINGS, TIME_S, Captured, check_log, open_log
 
 HOUR_S = 3600
 SECOND_US = 1_000_000

@@ -24,10 +24,10 @@ from penstock.logstore.records import CLOSED, COLD, TIERED, SegmentRecord
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.tier import Tier, TieredNote
 from penstock.model import Position
-from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
-from tests.logstore_source import SETTINGS, TIME_S, Captured, check_log, open_log
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
+from tests.support.logstore.source import SETTINGS, TIME_S, Captured, check_log, open_log
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 class Counted(MemoryFileSystem):

@@ -11,9 +11,9 @@ from penstock.logstore.epochs import stored_segments
 from penstock.logstore.log import Log
 from penstock.logstore.records import CLOSED, COLD, TIERED
 from penstock.logstore.upkeep import Upkeep
-from penstock.settings import LogSettings, RetentionSettings
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import FOLDER, SETTINGS, Captured, check_log, open_log
+from penstock.settings.daemon import LogSettings, RetentionSettings
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import FOLDER, SETTINGS, Captured, check_log, open_log
 
 
 def settings(**changes: Any) -> LogSettings:

@@ -18,8 +18,8 @@ from penstock.logstore.records import CLOSED, RECORD_BYTES, seal
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.tier import Tier
 from penstock.logstore.verify import Finding, FindingKind, verify
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import BLOCK_BYTES, Captured, check_log, open_log
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import BLOCK_BYTES, Captured, check_log, open_log
 
 
 @cache

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.capture.connection import connect
-from penstock.capture.start import StartAt, begin_after, begin_empty
 from penstock.model import Position, ServerAddress
+from penstock.mysql.connection import connect
+from penstock.mysql.start import StartAt, begin_after, begin_empty
 from penstock.source.files import FileSource
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 from penstock.source.walk import TransactionWalk
-from tests.patience import wait_until
+from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 DELAY_US = 200_000

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.capture.status import State
 from penstock.logstore.reader import LogReader
-from tests.captured_log import (
+from tests.support.capture.captured_log import (
     assert_equal_to_server,
     capturing,
     head_of,
@@ -15,8 +15,8 @@ from tests.captured_log import (
     wait_for,
     wait_for_position,
 )
-from tests.fixture_types import StartServer
-from tests.kept_log import penstock
+from tests.support.logstore.kept_log import penstock
+from tests.support.suite.fixture_types import StartServer
 
 
 @pytest.mark.deep(

@@ -24,9 +24,9 @@ from penstock.coordinate.membership import Member
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import LeaseLost, OptionInvalid
-from tests import coordination_process
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.coordinate import process as coordination_process
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.zookeeper import ZooKeeper
 
 SHARDS = 8

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.binlog_bytes import TRANSACTION_PAYLOAD, codes
-from tests.fixture_types import StartServer
+from tests.support.binlog.events import TRANSACTION_PAYLOAD, codes
+from tests.support.suite.fixture_types import StartServer
 from tools.servers import Server
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests import canal_expectations as expected
-from tests.canal_client import EVENTS, PROTO, ROWDATA, TRANSACTIONBEGIN, TRANSACTIONEND
-from tests.decoding import run_logged
-from tests.fixture_types import FreshDatabase
 from tests.integration.test_messages_json import MATRIX, PAIRS, Message, read, rows_of
 from tests.integration.test_types import definition, shown_by_client, write
-from tests.json_expectations import GEOMETRIES, name_of
-from tests.ptubes_packet import RdsEvent, RdsMessage
+from tests.support.binlog.decoding import run_logged
+from tests.support.canal import expectations as expected
+from tests.support.canal.client import EVENTS, PROTO, ROWDATA, TRANSACTIONBEGIN, TRANSACTIONEND
+from tests.support.messages.json_expectations import GEOMETRIES, name_of
+from tests.support.ptubes.packet import RdsEvent, RdsMessage
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

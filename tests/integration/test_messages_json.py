@@ -18,10 +18,10 @@ from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
-from tests import json_expectations as expected
-from tests.decoding import run_logged
-from tests.fixture_types import FreshDatabase
 from tests.integration.test_types import CASES, OF_MARIADB, Case, definition, shown_by_client, write
+from tests.support.binlog.decoding import run_logged
+from tests.support.messages import json_expectations as expected
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -10,9 +10,6 @@ import pytest
 
 from penstock._native import Decoder
 from penstock.errors import OptionInvalid
-from tests.binlog_bytes import MAGIC, first_event_end
-from tests.decoding import run_logged
-from tests.fixture_types import FreshDatabase
 from tests.integration.test_messages_canal import (
     BEGIN,
     END,
@@ -28,6 +25,9 @@ from tests.integration.test_messages_canal import (
 )
 from tests.integration.test_messages_json import messages_of, read, rows_of
 from tests.integration.test_types import definition
+from tests.support.binlog.decoding import run_logged
+from tests.support.binlog.events import MAGIC, first_event_end
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -30,7 +30,7 @@ from penstock.pipeline.dead_letter import dead_letters, rows_of_letter
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.pipeline.step import through
-from penstock.settings import LogSettings, load_settings
+from penstock.settings.daemon import LogSettings, load_settings
 from penstock.sinks.sink import BatchMark, Evolution, Sink
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.offsets import Offset
@@ -39,10 +39,6 @@ from penstock.source.source import SourceOptions, open_source
 from penstock.source.tracking import TrackedSchemas
 from penstock.spark.options import parse_settings
 from penstock.spark.source import PenstockDataSource
-from tests.daemon_process import DaemonProcess
-from tests.kept_log import BLOCK_BYTES, penstock
-from tests.patience import WAIT_SECONDS_MAX
-from tests.pipeline_running import run_to_end
 from tests.samples.program import MEMBER, SUBSCRIPTION
 from tests.samples.reading import (
     CAPTURED,
@@ -57,7 +53,11 @@ from tests.samples.reading import (
     sorted_changes,
 )
 from tests.samples.shop import BAD_CODE, NOTES, ORDERS, plain
-from tests.spark_session import Collected, run_to_head, spark  # noqa: F401
+from tests.support.daemon.process import DaemonProcess
+from tests.support.logstore.kept_log import BLOCK_BYTES, penstock
+from tests.support.pipeline.running import run_to_end
+from tests.support.spark.session import Collected, run_to_head, spark  # noqa: F401
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers.ports import free_port
 
 # From the second phase on.

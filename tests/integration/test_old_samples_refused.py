@@ -24,13 +24,13 @@ from penstock.logstore.records import BLOCKS_MAGIC, SEGMENTS_MAGIC, seal
 from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import load_pipeline
-from penstock.settings import load_settings
+from penstock.settings.daemon import load_settings
 from penstock.source.offsets import Offset
 from penstock.source.tracking import TrackedSchemas
 from penstock.spark.options import parse_settings
-from tests.kept_log import penstock
 from tests.samples.reading import VERSIONS, Sample, row_changes
 from tests.samples.shop import ORDERS
+from tests.support.logstore.kept_log import penstock
 from tools.servers.ports import free_port
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixture_types import MissingPart, StartServer
 from tests.originals.comparing import Difference, differences, not_seen, rules_of, unlisted
 from tests.originals.events import (
     debezium_events,
@@ -17,6 +16,7 @@ from tests.originals.events import (
     steady_tables,
 )
 from tests.originals.running import OF_DEBEZIUM, write_all
+from tests.support.suite.fixture_types import MissingPart, StartServer
 from tools.servers import PartMissing
 
 DIFFERENCES_SHOWN_MAX = 20

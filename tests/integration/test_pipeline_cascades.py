@@ -13,11 +13,11 @@ from penstock.model import TableName
 from penstock.pipeline.cascades import CascadeWatch, may_cascade
 from penstock.pipeline.preview import preview
 from penstock.pipeline.settings import PipelineSettings
-from tests.changes_made import changes_of, delete, insert, target_of, update
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_oracle import differences, mysql_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.pipeline.oracle import differences, mysql_rows, source_rows
+from tests.support.pipeline.running import pipeline_of, run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 _TABLES = """

@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import SchemaChanged
 from penstock.pipeline.state import PipelineState
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_oracle import differences, mysql_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.oracle import differences, mysql_rows, source_rows
+from tests.support.pipeline.running import pipeline_of, run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 _SWAP = """

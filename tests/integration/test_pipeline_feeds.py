@@ -10,9 +10,9 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_running import pipeline_of, run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.running import pipeline_of, run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # Per table: what happens to it, and the rows that its inserts left in a feed; the first one was loaded.

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.fixture_types import FreshDatabase
 from tests.integration.test_sink_kafka import broker  # noqa: F401
-from tests.kafka_reading import rows_held
-from tests.nonempty import each
-from tests.patience import wait_until
-from tests.pipeline_oracle import assert_same, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end, running
-from tests.pipeline_workload import Workload
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.oracle import assert_same, source_rows
+from tests.support.pipeline.running import pipeline_of, run_to_end, running
+from tests.support.pipeline.workload import Workload
+from tests.support.sinks.kafka_reading import rows_held
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import wait_until
 from tools.kafka import Kafka
 from tools.servers import Server
 

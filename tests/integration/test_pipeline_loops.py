@@ -15,7 +15,7 @@ from penstock.sinks.sink import Evolution, Sink, make_sink, settings_of
 from penstock.source.bounds import Bounds
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import SourceOptions, open_source, shown_tables
-from tests.logged_changes import targets_in, write_batch
+from tests.support.pipeline.logged_changes import targets_in, write_batch
 from tools.servers import Server
 
 DATABASE = "town"

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.admin.cli.verify import EXIT_INCOMPLETE
+from penstock.cli.verify import EXIT_INCOMPLETE
 from penstock.model import TableName
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
-from tests.fixture_types import FreshDatabase
-from tests.kept_log import penstock
-from tests.pipeline_oracle import delta_rows
-from tests.pipeline_running import opened, run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.logstore.kept_log import penstock
+from tests.support.pipeline.oracle import delta_rows
+from tests.support.pipeline.running import opened, run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

@@ -24,13 +24,13 @@ from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, split_key, table_key
-from penstock.sinks.targets.mysql import MysqlSink
+from penstock.sinks.mysql.sink import MysqlSink
 from penstock.source.reading import LoggedStatement
 from penstock.spark.driver import SparkDriver
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_oracle import parquet_rows
-from tests.pipeline_running import pipeline_of, run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.oracle import parquet_rows
+from tests.support.pipeline.running import pipeline_of, run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

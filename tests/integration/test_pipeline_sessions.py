@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
-from tests.pipeline_workload import Workload
-from tests.spark_cluster import ROOT, SPARK_HOME, connect_server, environment, standalone_cluster
-from tests.spark_session import session_settings
+from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
+from tests.support.pipeline.workload import Workload
+from tests.support.spark.cluster import ROOT, SPARK_HOME, connect_server, environment, standalone_cluster
+from tests.support.spark.session import session_settings
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 RUN_SECONDS_MAX = 400
-PROGRAM = "import sys\nfrom penstock.admin.cli.app import main\nmain()\n"
+PROGRAM = "import sys\nfrom penstock.cli.app import main\nmain()\n"
 
 
 def write_pipeline(source: Server, target: Server, database: str, folder: Path) -> Path:

@@ -9,11 +9,11 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import StatementLogged
 from penstock.pipeline.settings import load_pipeline
-from tests.fixture_types import FreshDatabase
-from tests.kept_log import penstock
-from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
-from tests.pipeline_running import run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.logstore.kept_log import penstock
+from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
+from tests.support.pipeline.running import run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

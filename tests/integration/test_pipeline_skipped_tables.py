@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from penstock.admin.cli.app import make_app
+from penstock.cli.app import make_app
 from penstock.engine.run import PipelineRun
 from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import Failure
@@ -22,10 +22,10 @@ from penstock.pipeline.preview import preview
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.spark.driver import SparkDriver
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_oracle import assert_same, delta_rows, mysql_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.oracle import assert_same, delta_rows, mysql_rows, source_rows
+from tests.support.pipeline.running import pipeline_of, run_to_end
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

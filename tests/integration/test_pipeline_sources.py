@@ -10,13 +10,13 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import PrivilegeMissing, SchemaChanged
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
-from penstock.sinks.targets.mysql import MysqlSink
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.nonempty import each
-from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
-from tests.pipeline_running import pipeline_of, run_to_end
-from tests.pipeline_workload import Workload
-from tests.spark_session import spark  # noqa: F401
+from penstock.sinks.mysql.sink import MysqlSink
+from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
+from tests.support.pipeline.running import pipeline_of, run_to_end
+from tests.support.pipeline.workload import Workload
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.nonempty import each
 from tools.servers import Server
 
 

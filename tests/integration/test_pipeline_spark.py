@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_oracle import Row, assert_same, delta_rows, mysql_rows, source_rows
-from tests.pipeline_running import (
+from tests.support.pipeline.oracle import Row, assert_same, delta_rows, mysql_rows, source_rows
+from tests.support.pipeline.running import (
     pipeline_of,
     run_to_end,
     running,
     wait_for_batches,
     wait_until_loaded,
 )
-from tests.pipeline_workload import Workload
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.workload import Workload
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 Rows = Callable[[str, str], list[Row]]

@@ -14,8 +14,8 @@ from penstock.errors import StepFailed
 from penstock.pipeline.dead_letter import dead_letters, replay, rows_of_letter
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
-from tests.fixture_types import FreshDatabase
-from tests.spark_session import spark  # noqa: F401
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

@@ -16,9 +16,7 @@ from clickhouse_connect.datatypes.format import clear_all_formats, set_read_form
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.verify.verify import verify
-from tests.fixture_types import FreshDatabase, MissingPart
-from tests.patience import WAIT_SECONDS_MAX
-from tests.pipeline_oracle import (
+from tests.support.pipeline.oracle import (
     Row,
     Source,
     assert_same,
@@ -28,10 +26,12 @@ from tests.pipeline_oracle import (
     redis_rows,
     source_rows,
 )
-from tests.pipeline_running import opened, pipeline_of, run_to_end
-from tests.pipeline_workload import Workload
-from tests.sink_backends import SinkBackend, sink_backends
-from tests.spark_session import spark  # noqa: F401
+from tests.support.pipeline.running import opened, pipeline_of, run_to_end
+from tests.support.pipeline.workload import Workload
+from tests.support.sinks.backends import SinkBackend, sink_backends
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase, MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import PartMissing, Server
 
 Rows = Callable[[Any, str, str], list[Row]]

@@ -10,11 +10,17 @@ from penstock.errors import SchemaChanged
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.report import lines
 from penstock.pipeline.verify.verify import Verification, verify
-from tests.captured_log import capturing, head_of, settings_of, wait_for_position, wait_for_state
-from tests.fixture_types import FreshDatabase
-from tests.pipeline_by_hand import HandDriven
-from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
-from tests.pipeline_workload import Workload
+from tests.support.capture.captured_log import (
+    capturing,
+    head_of,
+    settings_of,
+    wait_for_position,
+    wait_for_state,
+)
+from tests.support.pipeline.by_hand import HandDriven
+from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
+from tests.support.pipeline.workload import Workload
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

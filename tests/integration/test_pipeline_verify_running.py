@@ -14,13 +14,13 @@ from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
 from penstock.spark.driver import SparkDriver
 from penstock.spark.verifying import SparkSpreading
-from tests.fixture_types import FreshDatabase
-from tests.kept_log import penstock
-from tests.patience import wait_until
-from tests.pipeline_oracle import assert_same, mysql_rows, source_rows
-from tests.pipeline_running import BATCH_SECONDS_MAX, opened, pipeline_of, run_to_end, running
-from tests.pipeline_workload import Workload
-from tests.spark_session import spark  # noqa: F401
+from tests.support.logstore.kept_log import penstock
+from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
+from tests.support.pipeline.running import BATCH_SECONDS_MAX, opened, pipeline_of, run_to_end, running
+from tests.support.pipeline.workload import Workload
+from tests.support.spark.session import spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from penstock.binlog import read_binlog
 from penstock.model import Position
-from tests.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position
-from tests.fixture_types import StartServer
-from tests.patience import wait_until
-from tests.replicas import gtids_executed, replica_of
+from tests.support.capture.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position
+from tests.support.capture.replicas import gtids_executed, replica_of
+from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.patience import wait_until
 
 
 @pytest.mark.deep(

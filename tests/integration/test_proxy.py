@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pymysql
 import pytest
 
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Proxy, Server
 from tools.servers.ports import free_port
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.captured_log import head_of, rotate
-from tests.daemon_process import DaemonProcess
-from tests.patience import wait_for_next_second
-from tests.ptubes_client import EARLIEST, LATEST, normal
-from tests.ptubes_packet import shards_of
-from tests.ptubes_shop import (
+from tests.support.capture.captured_log import head_of, rotate
+from tests.support.daemon.process import DaemonProcess
+from tests.support.ptubes.client import EARLIEST, LATEST, normal
+from tests.support.ptubes.packet import shards_of
+from tests.support.ptubes.shop import (
     DELETE,
     END,
     HEARTBEAT,
@@ -27,6 +26,7 @@ from tests.ptubes_shop import (
     of_kind,
     start_daemon,
 )
+from tests.support.suite.patience import wait_for_next_second
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
-from tests.fixture_types import FreshDatabase
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.ptubes_client import EARLIEST, LATEST
-from tests.ptubes_packet import ERROR, RdsEnvelope, shards_of
-from tests.ptubes_shop import END, INSERT, Shop, make_shop, of_kind, start_daemon
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.ptubes.client import EARLIEST, LATEST
+from tests.support.ptubes.packet import ERROR, RdsEnvelope, shards_of
+from tests.support.ptubes.shop import END, INSERT, Shop, make_shop, of_kind, start_daemon
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 WAIT_MILLISECONDS = int(WAIT_SECONDS_MAX / 2) * 1000

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from tests.decoding import Row, place_in_log, replay, run_logged
+from tests.support.binlog.decoding import Row, place_in_log, replay, run_logged
 from tools.servers import FLAVORS, Server
 
 EXAMPLES = 150 if os.environ.get("PENSTOCK_LONG") else 8

@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from tests.binlog_bytes import MAGIC, TRANSACTION_PAYLOAD, codes, events
-from tests.decoding import Decoded, decode, decode_range, run_logged
-from tests.fixture_types import FreshDatabase, StartServer
+from tests.support.binlog.decoding import Decoded, decode, decode_range, run_logged
+from tests.support.binlog.events import MAGIC, TRANSACTION_PAYLOAD, codes, events
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 EVERY_BYTE_MAX = 3000

@@ -19,8 +19,8 @@ from penstock.errors import OptionInvalid, PositionInvalid, PositionPurged
 from penstock.model import Position, TableSchema
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
-from tests.captured_log import rotate
-from tests.fixture_types import FreshDatabase, StartServer
+from tests.support.capture.captured_log import rotate
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Proxy, Server
 
 ORDERS = """CREATE TABLE {0}.orders (

@@ -12,12 +12,12 @@ import yaml
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from penstock.admin.cli.app import make_app
-from penstock.settings import load_settings
-from tests.daemon_process import DaemonProcess
-from tests.fixture_types import StartServer
-from tests.nonempty import each
-from tests.spark_session import spark
+from penstock.cli.app import make_app
+from penstock.settings.daemon import load_settings
+from tests.support.daemon.process import DaemonProcess
+from tests.support.spark.session import spark
+from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.nonempty import each
 from tools.servers import REPLICATION_PASSWORD
 
 README = Path(__file__).resolve().parents[2] / "README.md"

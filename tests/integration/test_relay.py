@@ -19,10 +19,10 @@ from penstock.errors import ConnectionLost, OptionInvalid, StepFailed
 from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.relay import Relay
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
-from tests.captured_log import head_of
-from tests.daemon_process import PENSTOCK, DaemonProcess
-from tests.fixture_types import FreshDatabase
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import PENSTOCK, DaemonProcess
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.redis import Redis
 from tools.servers import Server
 

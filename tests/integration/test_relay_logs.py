@@ -6,9 +6,9 @@ from typing import Any
 from pymysql.cursors import DictCursor
 
 import penstock
-from tests.captured_log import head_of
-from tests.fixture_types import StartServer
-from tests.patience import wait_until
+from tests.support.capture.captured_log import head_of
+from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.patience import wait_until
 from tools.servers import REPLICATION_PASSWORD, Server
 
 START = {

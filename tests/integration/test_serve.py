@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from penstock.model import Position
-from tests.captured_log import assert_equal_to_server, head_of, rotate
-from tests.daemon_process import PENSTOCK, ROOT, DaemonProcess, Refused
-from tests.fixture_types import FreshDatabase
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.capture.captured_log import assert_equal_to_server, head_of, rotate
+from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess, Refused
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server, certificate
 
 IDLE_BYTES_MAX = 300 << 20

@@ -19,8 +19,8 @@ from penstock.limits import WAIT_SECONDS_DEFAULT
 from penstock.limits import WAIT_SECONDS_MAX as NEWS_SECONDS_MAX
 from penstock.serve.listener import make_app
 from penstock.serve.served import Arrivals, Served
-from tests.daemon_process import DaemonProcess, Refused
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.daemon.process import DaemonProcess, Refused
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -27,25 +27,20 @@ from penstock.serve import piece as piece_module
 from penstock.serve import pieces as pieces_module
 from penstock.serve.access import WHOLE
 from penstock.serve.arrivals import Arrivals
-from penstock.serve.changes_request import ChangesRequest
+from penstock.serve.http.changes import ChangesAnswer
+from penstock.serve.http.changes_request import ChangesRequest
 from penstock.serve.pieces import Piece, PieceMemory, Pieces, View
-from penstock.serve.protocols.changes import ChangesAnswer
-from penstock.serve.protocols.ptubes_session import Session
+from penstock.serve.ptubes.messages import CheckpointMode, FetchRequest, PtubesCheckpoint, PtubesSubscription
+from penstock.serve.ptubes.session import Session
 from penstock.serve.sieve import ShardSet, sieve_of
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.serve.subscription import Cursor, Start, Started, resolve_start
 from penstock.serve.threads import Threads
-from penstock.serve.wire.ptubes_messages import (
-    CheckpointMode,
-    FetchRequest,
-    PtubesCheckpoint,
-    PtubesSubscription,
-)
 from penstock.source.files import FileSource
-from tests.log_folders import binlogs, keep, open_log
-from tests.patience import WAIT_SECONDS_MAX
-from tests.ptubes_packet import RdsEnvelope, shards_of
-from tests.xa_log import XA_STATEMENTS
+from tests.support.binlog.xa_log import XA_STATEMENTS
+from tests.support.logstore.folders import binlogs, keep, open_log
+from tests.support.ptubes.packet import RdsEnvelope, shards_of
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 Row = tuple[object, ...]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import (
     FLAVORS,
     REPLICATION_PASSWORD,

@@ -14,9 +14,9 @@ from penstock.changes import Changes, Origin, Target
 from penstock.errors import OptionInvalid, SchemaChanged, ServerUnsupported, ValueMalformed
 from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.sink_backends import ClickHouseBackend, running_backend
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.sinks.backends import ClickHouseBackend, running_backend
+from tests.support.suite.fixture_types import MissingPart
 from tools.clickhouse import ClickHouse
 from tools.servers import Server
 

@@ -14,10 +14,10 @@ from penstock.changes import Target
 from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
 from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
-from tests.changes_made import changes_of, delete, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.patience import WAIT_SECONDS_MAX
-from tests.sink_backends import ElasticsearchBackend, running_backend
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.sinks.backends import ElasticsearchBackend, running_backend
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.elasticsearch import Elasticsearch
 from tools.servers import Server
 

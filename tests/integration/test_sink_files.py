@@ -15,11 +15,11 @@ import pytest
 from penstock.changes import Changes, Origin
 from penstock.errors import DiskFailed, OptionInvalid, SchemaChanged
 from penstock.model import TableName
-from penstock.sinks.parquet_files import ROW_GROUP_ROWS
+from penstock.sinks.files import sink as files
+from penstock.sinks.files.sink import FilesSink
+from penstock.sinks.lake.parquet_files import ROW_GROUP_ROWS
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread, make_sink, settings_of
-from penstock.sinks.targets import files
-from penstock.sinks.targets.files import FilesSink
-from tests.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(40)"})
 WIDER = target_of({"id": "bigint", "note": "varchar(40)", "paid": "time(6)"})

@@ -23,8 +23,8 @@ from penstock.errors import (
 )
 from penstock.model import TableName
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, Spread, make_sink, settings_of
-from tests.changes_made import changes_of, delete, insert, target_of, update
-from tests.http_endpoint import HttpEndpoint, Received
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.sinks.http_endpoint import HttpEndpoint, Received
 
 MARK = BatchMark("hooks", "1", 7)
 

@@ -16,15 +16,15 @@ from pydantic import ValidationError
 from penstock.changes import Changes, Origin
 from penstock.errors import ConnectionLost, LeaseLost, OptionInvalid, ServerBusy, TransientError
 from penstock.model import Column
-from penstock.sinks import kafka_connection
+from penstock.sinks.kafka import connection as kafka_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread, make_sink, settings_of
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.kafka_reading import records, rows_held
-from tests.logged_changes import logged_corpus, write_batch
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.pipeline_oracle import assert_same
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.logged_changes import logged_corpus, write_batch
+from tests.support.pipeline.oracle import assert_same
+from tests.support.sinks.kafka_reading import records, rows_held
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.kafka import Kafka
 from tools.servers import PartMissing, Server
 

@@ -14,13 +14,13 @@ import pytest
 
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import SchemaChanged, ValueMalformed, VersionConflict
-from penstock.sinks.copy_on_write import _SMALL_FILES_MAX as SMALL_FILES_MAX
-from penstock.sinks.iceberg_table import catalog_of
-from penstock.sinks.lake_sink import LakeSink
-from penstock.sinks.parquet_files import DataFile
+from penstock.sinks.iceberg.sink import IcebergSink
+from penstock.sinks.iceberg.table import catalog_of
+from penstock.sinks.lake.copy_on_write import _SMALL_FILES_MAX as SMALL_FILES_MAX
+from penstock.sinks.lake.lake_sink import LakeSink
+from penstock.sinks.lake.parquet_files import DataFile
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, make_sink, settings_of
-from penstock.sinks.targets.iceberg import IcebergSink
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(40)"})
 Row = dict[str, Any]
@@ -104,7 +104,7 @@ def test_a_load_into_an_empty_table_reads_nothing_back(
 ) -> None:
     lake = Lake(kind, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.sinks.copy_on_write.CopyOnWrite.rewrite", None)
+        patch.setattr("penstock.sinks.lake.copy_on_write.CopyOnWrite.rewrite", None)
         for number in (1, 2):
             chunks = [
                 [loaded(*(insert(1, id=row, note="load") for row in range(at, at + 10)))]
@@ -302,7 +302,7 @@ def test_a_log_that_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pyte
     lake = Lake("delta", tmp_path)
     lake.part(1, 0, changes_of(ORDERS, insert(1, id=1, note="a")))
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.sinks.delta_table.DeltaTable", None)
+        patch.setattr("penstock.sinks.delta.table.DeltaTable", None)
         for number in range(2, 14):
             writer = lake.sink.open(BatchMark("shop", "g", number), 0)
             writer.write(changes_of(ORDERS, insert(number, id=number, note="b")))

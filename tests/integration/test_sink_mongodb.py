@@ -13,9 +13,9 @@ from bson.decimal128 import Decimal128
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, ValueMalformed
 from penstock.sinks.sink import BatchMark, Evolution, Sink, make_sink, settings_of
-from tests.changes_made import changes_of, delete, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.sink_backends import MongoBackend, running_backend
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.sinks.backends import MongoBackend, running_backend
+from tests.support.suite.fixture_types import MissingPart
 from tools.mongo import Mongo
 from tools.servers import Server
 

@@ -12,15 +12,15 @@ import pytest
 from penstock.changes import Target
 from penstock.errors import LeaseLost, ServerBusy
 from penstock.model import Column, Secret
-from penstock.sinks import mysql_transaction
-from penstock.sinks.mysql_connection import Session, connect
+from penstock.sinks.mysql import sink as mysql
+from penstock.sinks.mysql import transaction as mysql_transaction
+from penstock.sinks.mysql.connection import Session, connect
 from penstock.sinks.sink import BatchMark, Evolution, make_sink, settings_of
-from penstock.sinks.targets import mysql
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.logged_changes import write_batch
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.sink_backends import MysqlBackend, running_backend
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.logged_changes import write_batch
+from tests.support.sinks.backends import MysqlBackend, running_backend
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 _databases = itertools.count(1)

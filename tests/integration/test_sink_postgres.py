@@ -12,11 +12,11 @@ import pytest
 
 from penstock.errors import ConnectionLost
 from penstock.sinks.sink import BatchMark, Evolution, make_sink, settings_of
-from tests.changes_made import changes_of, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.logged_changes import write_batch
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.sink_backends import PostgresBackend, running_backend
+from tests.support.pipeline.changes_made import changes_of, insert, target_of, update
+from tests.support.pipeline.logged_changes import write_batch
+from tests.support.sinks.backends import PostgresBackend, running_backend
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 _schemas = itertools.count(1)

@@ -22,11 +22,11 @@ from penstock.errors import (
     TlsFailed,
 )
 from penstock.model import Secret
-from penstock.sinks import redis_connection
+from penstock.sinks.redis import connection as redis_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread, make_sink, settings_of
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.fixture_types import MissingPart
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.redis import Redis
 from tools.servers import PartMissing, certificate
 from tools.servers.server import free_port

@@ -37,9 +37,9 @@ from penstock.source.daemon_address import DaemonAddress
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
-from tests.daemon_process import DaemonProcess
-from tests.log_folders import binlogs
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.daemon.process import DaemonProcess
+from tests.support.logstore.folders import binlogs
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy, Server, certificate
 
 # The flavors differ below this layer; its own tests run on both every day.
@@ -194,7 +194,7 @@ def test_an_instance_shows_its_own_tables_to_readers_who_name_none(served: Serve
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from penstock.admin.cli.app import main; main()", *words]
+    command = [sys.executable, "-c", "from penstock.cli.app import main; main()", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
 
 

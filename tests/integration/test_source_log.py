@@ -40,9 +40,9 @@ from penstock.source.read_settings import ReadSettings
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
-from tests.log_folders import binlogs, keep, open_log
-from tests.nonempty import each
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.logstore.folders import binlogs, keep, open_log
+from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.
@@ -545,7 +545,7 @@ def test_definitions_are_those_in_force(kept: Kept) -> None:
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from penstock.admin.cli.app import main; main()", *words]
+    command = [sys.executable, "-c", "from penstock.cli.app import main; main()", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
 
 

@@ -9,8 +9,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.fixture_types import FreshDatabase
-from tests.spark_session import head_of, rows_of, spark  # noqa: F401
+from tests.support.spark.session import head_of, rows_of, spark  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

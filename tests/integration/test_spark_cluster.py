@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixture_types import FreshDatabase
-from tests.spark_cluster import environment, run_program, standalone_cluster
-from tests.spark_session import head_of, session_settings
+from tests.support.spark.cluster import environment, run_program, standalone_cluster
+from tests.support.spark.session import head_of, session_settings
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # What executors import, besides pyspark and pyarrow: the package and its own requirements.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixture_types import FreshDatabase
-from tests.nonempty import each
-from tests.spark_cluster import connect_server, run_program
-from tests.spark_session import head_of, session_settings
+from tests.support.spark.cluster import connect_server, run_program
+from tests.support.spark.session import head_of, session_settings
+from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.nonempty import each
 from tools.servers import Server
 
 EXPECTED = [[1, "insert"], [2, "insert"], [1, "update_preimage"], [1, "update_postimage"], [2, "delete"]]

@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.daemon_process import DaemonProcess
-from tests.spark_session import Collected, head_of, process_all, rows_of, run_to_head, spark  # noqa: F401
+from tests.support.daemon.process import DaemonProcess
+from tests.support.spark.session import Collected, head_of, process_all, rows_of, run_to_head, spark  # noqa: F401
 from tools.servers import Server
 
 ROWS = 40

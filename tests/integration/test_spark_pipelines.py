@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from examples.auto_cdc import lake
-from tests.fixture_types import FreshDatabase, MissingPart
-from tests.spark_cluster import ROOT, SPARK_HOME, connect_server, environment, run_program, run_to_end
-from tests.spark_session import session_settings
+from tests.support.spark.cluster import ROOT, SPARK_HOME, connect_server, environment, run_program, run_to_end
+from tests.support.spark.session import session_settings
+from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tools.servers import Server
 
 

@@ -13,10 +13,10 @@ from penstock.model import TableName
 from penstock.source.source import SourceOptions
 from penstock.spark import decode_table
 from penstock.spark.schema import newest_on_server
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.patience import wait_until
-from tests.spark_patience import WORKERS
-from tests.spark_session import Collected, head_of, process_all, run_to_head, spark, stream_of  # noqa: F401
+from tests.support.spark.patience import WORKERS
+from tests.support.spark.session import Collected, head_of, process_all, run_to_head, spark, stream_of  # noqa: F401
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 

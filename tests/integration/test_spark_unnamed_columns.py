@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.fixture_types import StartServer
-from tests.spark_session import Collected, head_of, run_to_head, spark, stream_of  # noqa: F401
+from tests.support.spark.session import Collected, head_of, run_to_head, spark, stream_of  # noqa: F401
+from tests.support.suite.fixture_types import StartServer
 
 
 def test_columns_that_swapped_names_in_the_backlog_keep_their_values_apart(

@@ -2,13 +2,13 @@
 """Statements of sessions whose SQL mode changes how text is read."""
 
 from penstock.binlog import load_schemas
-from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.model import TableName, TablePatterns
+from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange
-from tests.binlog_bytes import first_event_end
-from tests.cut_source import CutSource
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.cut_source import CutSource
+from tests.support.binlog.events import first_event_end
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # Read without the mode, a string or name of these statements ends in a later place and hides a clause.

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from penstock.source.reading import LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange
-from tests.binlog_bytes import first_event_end
-from tests.cut_source import CutSource
-from tests.decoding import run_logged
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.cut_source import CutSource
+from tests.support.binlog.decoding import run_logged
+from tests.support.binlog.events import first_event_end
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 ROWS = 400

@@ -12,11 +12,11 @@ import pytest
 
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
-from tests.fixture_types import FreshDatabase, MissingPart
-from tests.patience import WAIT_SECONDS_MAX
-from tests.pipeline_by_hand import HandDriven
-from tests.pipeline_workload import Workload
-from tests.sink_backends import running_backend
+from tests.support.pipeline.by_hand import HandDriven
+from tests.support.pipeline.workload import Workload
+from tests.support.sinks.backends import running_backend
+from tests.support.suite.fixture_types import FreshDatabase, MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
 

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.errors import SchemaUnknown
 from penstock.model import Column, TableSchema
-from tests.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -8,9 +8,9 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from tests.canal_client import EVENTS, PROTO, ROWDATA, TRANSACTIONBEGIN, TRANSACTIONEND
 from tests.originals.comparing import Event
 from tests.originals.running import MARKS
+from tests.support.canal.client import EVENTS, PROTO, ROWDATA, TRANSACTIONBEGIN, TRANSACTIONEND
 
 _STORES = {
     TRANSACTIONBEGIN: "TransactionBegin",

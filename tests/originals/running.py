@@ -19,11 +19,11 @@ import penstock
 from penstock.changes import SYSTEM_COLUMNS, Changes
 from penstock.model import Position
 from penstock.sinks.messages import Format, key_of, messages_of
-from tests.canal_client import CanalClient
-from tests.captured_log import head_of
-from tests.daemon_process import DaemonProcess
-from tests.logged_changes import targets_in
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.canal.client import CanalClient
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.pipeline.logged_changes import targets_in
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.maven import cached, copy_dependencies, program, run
 from tools.servers import Server
 

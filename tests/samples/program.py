@@ -28,7 +28,7 @@ def main() -> None:
 
 def run_penstock(words: list[str]) -> None:
     """Run the command line."""
-    from penstock.admin.cli.app import main as run
+    from penstock.cli.app import main as run
 
     sys.argv[1:] = words
     run()
@@ -56,7 +56,7 @@ def stream(words: list[str]) -> None:
     """Run a stream with its checkpoint in FOLDER/checkpoint; its rows go nowhere."""
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.spark_session import session_settings
+    from tests.support.spark.session import session_settings
 
     folder, options = Path(words[0]), json.loads(words[1])
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.captured_log import head_of
-from tests.kept_log import transactions
+from tests.support.capture.captured_log import head_of
+from tests.support.logstore.kept_log import transactions
 from tools.servers import Server
 
 ORDERS, NOTES = "shop.orders", "shop.notes"

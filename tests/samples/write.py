@@ -30,12 +30,19 @@ from penstock.model import Position
 from penstock.source.kept_stream_log import KeptStreamLog
 from penstock.source.stream_log import StreamLog
 from penstock.spark.options import parse_settings
-from tests.captured_log import capturing, head_of, rotate, settings_of, wait_for, wait_for_position
-from tests.daemon_process import DaemonProcess
-from tests.kept_log import BLOCK_BYTES
-from tests.patience import WAIT_SECONDS_MAX, wait_until
 from tests.samples.program import SUBSCRIPTION
 from tests.samples.shop import ORDERS, Shop
+from tests.support.capture.captured_log import (
+    capturing,
+    head_of,
+    rotate,
+    settings_of,
+    wait_for,
+    wait_for_position,
+)
+from tests.support.daemon.process import DaemonProcess
+from tests.support.logstore.kept_log import BLOCK_BYTES
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
 SAMPLES = Path(__file__).parent

@@ -9,72 +9,73 @@ from tests.tidy.tree import ROOT, files, name_of, python_tree
 
 LEAVES = {"errors", "limits", "commit_versions", "model", "gtid_sets", "fingerprint", "_native"}
 
-# What each part may import, besides itself. `model` stands on the leaves before it.
-MAY_IMPORT = {
+# What each part may import, besides itself, from the bottom up.
+MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "limits": set(),
     "commit_versions": {"errors", "limits"},
-    "model": {"errors", "limits", "commit_versions", "_native"},
     "gtid_sets": {"_native"},
     "fingerprint": set(),
-    "mysql_dial": {"model"},
-    "settings_file": {"errors", "limits", "model"},
-    "settings_values": {"errors", "model"},
-    "settings_listen": {"model", "settings_values"},
-    "settings": {"limits", "model", "settings_file", "settings_listen", "settings_values"},
+    "model": {"errors", "limits", "commit_versions", "_native"},
+    # What moves through a pipeline.
+    "changes": {"errors", "model", "_native"},
+    # What the daemon is told, and what every settings file is made of.
+    "settings": {"errors", "limits", "model"},
+    # What speaks to a server, and what a row's columns are.
+    "mysql": LEAVES,
+    "schema": LEAVES | {"mysql"},
+    "check": LEAVES | {"mysql", "schema"},
     "logstore": LEAVES | {"settings"},
-    "capture": LEAVES | {"mysql_dial", "settings", "logstore"},
-    "source": LEAVES | {"settings", "logstore", "capture", "changes"},
+    "capture": LEAVES | {"settings", "mysql", "schema", "logstore"},
+    "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "coordinate": LEAVES,
     "serve": LEAVES | {"settings", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate"},
-    "binlog": LEAVES | {"capture", "source"},
-    # What moves through a pipeline; the sinks and steps below know nothing of Spark.
-    "changes": {"errors", "model", "_native"},
-    "sinks": LEAVES | {"mysql_dial", "settings_values", "changes"},
+    "binlog": LEAVES | {"schema", "source"},
+    # The sinks and steps know nothing of Spark.
+    "sinks": LEAVES | {"changes", "settings", "mysql"},
     "pipeline": LEAVES
-    | {
-        "settings_file",
-        "settings_values",
-        "logstore",
-        "capture",
-        "source",
-        "coordinate",
-        "client",
-        "changes",
-        "sinks",
-    },
-    # How a pipeline runs, wherever its tasks do.
-    "engine": LEAVES | {"capture", "source", "coordinate", "changes", "sinks", "pipeline"},
+    | {"changes", "settings", "mysql", "schema", "logstore", "source", "coordinate", "client", "sinks"},
+    "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
     "local": LEAVES | {"pipeline", "engine"},
-    "spark": LEAVES | {"capture", "source", "changes", "sinks", "pipeline", "engine"},
+    "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # The only one that builds everything.
-    "daemon": LEAVES | {"settings", "logstore", "capture", "source", "serve", "coordinate"},
-    "admin": LEAVES
+    "daemon": LEAVES | {"settings", "mysql", "logstore", "capture", "source", "coordinate", "serve"},
+    "cli": LEAVES
     | {
+        "changes",
         "settings",
-        "settings_values",
+        "mysql",
+        "schema",
+        "check",
         "logstore",
         "capture",
         "source",
-        "binlog",
-        "daemon",
         "coordinate",
         "client",
-    }
-    | {"changes", "sinks", "pipeline", "engine", "local", "spark"},
+        "binlog",
+        "sinks",
+        "pipeline",
+        "engine",
+        "local",
+        "spark",
+        "daemon",
+    },
     # A pipeline in a program, with Spark or without.
     "pipelines": LEAVES | {"pipeline", "engine", "local", "spark"},
-    "__init__": LEAVES | {"capture", "source", "binlog", "pipelines"},
+    "__init__": LEAVES | {"source", "binlog", "pipelines"},
 }
+
+# Folders whose folders are variants that know nothing of each other, and those that several of them share.
+VARIANTS = {"sinks": {"lake", "sql"}, "serve": set[str]()}
 
 # Where an outside part may be imported: a file, or a folder.
 HOMES = {
     "pymysql": (
-        "src/penstock/mysql_dial.py",
-        "src/penstock/capture/connection.py",
-        "src/penstock/capture/server_errors.py",
-        "src/penstock/sinks/mysql_connection.py",
+        "src/penstock/mysql/dial.py",
+        "src/penstock/mysql/connection.py",
+        "src/penstock/mysql/server_errors.py",
+        "src/penstock/sinks/mysql/connection.py",
     ),
     "sqlglot": (
         "src/penstock/serve/predicate.py",
@@ -85,14 +86,13 @@ HOMES = {
     "urllib3": (
         "src/penstock/source/daemon_client.py",
         "src/penstock/client/",
-        "src/penstock/sinks/targets/http.py",
+        "src/penstock/sinks/http/sink.py",
     ),
     "kazoo": ("src/penstock/coordinate/backends/zookeeper.py",),
-    "yaml": ("src/penstock/settings_file.py",),
+    "yaml": ("src/penstock/settings/file.py",),
     "pydantic": (
-        "src/penstock/settings.py",
-        "src/penstock/settings_",
-        "src/penstock/serve/changes_request.py",
+        "src/penstock/settings/",
+        "src/penstock/serve/http/changes_request.py",
         "src/penstock/pipeline/",
         "src/penstock/sinks/",
     ),
@@ -100,16 +100,16 @@ HOMES = {
     "uvicorn": ("src/penstock/serve/listener.py", "src/penstock/serve/connections.py"),
     "pyspark": ("src/penstock/spark/", "src/pyspark_penstock/", "src/penstock/pipelines.py"),
     "py4j": ("src/penstock/spark/",),
-    "typer": ("src/penstock/admin/",),
-    "rich": ("src/penstock/admin/",),
-    "deltalake": ("src/penstock/sinks/",),
-    "pyiceberg": ("src/penstock/sinks/",),
-    "psycopg": ("src/penstock/sinks/",),
-    "clickhouse_connect": ("src/penstock/sinks/",),
-    "redis": ("src/penstock/sinks/",),
-    "pymongo": ("src/penstock/sinks/",),
-    "elasticsearch": ("src/penstock/sinks/",),
-    "confluent_kafka": ("src/penstock/sinks/",),
+    "typer": ("src/penstock/cli/",),
+    "rich": ("src/penstock/cli/",),
+    "deltalake": ("src/penstock/sinks/delta/",),
+    "pyiceberg": ("src/penstock/sinks/iceberg/",),
+    "psycopg": ("src/penstock/sinks/postgres/",),
+    "clickhouse_connect": ("src/penstock/sinks/clickhouse/",),
+    "redis": ("src/penstock/sinks/redis/",),
+    "pymongo": ("src/penstock/sinks/mongodb/",),
+    "elasticsearch": ("src/penstock/sinks/elasticsearch/",),
+    "confluent_kafka": ("src/penstock/sinks/kafka/",),
     "duckdb": ("src/penstock/pipeline/",),
     "pandas": (),
     "polars": (),
@@ -123,7 +123,7 @@ def test_every_part_imports_only_what_lies_below_it() -> None:
         for target in penstock_imports(path)
         if target != part_of(path) and target not in MAY_IMPORT[part_of(path)]
         # The one thing that the command line takes from the top is the version it prints.
-        if not (part_of(path) == "admin" and target == "__version__")
+        if not (part_of(path) == "cli" and target == "__version__")
     ]
     assert not wrong, wrong
 
@@ -131,6 +131,31 @@ def test_every_part_imports_only_what_lies_below_it() -> None:
 def test_every_part_of_the_package_has_its_rule() -> None:
     parts = {part_of(path) for path in files(".py", below="src/penstock")}
     assert parts == set(MAY_IMPORT)
+
+
+def test_a_part_may_import_only_what_is_listed_before_it() -> None:
+    order = list(MAY_IMPORT)
+    wrong = [
+        f"{part} may import {target}"
+        for number, part in enumerate(order)
+        for target in MAY_IMPORT[part] - {"_native"}
+        if target not in order[:number]
+    ]
+    assert not wrong, wrong
+
+
+def test_a_variant_imports_no_other_variant() -> None:
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for folder, shared in VARIANTS.items()
+        for path in files(".py", below=f"src/penstock/{folder}")
+        if len(path.relative_to(ROOT / "src/penstock" / folder).parts) > 1
+        for module in modules_imported(path)
+        if module.startswith(f"penstock.{folder}.")
+        and (ROOT / "src/penstock" / folder / module.split(".")[2]).is_dir()
+        and module.split(".")[2] not in {path.relative_to(ROOT / "src/penstock" / folder).parts[0], *shared}
+    ]
+    assert not wrong, wrong
 
 
 def test_outside_parts_are_imported_in_their_own_places_only() -> None:
@@ -203,6 +228,15 @@ def penstock_imports(path: Path) -> Iterator[str]:
             for name in node.names:
                 if name.name.startswith("penstock."):
                     yield name.name.split(".")[1]
+
+
+def modules_imported(path: Path) -> Iterator[str]:
+    """Yield the dotted name of each module that a file imports, or imports from."""
+    for node in ast.walk(python_tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
 
 
 def outside_imports(path: Path) -> Iterator[str]:

@@ -9,15 +9,15 @@ import pytest
 from tests.tidy import checks
 from tests.tidy.tree import Function, files, name_of, python_functions, python_tree
 
-# Files with `time.sleep`, and what each is for. Everything else waits with tests/patience.py.
+# Files with `time.sleep`, and what each is for. Everything else waits with tests/support/suite/patience.py.
 SLEEPS = {
-    "tests/canal_clients/follow.py": "a program of Canal's Python client, which polls as its manual shows",
-    "tests/captured_log.py": "the interval at which it looks at a condition",
-    "tests/client_programs/record.py": "a program that pauses between tries, as an application does",
+    "tests/support/canal/clients/follow.py": "Canal's client polls as its manual shows",
+    "tests/support/capture/captured_log.py": "the interval at which it looks at a condition",
+    "tests/support/programs/record.py": "a program that pauses between tries, as an application does",
     "tests/conformance/test_coordination.py": "the interval at which it looks at a condition",
     "tests/conformance/test_log_modes.py": "the interval at which it looks at a condition, and a slow reader",
-    "tests/coordination_process.py": "the interval at which it looks at a condition",
-    "tests/daemon_process.py": "the interval at which it looks at a condition",
+    "tests/support/coordinate/process.py": "the interval at which it looks at a condition",
+    "tests/support/daemon/process.py": "the interval at which it looks at a condition",
     "tests/fault/test_daemon_kills.py": "the moment of a kill is drawn from a seed",
     "tests/fault/test_pipeline_faults.py": "the moment of a kill is drawn from a seed",
     "tests/fault/test_subscriber_kills.py": "the moment of a kill is drawn from a seed",
@@ -28,9 +28,9 @@ SLEEPS = {
     "tests/integration/test_serve.py": "processor time is measured over a second",
     "tests/integration/test_sink_kafka.py": "the broker answers before or after the next call",
     "tests/integration/test_sink_mysql.py": "a transaction is held while another one waits for its lock",
-    "tests/patience.py": "the interval at which it looks at a condition",
-    "tests/pipeline_workload.py": "the interval between tries to connect to a server that is starting",
-    "tests/spark_cluster.py": "the interval at which it looks at a condition",
+    "tests/support/suite/patience.py": "the interval at which it looks at a condition",
+    "tests/support/pipeline/workload.py": "the interval between tries to connect",
+    "tests/support/spark/cluster.py": "the interval at which it looks at a condition",
     "tests/unit/test_checkpoints.py": "notes come for longer than the writer's interval",
 }
 TESTS = list(checks.functions_of_tests())
@@ -48,7 +48,7 @@ def test_every_test_checks_something() -> None:
 
 def test_no_test_passes_because_a_collection_is_empty() -> None:
     vacuous = [where(path, test) for path, test in TESTS if checks.checks_only_in_loops(path, test)]
-    assert not vacuous, f"wrap the collection in tests.nonempty.each: {vacuous}"
+    assert not vacuous, f"wrap the collection in tests.support.suite.nonempty.each: {vacuous}"
 
 
 def test_no_assertion_always_holds() -> None:
@@ -78,7 +78,7 @@ def test_tests_sleep_only_where_a_reason_is_given() -> None:
         for node in ast.walk(python_tree(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
     }
-    assert sleeping <= SLEEPS.keys(), "wait for an event, with tests/patience.py"
+    assert sleeping <= SLEEPS.keys(), "wait for an event, with tests/support/suite/patience.py"
     assert sleeping >= SLEEPS.keys(), "no sleep is left there: delete the entry"
 
 

@@ -11,10 +11,10 @@ from typer.main import get_command
 
 from bench.__main__ import case_names
 from bench.peers import peer
-from penstock.admin.cli.app import make_app
+from penstock.cli.app import make_app
 from tests.tidy.tree import ROOT, files, name_of, rust_code, rust_symbols
 
-CLI = ROOT / "src/penstock/admin/cli"
+CLI = ROOT / "src/penstock/cli"
 
 
 def test_every_rust_file_belongs_to_its_crate() -> None:
@@ -30,7 +30,7 @@ def test_every_verb_is_a_file_with_a_function_named_run_or_one_for_each_second_w
     commands = get_command(make_app()).commands  # type: ignore[attr-defined]
     assert {name.replace("-", "_") for name in commands} == verbs
     for verb in sorted(verbs):
-        module = import_module(f"penstock.admin.cli.{verb}")
+        module = import_module(f"penstock.cli.{verb}")
         runs = module.VERBS.values() if hasattr(module, "VERBS") else [module.run]
         assert all(inspect.getdoc(run) for run in runs), verb
 

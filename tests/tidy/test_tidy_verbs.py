@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tests.tidy.tree import ROOT, files, name_of
 
 TEST_VERBS = {"test", "test-all", "test-long", "test-stress", "mutants"}

@@ -13,9 +13,9 @@ from penstock.errors import AccessDenied, QuotaReached, ServerBusy
 from penstock.model import TableName, TablePatterns
 from penstock.serve.access import WHOLE, Access, Account, scramble411
 from penstock.serve.arrivals import Arrivals
-from penstock.serve.protocols.http import routes
+from penstock.serve.http.log import routes
 from penstock.serve.served import Served
-from penstock.settings import AccountSettings, ListenSettings
+from penstock.settings.daemon import AccountSettings, ListenSettings
 
 SEED = bytes(range(1, 9))
 

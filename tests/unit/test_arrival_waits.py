@@ -20,21 +20,16 @@ from penstock.serve.arrivals import Arrivals
 from penstock.serve.canal.cursor import Cursor as CanalCursor
 from penstock.serve.canal.cursor import Mark
 from penstock.serve.pieces import PieceMemory, Pieces, View
-from penstock.serve.protocols.ptubes_session import Session
+from penstock.serve.ptubes.messages import CheckpointMode, FetchRequest, PtubesCheckpoint, PtubesSubscription
+from penstock.serve.ptubes.session import Session
 from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.subscription import Cursor, Started
 from penstock.serve.threads import Threads
-from penstock.serve.wire.ptubes_messages import (
-    CheckpointMode,
-    FetchRequest,
-    PtubesCheckpoint,
-    PtubesSubscription,
-)
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import Captured, open_log
-from tests.patience import WAIT_SECONDS_MAX
-from tests.ptubes_packet import RdsEnvelope
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import Captured, open_log
+from tests.support.ptubes.packet import RdsEnvelope
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 HOUR_SECONDS = 3600.0
 ALL_TABLES = TablePatterns("*.*")

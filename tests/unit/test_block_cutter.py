@@ -19,7 +19,19 @@ from penstock.errors import (
     StreamError,
     TableMapMissing,
 )
-from tests.binlog_bytes import (
+from tests.support.binlog.block_cutting import (
+    BEGINS,
+    CONSECUTIVE,
+    ENDS,
+    SMALL_LOGS,
+    STATEMENT,
+    UNCOUNTED,
+    Record,
+    cut,
+    flavor_of,
+)
+from tests.support.binlog.decoding import decode
+from tests.support.binlog.events import (
     FLAG_IGNORABLE,
     FORMAT_DESCRIPTION,
     GTID,
@@ -35,19 +47,7 @@ from tests.binlog_bytes import (
     first_event_end,
     query_body,
 )
-from tests.block_cutting import (
-    BEGINS,
-    CONSECUTIVE,
-    ENDS,
-    SMALL_LOGS,
-    STATEMENT,
-    UNCOUNTED,
-    Record,
-    cut,
-    flavor_of,
-)
-from tests.decoding import decode
-from tests.nonempty import each
+from tests.support.suite.nonempty import each
 
 FILE = "binlog.000001"
 LINE = 1 << 32

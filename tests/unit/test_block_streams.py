@@ -11,7 +11,8 @@ import pytest
 
 from penstock._native import BlockCutter
 from penstock.errors import ChecksumMismatch, ConnectionLost, EventMalformed, LimitExceeded, SequenceGap
-from tests.binlog_bytes import (
+from tests.support.binlog.block_cutting import BEGINS, ENDS, SMALL_LOGS, Cutting, cut, flavor_of, framed
+from tests.support.binlog.events import (
     ANNOTATE,
     FLAG_ARTIFICIAL,
     FORMAT_DESCRIPTION,
@@ -25,8 +26,7 @@ from tests.binlog_bytes import (
     events,
     first_event_end,
 )
-from tests.block_cutting import BEGINS, ENDS, SMALL_LOGS, Cutting, cut, flavor_of, framed
-from tests.nonempty import each
+from tests.support.suite.nonempty import each
 
 FILE = "binlog.000001"
 HEARTBEAT_V2 = 41

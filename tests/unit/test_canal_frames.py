@@ -9,10 +9,10 @@ from penstock.errors import LimitExceeded, OptionInvalid
 from penstock.limits import CANAL_FRAME_BYTES_MAX
 from penstock.model import TablePatterns
 from penstock.serve.access import scramble411
+from penstock.serve.canal import frames
 from penstock.serve.canal.tables import CanalTables, split_filter
-from penstock.serve.wire import canal_frames as frames
-from penstock.settings import ListenSettings
-from tests.canal_client import PROTO
+from penstock.settings.daemon import ListenSettings
+from tests.support.canal.client import PROTO
 
 SEED = bytes(range(1, 9))
 

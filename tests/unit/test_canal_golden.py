@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow
 
 from penstock._native import Decoder
-from tests.binlog_bytes import QUERY, TABLE_MAP, WRITE_ROWS, XID, Event, assemble, events
+from tests.support.binlog.events import QUERY, TABLE_MAP, WRITE_ROWS, XID, Event, assemble, events
 
 # Its first event is a format description of 123 bytes, so the next one stands at 127.
 LOG = Path(__file__).parents[2] / "native/kernel/tests/logs/mysql-9.7-1.binlog"

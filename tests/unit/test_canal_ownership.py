@@ -11,8 +11,8 @@ from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import AccessDenied
 from penstock.logstore.log import Log
 from penstock.serve.access import WHOLE, Account
-from tests.canal_client import CanalClient, Refused
-from tests.served_log import INSTANCE, ServedLog, captured_log, serving
+from tests.support.canal.client import CanalClient, Refused
+from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
 
 TOKEN = "a-token"
 ACCOUNTS: list[dict[str, Any]] = [

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 from penstock._native import GtidSet
-from penstock.admin.accepted_server import plan_acceptance
-from penstock.admin.log_folder import LogFolder
-from penstock.capture import start
-from penstock.capture.connection import LogFile, LogHead, ServerIdentity
 from penstock.capture.resume import Resumption
-from penstock.capture.start import Beginning, StartAt, begin_after, begin_empty
+from penstock.cli.shared.accepted_server import plan_acceptance
+from penstock.cli.shared.log_folder import LogFolder
 from penstock.errors import OptionInvalid, PositionInvalid, ServerBehind, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, union
 from penstock.logstore.disk import LocalDisk
@@ -25,11 +22,21 @@ from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.logstore.verify import verify
 from penstock.model import Position, ServerAddress
+from penstock.mysql import start
+from penstock.mysql.connection import LogFile, LogHead, ServerIdentity
+from penstock.mysql.start import Beginning, StartAt, begin_after, begin_empty
 from penstock.source.files import FileSource
 from penstock.source.source import ByteRange, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import BLOCK_BYTES, SETTINGS, SourceFile, boundaries, open_log, server_files
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import (
+    BLOCK_BYTES,
+    SETTINGS,
+    SourceFile,
+    boundaries,
+    open_log,
+    server_files,
+)
 
 FILES = [file for file in server_files() if file.flavor == "mysql"]
 FILE = FILES[1]

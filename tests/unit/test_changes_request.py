@@ -12,7 +12,7 @@ from penstock.limits import (
     REQUEST_PATTERNS_MAX,
     SHARDS_MAX,
 )
-from penstock.serve.changes_request import ChangesRequest
+from penstock.serve.http.changes_request import ChangesRequest
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from penstock.coordinate.subscription_record import Resizing, Subscription, Subs
 from penstock.errors import LeaseLost, OptionInvalid, PenstockError
 from penstock.limits import SLOTS, SUBSCRIPTION_SHARDS_MAX
 from penstock.model import Position
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 _names = itertools.count()
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.client import AsyncFakeSubscriber, ChangeBatch, FakeChanges, FakeSubscriber
 from penstock.errors import LeaseLost, OptionInvalid
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 def changes(count: int = 10) -> FakeChanges:

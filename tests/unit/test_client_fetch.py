@@ -16,7 +16,7 @@ from penstock.errors import ConnectionLost, OptionInvalid, PositionPurged, Strea
 from penstock.model import Position
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import certificate
 
 # What is short is to run out.

@@ -15,7 +15,7 @@ from penstock.client.intake import Intake
 from penstock.coordinate.store import open_store
 from penstock.errors import ConnectionLost, CoordinationLost, PositionPurged
 from penstock.model import Position
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 BEGIN = Place(Position(0, "mysql-bin.000001", 4))
 

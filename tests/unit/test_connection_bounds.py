@@ -14,10 +14,11 @@ import pytest
 
 from penstock.logstore.log import Log
 from penstock.serve import accepting, connections, listener, ports
-from penstock.serve.protocols import canal, http
-from tests.canal_client import CanalClient
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.served_log import INSTANCE, ServedLog, captured_log, serving
+from penstock.serve.canal import protocol as canal
+from penstock.serve.http import log as http
+from tests.support.canal.client import CanalClient
+from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import certificate
 
 # Long enough for the test to look, short enough to wait for.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.admin.asked_daemon import AskedDaemon
+from penstock.cli.shared.asked_daemon import AskedDaemon
 from penstock.client import Subscriber, intake
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.engine import source_log
@@ -20,13 +20,13 @@ from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
 from penstock.pipeline.settings import load_pipeline
-from penstock.settings import LogSettings
+from penstock.settings.daemon import LogSettings
 from penstock.source.offsets import Offset
-from tests.canal_client import CanalClient
-from tests.logstore_source import Captured
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.ptubes_client import PtubesClient
-from tests.served_log import INSTANCE, ServedLog, captured_log, serving
+from tests.support.canal.client import CanalClient
+from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
+from tests.support.logstore.source import Captured
+from tests.support.ptubes.client import PtubesClient
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 LISTEN = {"canal": "127.0.0.1:0", "ptubes": "127.0.0.1:0"}
 TABLES = ["fuzzed.t", "fuzzed.u", "fuzzed.wide"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.admin.asked_daemon import daemon_address
-from penstock.admin.rendering import bytes_text, counted
+from penstock.cli.shared.asked_daemon import daemon_address
+from penstock.cli.shared.rendering import bytes_text, counted
 from penstock.errors import OptionInvalid
 from penstock.logstore.log import Log
-from tests.kept_log import penstock
-from tests.served_log import INSTANCE, captured_log, serving
+from tests.support.daemon.served_log import INSTANCE, captured_log, serving
+from tests.support.logstore.kept_log import penstock
 from tools.servers import certificate
 
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.capture.ddl import tokens
-from penstock.capture.ddl.effects import (
+from penstock.model import TableName
+from penstock.schema.statements import tokens
+from penstock.schema.statements.effects import (
     AddColumn,
     AlterTable,
     CreateTable,
@@ -18,9 +19,8 @@ from penstock.capture.ddl.effects import (
     SetDatabaseCharset,
     Unread,
 )
-from penstock.capture.ddl.statement import effects_of
-from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of, words_of
-from penstock.model import TableName
+from penstock.schema.statements.statement import effects_of
+from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of, words_of
 
 MYSQL = ServerSpelling(version=(9, 7, 4))
 MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))

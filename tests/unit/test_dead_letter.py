@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.admin.cli.app import make_app
 from penstock.changes import Changes
+from penstock.cli.app import make_app
 from penstock.errors import OptionInvalid, SourceMissing, StepFailed
 from penstock.pipeline.dead_letter import (
     DeadLetterPart,
@@ -21,7 +21,7 @@ from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.step import Rejected, through
 from penstock.sinks.sink import BatchMark
-from tests.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "bigint", "status": "varchar(20)", "took": "time(6)"})
 MARK = BatchMark("shop", "abc", 7)

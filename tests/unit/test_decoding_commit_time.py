@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock._native import Decoder
-from tests.block_cutting import SMALL_LOGS
-from tests.decoding import Decoded, decode, drive
-from tests.nonempty import each
+from tests.support.binlog.block_cutting import SMALL_LOGS
+from tests.support.binlog.decoding import Decoded, decode, drive
+from tests.support.suite.nonempty import each
 
 FILE = "binlog.000001"
 MICROSECOND = timedelta(microseconds=1)

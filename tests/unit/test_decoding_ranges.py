@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import EventUnsupported
-from tests.binlog_bytes import (
+from tests.support.binlog.block_cutting import SMALL_LOGS
+from tests.support.binlog.decoding import Row, decode, decode_range
+from tests.support.binlog.events import (
     FORMAT_DESCRIPTION,
     GTID,
     MAGIC,
@@ -20,9 +22,7 @@ from tests.binlog_bytes import (
     events,
     query_body,
 )
-from tests.block_cutting import SMALL_LOGS
-from tests.decoding import Row, decode, decode_range
-from tests.nonempty import each
+from tests.support.suite.nonempty import each
 
 FILE = "binlog.000001"
 LOGS = {log.stem: log for log in SMALL_LOGS}

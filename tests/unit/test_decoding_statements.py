@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.binlog_bytes import MARIADB_QUERY_COMPRESSED, QUERY, events
-from tests.block_cutting import SMALL_LOGS
-from tests.decoding import decode
-from tests.nonempty import each
+from tests.support.binlog.block_cutting import SMALL_LOGS
+from tests.support.binlog.decoding import decode
+from tests.support.binlog.events import MARIADB_QUERY_COMPRESSED, QUERY, events
+from tests.support.suite.nonempty import each
 
 FILE = "binlog.000001"
 

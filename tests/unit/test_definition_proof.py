@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from penstock.binlog import read_binlog
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaMismatch
 from penstock.model import Column, TableName, TableSchema
-from tests.binlog_bytes import with_table_metadata
-from tests.decoding import decode
-from tests.logstore_source import LOGS
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
+from tests.support.binlog.decoding import decode
+from tests.support.binlog.events import with_table_metadata
+from tests.support.logstore.source import LOGS
 
 WIDE = TableName("fuzzed", "wide")
 MYSQL, MARIADB = "mysql-9.7-1", "mariadb-10.11-1"

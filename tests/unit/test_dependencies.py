@@ -2,7 +2,7 @@
 import subprocess
 import sys
 
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 def test_without_pyspark_its_absence_is_named_with_the_command_that_installs_it() -> None:

@@ -8,9 +8,9 @@ import pytest
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, ValueMalformed
 from penstock.model import Column, TableName
-from penstock.sinks.elasticsearch_documents import put_lines, rows_of_sources
-from penstock.sinks.mongodb_documents import rows_of_documents
-from tests.changes_made import changes_of, insert
+from penstock.sinks.elasticsearch.documents import put_lines, rows_of_sources
+from penstock.sinks.mongodb.documents import rows_of_documents
+from tests.support.pipeline.changes_made import changes_of, insert
 
 NOTES = Target(
     TableName("shop", "notes"),

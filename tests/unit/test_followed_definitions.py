@@ -3,10 +3,10 @@
 
 import pytest
 
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
 from penstock.model import Position, TableName
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.statements.tokens import ServerSpelling
 
 MYSQL = ServerSpelling(version=(9, 7, 4))
 MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))

@@ -20,7 +20,8 @@ from penstock.source.files import FileSource
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
-from tests.binlog_bytes import (
+from tests.support.binlog.decoding import decode
+from tests.support.binlog.events import (
     FLAG_IN_USE,
     HEADER,
     START_ENCRYPTION,
@@ -29,8 +30,7 @@ from tests.binlog_bytes import (
     events,
     first_event_end,
 )
-from tests.decoding import decode
-from tests.forged_log import (
+from tests.support.binlog.forged_log import (
     ACCOUNTS,
     NAME,
     NOTE_IDS,
@@ -40,7 +40,7 @@ from tests.forged_log import (
     keep_forged_log,
     write_forged_log,
 )
-from tests.nonempty import each
+from tests.support.suite.nonempty import each
 
 # A prime, so that cuts fall on every part of an event.
 CUT_STEP_BYTES = 13

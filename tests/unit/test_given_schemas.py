@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.binlog import read_binlog
-from tests.binlog_bytes import with_table_metadata
-from tests.logstore_source import LOGS
+from tests.support.binlog.events import with_table_metadata
+from tests.support.logstore.source import LOGS
 
 # A log of MariaDB with a table of COMPRESSED columns.
 COMPRESSED = LOGS / "mariadb-10.11-4.binlog"

@@ -13,10 +13,10 @@ from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.prepared import HOLD_NAME
 from penstock.logstore.reader import LogExtent
 from penstock.model import Position
-from penstock.settings import LogSettings
-from tests.kept_log import penstock
-from tests.logstore_source import Captured
-from tests.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
+from penstock.settings.daemon import LogSettings
+from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
+from tests.support.logstore.kept_log import penstock
+from tests.support.logstore.source import Captured
 
 TOKEN = "a-token"
 ACCOUNTS: list[dict[str, Any]] = [

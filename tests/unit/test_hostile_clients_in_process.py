@@ -8,11 +8,11 @@ import time
 import pytest
 
 from penstock.serve.arrivals import Arrivals
-from tests.hostile_clients import attack
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import Captured, open_log, server_files
-from tests.patience import WAIT_SECONDS_MAX, wait_until
-from tests.served_log import INSTANCE, serving
+from tests.support.daemon.hostile_clients import attack
+from tests.support.daemon.served_log import INSTANCE, serving
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import Captured, open_log, server_files
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 LISTENERS = ("http", "canal", "ptubes", "ptubes_monitor")
 CLIENTS = 80

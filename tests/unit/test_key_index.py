@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from penstock.sinks.key_index import KeyIndex
+from penstock.sinks.lake.key_index import KeyIndex
 
 TYPES: dict[str, tuple[pyarrow.DataType, list[Any]]] = {
     "dense": (pyarrow.int32(), list(range(50))),

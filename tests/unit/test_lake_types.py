@@ -2,7 +2,7 @@
 import pyarrow
 import pytest
 
-from penstock.sinks.lake_types import is_widened
+from penstock.sinks.lake.types import is_widened
 
 INT8, INT32, INT64 = pyarrow.int8(), pyarrow.int32(), pyarrow.int64()
 FLOAT32, FLOAT64, TEXT = pyarrow.float32(), pyarrow.float64(), pyarrow.string()

@@ -13,14 +13,14 @@ from penstock.logstore.log import Log
 from penstock.model import TablePatterns
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.canal.tables import EXPRESSIONS_MAX, CanalTables
+from penstock.serve.http import changes
 from penstock.serve.own_log import OwnSource
 from penstock.serve.pieces import PieceMemory, Pieces, View
-from penstock.serve.protocols import changes
 from penstock.serve.subscribers import Subscribers
 from penstock.serve.subscription import Start, resolve_start
 from penstock.serve.threads import Threads
-from tests.patience import WAIT_SECONDS_MAX
-from tests.served_log import INSTANCE, LogInstance, captured_log, serving
+from tests.support.daemon.served_log import INSTANCE, LogInstance, captured_log, serving
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 # More than any pool has threads.
 SEARCHES = 40

@@ -24,10 +24,10 @@ from penstock.local.shuffle import Shuffle
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState
 from penstock.pipelines import Pipeline
-from penstock.sinks.targets.files import FilesSink
-from tests.forged_log import NOTE_IDS
-from tests.local_runs import notes_pipeline, run_here
-from tests.patience import WAIT_SECONDS_MAX
+from penstock.sinks.files.sink import FilesSink
+from tests.support.binlog.forged_log import NOTE_IDS
+from tests.support.pipeline.local_runs import notes_pipeline, run_here
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 class Death(BaseException):
@@ -204,10 +204,10 @@ def test_unusable_spill_folder_is_reported_with_tmpdir(
 def test_local_run_imports_no_pyspark(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from tests.local_runs import notes_pipeline, run_here\n"
+        "from tests.support.pipeline.local_runs import notes_pipeline, run_here\n"
         "folder = Path(sys.argv[1])\n"
         "run_here(notes_pipeline(folder, {'files': {'path': str(folder / 'feed')}}))\n"
-        "import penstock.admin.cli.run\n"
+        "import penstock.cli.run\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j')])\n"
     )
     done = subprocess.run(

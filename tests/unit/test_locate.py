@@ -34,9 +34,9 @@ from penstock.logstore.records import (
 )
 from penstock.logstore.segment import SegmentHead, SegmentReader
 from penstock.model import Position
-from tests.binlog_bytes import first_event_end
 from tests.conftest import ROOT
-from tests.nonempty import each
+from tests.support.binlog.events import first_event_end
+from tests.support.suite.nonempty import each
 
 SEGMENTS = 1000
 # A gigabyte in blocks of 64 KiB.

@@ -19,9 +19,9 @@ from penstock.logstore.prepared import HOLD_NAME, PreparedFile, PreparedSurvey
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.source.log import LogSource
 from penstock.source.source import SourceOptions
-from tests.binlog_bytes import INCIDENT, Event, first_event_end
-from tests.log_folders import BLOCK_BYTES, open_log
-from tests.xa_log import Group, XaLog
+from tests.support.binlog.events import INCIDENT, Event, first_event_end
+from tests.support.binlog.xa_log import Group, XaLog
+from tests.support.logstore.folders import BLOCK_BYTES, open_log
 
 XID = "X'78',X'',1"
 SAMPLES = {"mysql-9.7-2": "mysql", "mariadb-10.11-2": "mariadb"}

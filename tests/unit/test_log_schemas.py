@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaInvalid, SchemaUnknown
 from penstock.logstore import schemas
 from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, refusal_line
 from penstock.model import Column, Position, StatementSession, TableName, TableSchema
-from tests.logstore_disk import Loss, PowerLost, SimulatedDisk
-from tests.nonempty import each
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
+from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
+from tests.support.suite.nonempty import each
 
 FOLDER = Path("/log")
 ORDERS = TableName("shop", "orders")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from penstock.capture.ddl.statement import effects_of
+from penstock.schema.statements.statement import effects_of
 from tests.ddl_machine.corpus import FILE, spelling_of, summary
 
 CORPUS = json.loads(FILE.read_text())

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaPending, SchemaUnknown
 from penstock.logstore.schemas import SchemaLog, definition_line, refusal_line
 from penstock.model import Column, Position, TableName, TableSchema
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
 from penstock.source import logged_tables
 from penstock.source.kept import KeptSource
 from penstock.source.log import FolderLog

@@ -17,8 +17,8 @@ from penstock.logstore.records import (
     sound_records,
 )
 from penstock.logstore.segment import SegmentReader
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import BLOCK_BYTES, Captured, open_log
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import BLOCK_BYTES, Captured, open_log
 
 
 def segment(version: int, *, source_end: int = 500, time_max_us: int = 0) -> SegmentRecord:

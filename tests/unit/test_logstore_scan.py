@@ -6,9 +6,9 @@ from penstock.logstore.epochs import stored_segments
 from penstock.logstore.index import BlockIndex, scan
 from penstock.logstore.records import ENDS_AT_BOUNDARY
 from penstock.logstore.segment import SegmentReader
-from tests.logstore_disk import SimulatedDisk
-from tests.logstore_source import BLOCK_BYTES, Captured, open_log
-from tests.nonempty import each
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import BLOCK_BYTES, Captured, open_log
+from tests.support.suite.nonempty import each
 
 # Shorter than any event has room for: most events are read in several attempts.
 SHORT_READ_BYTES = 24

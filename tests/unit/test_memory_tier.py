@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, PositionPurged
 from penstock.logstore.memory import CHUNK_OVERHEAD_BYTES, MemoryTier
 from penstock.model import Position
-from tests.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 FILE = "mysql-bin.000001"
 NEXT_FILE = "mysql-bin.000002"

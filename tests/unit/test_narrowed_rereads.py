@@ -17,7 +17,7 @@ from penstock.pipeline.verify.narrowing import narrow_rereads
 from penstock.pipeline.verify.shares import ComparedTable
 from penstock.pipeline.verify.source_rows import SourceTable
 from penstock.pipeline.verify.verify import Verification
-from tests.changes_made import target_of
+from tests.support.pipeline.changes_made import target_of
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.orders")
 CHANGED = Difference(Kind.CHANGED, 7, {"id": 7, "note": "a"}, {"id": 7, "note": "b"}, ("note",))

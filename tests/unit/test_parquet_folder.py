@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from pathlib import Path
 
-from penstock.sinks.parquet_files import local_folder
+from penstock.sinks.lake.parquet_files import local_folder
 
 
 def test_deleting_continues_after_a_file_that_is_gone(tmp_path: Path) -> None:

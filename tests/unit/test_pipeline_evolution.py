@@ -19,7 +19,7 @@ from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.sinks.sink import Evolution
 from penstock.source.reading import LoggedStatement
 from penstock.source.source import ByteRange
-from tests.changes_made import changes_of, insert, target_of
+from tests.support.pipeline.changes_made import changes_of, insert, target_of
 
 ORDERS = target_of({"id": "int", "v": "int", "x": "int"})
 DEFINITIONS = {

@@ -11,8 +11,8 @@ from penstock.errors import RangesDisagree
 from penstock.limits import MIB, RANGE_BYTES_MIN
 from penstock.pipeline.record import RangeWork
 from penstock.source.source import Source, SourceOptions, open_source
-from tests.binlog_bytes import assemble
-from tests.forged_log import NAME, NOTES, forged_log, insert, write_forged_log
+from tests.support.binlog.events import assemble
+from tests.support.binlog.forged_log import NAME, NOTES, forged_log, insert, write_forged_log
 
 
 def works_of(source: Source) -> list[RangeWork]:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.pipeline_oracle import Row, Source, assert_same, net_rows
+from tests.support.pipeline.oracle import Row, Source, assert_same, net_rows
 
 TYPES = {"id": "int", "total": "decimal(8,2)"}
 FEED: list[Row] = [

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock
-from penstock.admin.cli.app import make_app
+from penstock.cli.app import make_app
 from penstock.errors import OptionInvalid
 from penstock.model import Position
 from penstock.pipeline.settings import (

@@ -3,14 +3,14 @@
 
 import pytest
 
-from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.changes import Target
 from penstock.model import Column, Position, TableName, TablePatterns
 from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.ghosts import PipelinePatterns, table_of_ghost
 from penstock.pipeline.table_changes import TableBefore, columns_after, consequences_of, same_rows
+from penstock.schema.statements.row_changes import tables_of
+from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.reading import LoggedStatement
-from penstock.source.statement import tables_of
 
 T = TableName("d", "t")
 COLUMNS = (Column("id", "int", None, False), Column("name", "varchar(20)", "utf8mb4"))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.capture.connection import MYSQL, ServerIdentity
-from penstock.capture.precheck import SERVER_CHECKS
-from penstock.capture.precheck_facts import Facts
+from penstock.check.facts import Facts
+from penstock.check.precheck import SERVER_CHECKS
 from penstock.errors import PrivilegeMissing
+from penstock.mysql.connection import MYSQL, ServerIdentity
 
 RDS = {"datadir": "/rdsdbdata/db/"}
 AURORA = {"datadir": "/rdsdbdata/db/", "aurora_version": "3.08.0"}

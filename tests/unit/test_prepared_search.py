@@ -16,8 +16,8 @@ from penstock.source import decoding
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, SourceOptions
-from tests.binlog_bytes import INCIDENT, Event, compressed, events, first_event_end
-from tests.xa_log import Group, XaLog
+from tests.support.binlog.events import INCIDENT, Event, compressed, events, first_event_end
+from tests.support.binlog.xa_log import Group, XaLog
 
 XID = "X'78',X'',1"
 UNKNOWN = 120

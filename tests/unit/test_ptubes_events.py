@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow
 import pytest
 
-from penstock.serve.protocols.ptubes_events import EventRules, Events, Skip, answer
-from tests.ptubes_packet import RdsEnvelope, RdsEvent, shards_of
+from penstock.serve.ptubes.events import EventRules, Events, Skip, answer
+from tests.support.ptubes.packet import RdsEnvelope, RdsEvent, shards_of
 
 ROW, UPDATE, DDL, END, BEAT = 0, 1, 3, 5, 6
 

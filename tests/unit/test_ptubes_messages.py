@@ -11,8 +11,8 @@ from penstock._native import shard_slots
 from penstock.errors import EventMalformed, OptionInvalid
 from penstock.limits import PTUBES_FETCH_BYTES_MAX
 from penstock.model import TableName
-from penstock.serve.wire.ptubes_heads import RequestHeads
-from penstock.serve.wire.ptubes_messages import (
+from penstock.serve.ptubes.heads import RequestHeads
+from penstock.serve.ptubes.messages import (
     CheckpointMode,
     FetchRequest,
     PtubesCheckpoint,
@@ -22,7 +22,14 @@ from penstock.serve.wire.ptubes_messages import (
     envelope,
     error_envelope,
 )
-from tests.ptubes_packet import ERROR, PARTITIONED, Checkpoint, RdsEnvelope, RdsEvent, RdsPartitionedMessage
+from tests.support.ptubes.packet import (
+    ERROR,
+    PARTITIONED,
+    Checkpoint,
+    RdsEnvelope,
+    RdsEvent,
+    RdsPartitionedMessage,
+)
 
 
 def subscription(**changes: Any) -> bytes:

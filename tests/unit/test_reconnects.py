@@ -14,7 +14,8 @@ from penstock.model import Position
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, SourceOptions
-from tests.binlog_bytes import (
+from tests.support.binlog.cut_source import CutSource, LiveSource
+from tests.support.binlog.events import (
     FORMAT_DESCRIPTION,
     GTID,
     MARIADB_GTID,
@@ -28,8 +29,7 @@ from tests.binlog_bytes import (
     events,
     first_event_end,
 )
-from tests.cut_source import CutSource, LiveSource
-from tests.nonempty import each
+from tests.support.suite.nonempty import each
 
 LOGS = Path(__file__).parents[2] / "native/kernel/tests/logs"
 SAMPLES = ("mysql-9.7-2", "mysql-9.7-4", "mariadb-10.11-2", "mariadb-10.11-4")

@@ -13,8 +13,8 @@ from penstock.errors import ConnectionLost
 from penstock.model import Position
 from penstock.pipeline.relay import Relay
 from penstock.pipeline.settings import pipeline_of_values
-from penstock.sinks.targets.files import FilesSink
-from tests.changes_made import changes_of, insert, target_of
+from penstock.sinks.files.sink import FilesSink
+from tests.support.pipeline.changes_made import changes_of, insert, target_of
 
 ORDERS = target_of({"id": "bigint"})
 

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.rewind import (
+from penstock.model import Column, Position, StatementSession, TableName, TableSchema
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.rewind import (
     CannotRewind,
     LoggedStatement,
     concerning,
@@ -14,10 +16,8 @@ from penstock.capture.rewind import (
     names_after,
     touches,
 )
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
-from penstock.capture.table_definition import TableDefinition
-from penstock.model import Column, Position, StatementSession, TableName, TableSchema
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
 
 SPELLING = ServerSpelling(version=(9, 7, 4))
 CREATE = "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20), c ENUM('x', 'y'))"

@@ -35,7 +35,7 @@ from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.sinks.sink import BatchMark, Evolution
 from penstock.source.offsets import Offset
-from tests.changes_made import changes_of, insert, target_of
+from tests.support.pipeline.changes_made import changes_of, insert, target_of
 
 Loop = Callable[[PipelineState, Standing], Standing]
 

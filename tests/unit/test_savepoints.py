@@ -6,9 +6,9 @@ import struct
 import pytest
 
 from penstock.errors import TransactionRolledBack
-from tests.binlog_bytes import QUERY, TABLE_MAP, WRITE_ROWS, XID, Event, assemble, events, query_body
-from tests.block_cutting import SMALL_LOGS
-from tests.decoding import Decoded, decode
+from tests.support.binlog.block_cutting import SMALL_LOGS
+from tests.support.binlog.decoding import Decoded, decode
+from tests.support.binlog.events import QUERY, TABLE_MAP, WRITE_ROWS, XID, Event, assemble, events, query_body
 
 LOG = next(log for log in SMALL_LOGS if log.stem == "mysql-9.7-2")
 SAVEPOINTS_MAX = 1 << 12

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import SchemaInvalid, SchemaUnknown
 from penstock.model import Column, Position, StatementSession, TableName, TableSchema
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
 
 DEFAULTS = ServerDefaults(ServerSpelling(version=(9, 7, 4)), "utf8mb4", {"legacy": "latin1"}, False)
 

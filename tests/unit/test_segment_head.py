@@ -17,7 +17,9 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.source.source import SourceOptions, open_source
-from tests.binlog_bytes import (
+from tests.support.binlog.block_cutting import SMALL_LOGS, cut, flavor_of
+from tests.support.binlog.decoding import Row, decode
+from tests.support.binlog.events import (
     FLAG_ARTIFICIAL,
     MARIADB_GTID_LIST,
     PREVIOUS_GTIDS,
@@ -26,9 +28,7 @@ from tests.binlog_bytes import (
     events,
     first_event_end,
 )
-from tests.block_cutting import SMALL_LOGS, cut, flavor_of
-from tests.decoding import Row, decode
-from tests.nonempty import each
+from tests.support.suite.nonempty import each
 
 FILE = "mysql-bin.000007"
 ROWS_QUERY = 29

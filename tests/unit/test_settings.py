@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import OptionInvalid
-from penstock.settings import Settings, bytes_of, json_schema, load_settings, seconds_of
+from penstock.settings.daemon import Settings, bytes_of, json_schema, load_settings, seconds_of
 
 SMALLEST = "instances: {shop: {source: 'mysql://repl@db1'}}"
 

@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
-from penstock.capture import rewind, settling
-from penstock.capture.connection import Connection, LogHead, ServerIdentity
-from penstock.capture.ddl.statement import effects_of
-from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.capture import settling
 from penstock.capture.kept_schemas import settled_schemas
-from penstock.capture.rewind import LoggedStatement
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import ServerDefaults
 from penstock.capture.settling import DefinitionSettler, Question
-from penstock.capture.table_definition import TableDefinition
 from penstock.errors import ConnectionLost, LogFull, PositionInvalid
 from penstock.logstore import schemas
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.schemas import SchemaLog, definition_line
 from penstock.model import Column, Position, ServerAddress, TableName, TableSchema
-from tests.patience import wait_until
+from penstock.mysql.connection import Connection, LogHead, ServerIdentity
+from penstock.schema import rewind
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import ServerDefaults
+from penstock.schema.rewind import LoggedStatement
+from penstock.schema.statements.statement import effects_of
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
+from tests.support.suite.patience import wait_until
 
 ORDERS = TableName("shop", "orders")
 DOUBTED = "ALTER TABLE orders FROBNICATE"

@@ -16,9 +16,9 @@ from penstock.sinks.messages import messages_of
 from penstock.source.reading import Selection, read_range
 from penstock.source.sharding import preimages_of, slots_of
 from penstock.source.source import ByteRange, SourceOptions, open_source
-from tests.binlog_bytes import UPDATE_ROWS, WRITE_ROWS, assemble, events
-from tests.changes_made import Made, changes_of, target_of
-from tests.forged_log import NOTES, forged_log, insert
+from tests.support.binlog.events import UPDATE_ROWS, WRITE_ROWS, assemble, events
+from tests.support.binlog.forged_log import NOTES, forged_log, insert
+from tests.support.pipeline.changes_made import Made, changes_of, target_of
 
 # As the slot of the number 0.
 NULL_SLOT = 961

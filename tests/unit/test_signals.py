@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 
-from penstock.admin.signals import stopped_by_signals
-from tests.patience import WAIT_SECONDS_MAX
+from penstock.cli.shared.signals import stopped_by_signals
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 STUBBORN = """
 import os, signal, threading
-from penstock.admin import signals
+from penstock.cli.shared import signals
 
 signals.STOP_SECONDS_MAX = 0.1
 with signals.stopped_by_signals(lambda: None):

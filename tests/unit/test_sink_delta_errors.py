@@ -5,7 +5,7 @@ import pyarrow
 import pytest
 
 from penstock.errors import OptionInvalid
-from penstock.sinks.delta_table import create_delta, open_delta
+from penstock.sinks.delta.table import create_delta, open_delta
 
 SCHEMA = pyarrow.schema([pyarrow.field("id", pyarrow.int64())])
 FIRST_COMMIT = "_delta_log/00000000000000000000.json"

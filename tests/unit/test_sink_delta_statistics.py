@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow
 import pytest
 
-from penstock.sinks.delta_table import create_delta, open_delta
-from penstock.sinks.parquet_files import Bounds, DataFile
+from penstock.sinks.delta.table import create_delta, open_delta
+from penstock.sinks.lake.parquet_files import Bounds, DataFile
 
 TIMESTAMP = pyarrow.timestamp("us", tz="UTC")
 

@@ -5,8 +5,8 @@ import pytest
 
 from penstock.changes import Target
 from penstock.model import Column, TableName
+from penstock.sinks.files.sink import FilesSink, Settings
 from penstock.sinks.sink import Evolution
-from penstock.sinks.targets.files import FilesSink, Settings
 
 TARGET = Target(TableName("shop", "orders"), (Column("id", "int", None, False),), ("id",))
 

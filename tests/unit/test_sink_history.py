@@ -10,9 +10,9 @@ import pytest
 
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import ConnectionLost, DiskFailed, ServerUnsupported, ValueMalformed
-from penstock.sinks import delta_table
+from penstock.sinks.delta import table as delta_table
 from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(40)"})
 # A row's note, and the versions from and until which it was there.

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.changes import PUTS, Changes, Origin
 from penstock.sinks.images import LastImages, last_images, puts, separated
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"})
 

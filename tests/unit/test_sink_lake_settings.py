@@ -4,7 +4,9 @@ from types import ModuleType
 import pydantic
 import pytest
 
-from penstock.sinks.targets import delta, files, iceberg
+from penstock.sinks.delta import sink as delta
+from penstock.sinks.files import sink as files
+from penstock.sinks.iceberg import sink as iceberg
 
 
 @pytest.mark.parametrize("target", [delta, files, iceberg], ids=lambda target: target.__name__)

@@ -13,9 +13,9 @@ from penstock import _native
 from penstock.changes import Changes, Origin
 from penstock.errors import EventUnsupported
 from penstock.model import Column, TableName
-from penstock.sinks.kafka_writer import topic_of
+from penstock.sinks.kafka.writer import topic_of
 from penstock.sinks.messages import Format, key_of, messages_of
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "status": "varchar(20)"})
 

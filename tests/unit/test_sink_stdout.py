@@ -6,7 +6,7 @@ import json
 import pytest
 
 from penstock.sinks.sink import BatchMark, make_sink, settings_of
-from tests.changes_made import changes_of, insert, target_of, update
+from tests.support.pipeline.changes_made import changes_of, insert, target_of, update
 
 
 @pytest.mark.parametrize(("form", "named"), [("json", "change"), ("debezium", "op"), ("maxwell", "type")])

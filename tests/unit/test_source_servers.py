@@ -15,7 +15,7 @@ from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.source_servers import at_answering_servers
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify import verify as verify_module
-from tests.changes_made import target_of
+from tests.support.pipeline.changes_made import target_of
 
 ORDERS = target_of({"id": "int"}, name="shop.orders")
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.model import TableName, TablePatterns
-from penstock.source.statement import change_of, tables_of
+from penstock.schema.statements.row_changes import change_of, tables_of
+from penstock.schema.statements.tokens import ServerSpelling
 
 # Reading the long texts one token at a time takes five times as long.
 CPU_SECONDS_MAX = 3

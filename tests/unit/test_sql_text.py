@@ -6,7 +6,7 @@ import pytest
 
 from penstock import _native
 from penstock.errors import OptionInvalid
-from tests.changes_made import Made, changes_of, insert, target_of
+from tests.support.pipeline.changes_made import Made, changes_of, insert, target_of
 
 
 def batch(**columns: pyarrow.Array) -> pyarrow.RecordBatch:

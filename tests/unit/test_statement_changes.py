@@ -9,7 +9,8 @@ import structlog
 
 import penstock
 from penstock.errors import ChecksumMismatch, StatementLogged, StreamError
-from tests.binlog_bytes import (
+from tests.support.binlog.block_cutting import SMALL_LOGS
+from tests.support.binlog.events import (
     EXECUTE_LOAD_QUERY,
     GTID,
     QUERY,
@@ -20,7 +21,6 @@ from tests.binlog_bytes import (
     events,
     query_body,
 )
-from tests.block_cutting import SMALL_LOGS
 
 FILE = "binlog.000001"
 MYSQL_LOG = next(log for log in SMALL_LOGS if log.stem == "mysql-9.7-1")

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from penstock.changes import Changes, Origin
 from penstock.errors import OptionInvalid, ServerUnsupported, StepFailed
 from penstock.pipeline.step import Rejected, make_step, settings_of, target_through, through, verbs
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.steps_run import ORDERS, rows, run, step
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.steps_run import ORDERS, rows, run, step
 
 
 def test_the_verbs_are_those_of_the_guide() -> None:

@@ -26,8 +26,8 @@ from penstock.pipeline.step import (
     target_through,
     through,
 )
-from tests.changes_made import Made, changes_of, delete, insert, target_of, update
-from tests.steps_run import ORDERS, rows, run, step
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.steps_run import ORDERS, rows, run, step
 
 # --- map ------------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import daemon_process, sweep_seed
-from tests.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.daemon import process as daemon_process
+from tests.support.suite import sweep_seed
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import ServerFailed
 from tools.servers.starting import LATE_STARTS_VARIABLE
 from tools.suite import long, pytest_run, stress

@@ -4,7 +4,7 @@
 import pytest
 
 from penstock.errors import OptionInvalid
-from penstock.sinks.table_owner import comment_of, is_taken_over, owner_of, refuse_foreign
+from penstock.sinks.sql.table_owner import comment_of, is_taken_over, owner_of, refuse_foreign
 
 
 def test_a_comment_names_the_pipeline_that_made_a_table() -> None:

@@ -3,8 +3,8 @@
 
 import pytest
 
-from tests import tiers
 from tests.conftest import check_flavors
+from tests.support.suite import tiers
 from tools.suite import run
 
 

@@ -15,7 +15,8 @@ from penstock.errors import EventMalformed, IncidentLogged, PreparedMissing, Sta
 from penstock.source.files import FileSource
 from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, SourceOptions
-from tests.binlog_bytes import (
+from tests.support.binlog.cut_source import CutSource, LiveSource
+from tests.support.binlog.events import (
     ANNOTATE,
     GTID,
     INCIDENT,
@@ -27,9 +28,8 @@ from tests.binlog_bytes import (
     events,
     first_event_end,
 )
-from tests.cut_source import CutSource, LiveSource
-from tests.nonempty import each
-from tests.xa_log import COMMIT, Group, XaLog
+from tests.support.binlog.xa_log import COMMIT, Group, XaLog
+from tests.support.suite.nonempty import each
 
 SAMPLES = ("mysql-9.7-2", "mariadb-10.11-2", "mariadb-11.8-2")
 DIALECTS = ("canal", "canal_flat", "debezium", "debezium_schema", "maxwell", "ptubes", "json")

@@ -5,7 +5,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from penstock.admin.cli.app import make_app
+from penstock.cli.app import make_app
 from tools.document.markdown import document, table
 
 
@@ -18,7 +18,7 @@ def page() -> str:
         " comparison incomplete.",
     ]
     verbs = [part for name, verb in sorted(command.commands.items()) for part in describe(name, verb)]
-    return document("Command line", "src/penstock/admin/cli", *head, *verbs)
+    return document("Command line", "src/penstock/cli", *head, *verbs)
 
 
 def describe(name: str, verb: Any) -> list[str]:

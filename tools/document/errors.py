@@ -4,7 +4,7 @@
 import inspect
 
 from penstock import errors
-from penstock.admin.cli.app import exit_code
+from penstock.cli.app import exit_code
 from tools.document.markdown import document, table
 
 _WHO_ACTS = (errors.OperatorError, errors.TransientError, errors.StreamError)

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from penstock.pipeline import settings_sections as sections
 from penstock.pipeline import step, steps
-from penstock.settings_values import Section
-from penstock.sinks import sink, targets
+from penstock.settings.values import Section
+from penstock.sinks import sink
 from tools.document.markdown import document, table
 
 _SECTIONS: dict[str, type[Section]] = {
@@ -59,7 +59,7 @@ def page() -> str:
         parts += [f"### {verb}", *_prose(module), _fields(module.Settings, {"tables", "exclude", "on_error"})]
     parts.append("## Sinks")
     for kind in sink.kinds():
-        module = import_module(f"{targets.__name__}.{kind}")
+        module = import_module(f"penstock.sinks.{kind}.sink")
         needs = f"Needs `pip install 'penstock[{module.EXTRA}]'`." if module.EXTRA else ""
         parts += [f"### {kind}", *_prose(module), *([needs] if needs else []), _fields(module.Settings)]
     return document("Pipelines", "src/penstock/pipeline/settings_sections.py", *filter(None, parts))

@@ -5,15 +5,13 @@ import json
 
 from penstock.changes import Target
 from penstock.model import Column, TableName
-from penstock.sinks import (
-    elasticsearch_documents,
-    lake_types,
-    mongodb_documents,
-    mysql_tables,
-    postgres_tables,
-)
-from penstock.sinks.clickhouse_types import stored_columns
-from penstock.sinks.mysql_connection import Dialect
+from penstock.sinks.clickhouse.types import stored_columns
+from penstock.sinks.elasticsearch import documents as elasticsearch_documents
+from penstock.sinks.lake import types as lake_types
+from penstock.sinks.mongodb import documents as mongodb_documents
+from penstock.sinks.mysql import tables as mysql_tables
+from penstock.sinks.mysql.connection import Dialect
+from penstock.sinks.postgres import tables as postgres_tables
 from tools.document.markdown import document, table
 from tools.document.types import BYTES, MOMENTS, NUMBERS, TEXTS, SqlType
 

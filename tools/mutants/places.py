@@ -26,18 +26,13 @@ KERNEL_AREAS = {
 }
 PYTHON_AREAS = {
     "logstore": ("src/penstock/logstore/*.py",),
-    "capture": ("src/penstock/capture/**/*.py",),
+    "capture": ("src/penstock/capture/*.py", "src/penstock/mysql/*.py", "src/penstock/schema/**/*.py"),
     "pipeline state": ("src/penstock/pipeline/state*.py",),
     "lake sinks": (
-        "src/penstock/sinks/lake_*.py",
-        "src/penstock/sinks/delta_*.py",
-        "src/penstock/sinks/iceberg_table.py",
-        "src/penstock/sinks/parquet_files.py",
-        "src/penstock/sinks/copy_on_write.py",
-        "src/penstock/sinks/key_index.py",
-        "src/penstock/sinks/targets/delta.py",
-        "src/penstock/sinks/targets/iceberg.py",
-        "src/penstock/sinks/targets/files.py",
+        "src/penstock/sinks/lake/*.py",
+        "src/penstock/sinks/delta/*.py",
+        "src/penstock/sinks/iceberg/*.py",
+        "src/penstock/sinks/files/*.py",
     ),
 }
 

@@ -3,9 +3,6 @@
 
 from typing import Any
 
-from penstock.capture.connection import Connection
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import read_defaults
 from penstock.capture.settling import DefinitionSettler
 from penstock.errors import PositionInvalid, ServerBusy
 from penstock.limits import DEFINITION_WAIT_SECONDS, SURVEY_WAIT_SECONDS
@@ -13,6 +10,9 @@ from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.logstore.schemas import SchemaLog
 from penstock.model import Position, StatementSession, TableName
+from penstock.mysql.connection import Connection
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import read_defaults
 
 
 class FollowedSchemas:

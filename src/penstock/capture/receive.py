@@ -13,8 +13,6 @@ from threading import Event
 from typing import Protocol
 
 from penstock._native import BlockCutter
-from penstock.capture.refusal import refusal_of
-from penstock.capture.replica import ReplicaStream
 from penstock.capture.status import Rate
 from penstock.errors import ConnectionLost, LogFull, SourceMissing, StreamError
 from penstock.fingerprint import file_fingerprint
@@ -22,6 +20,8 @@ from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
 from penstock.logstore.log import Log
 from penstock.model import Position, StatementSession
+from penstock.mysql.refusal import refusal_of
+from penstock.mysql.replica import ReplicaStream
 
 # While there is no room the reason is looked at again so often.
 _HOLD_SECONDS = 0.1

@@ -7,9 +7,16 @@ from dataclasses import replace
 import structlog
 
 from penstock._native import GtidSet
-from penstock.capture.connection import Connection
-from penstock.capture.refusal import check_position, file_replaced
-from penstock.capture.start import (
+from penstock.errors import PositionInvalid, PositionPurged, SourceMissing, StreamError
+from penstock.fingerprint import file_fingerprint
+from penstock.gtid_sets import LoggedSet
+from penstock.logstore.epochs import EpochRecord
+from penstock.logstore.log import Log
+from penstock.logstore.reader import LogReader
+from penstock.model import Position, ServerAddress
+from penstock.mysql.connection import Connection
+from penstock.mysql.refusal import check_position, file_replaced
+from penstock.mysql.start import (
     Beginning,
     Places,
     StartAt,
@@ -18,13 +25,6 @@ from penstock.capture.start import (
     begin_empty,
     server_behind,
 )
-from penstock.errors import PositionInvalid, PositionPurged, SourceMissing, StreamError
-from penstock.fingerprint import file_fingerprint
-from penstock.gtid_sets import LoggedSet
-from penstock.logstore.epochs import EpochRecord
-from penstock.logstore.log import Log
-from penstock.logstore.reader import LogReader
-from penstock.model import Position, ServerAddress
 
 _log = structlog.get_logger(__name__)
 

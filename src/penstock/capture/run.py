@@ -18,11 +18,8 @@ import structlog
 
 from penstock._native import BlockCutter
 from penstock.capture.attempts import Attempts
-from penstock.capture.connection import ANSWER_SECONDS_MAX, Connection, ServerIdentity, connect
 from penstock.capture.receive import Progress, Receiver, Schemas
-from penstock.capture.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
 from penstock.capture.resume import PlacesOf, Resumption
-from penstock.capture.start import Beginning, StartAt
 from penstock.capture.status import CaptureStatus, Failure, State, lag_seconds
 from penstock.errors import (
     ConnectionLost,
@@ -38,7 +35,10 @@ from penstock.limits import CAPTURE_CHUNK_BYTES, SILENCE_SECONDS_MAX
 from penstock.logstore.log import Log
 from penstock.logstore.prepared import old_prepared
 from penstock.model import Position, ServerAddress
-from penstock.settings import InstanceSettings, LogSettings
+from penstock.mysql.connection import ANSWER_SECONDS_MAX, Connection, ServerIdentity, connect
+from penstock.mysql.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
+from penstock.mysql.start import Beginning, StartAt
+from penstock.settings.daemon import InstanceSettings, LogSettings
 
 _log = structlog.get_logger(__name__)
 

@@ -20,12 +20,15 @@ from typing import Any
 
 import structlog
 
-from penstock.capture.committed import wait_until_defined
-from penstock.capture.connection import READING_SECONDS_MAX, Connection, connect
-from penstock.capture.ddl.effects import CreateLike, CreateTable
-from penstock.capture.ddl.statement import opening_words
-from penstock.capture.ddl.tokens import ServerSpelling
-from penstock.capture.rewind import (
+from penstock.errors import ConnectionLost, PenstockError, SchemaUnknown, ServerBusy, ServerChanged
+from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
+from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, doubt_line, refusal_line
+from penstock.model import Position, ServerAddress, StatementSession, TableName, TableSchema
+from penstock.mysql.committed import wait_until_defined
+from penstock.mysql.connection import READING_SECONDS_MAX, Connection, connect
+from penstock.schema.history import Doubt, SchemaHistory
+from penstock.schema.reader import read_table, read_tables
+from penstock.schema.rewind import (
     CannotRewind,
     LoggedStatement,
     concerning,
@@ -34,13 +37,10 @@ from penstock.capture.rewind import (
     renames,
     touches,
 )
-from penstock.capture.schema_history import Doubt, SchemaHistory
-from penstock.capture.schema_reader import read_table, read_tables
-from penstock.capture.table_definition import TableDefinition
-from penstock.errors import ConnectionLost, PenstockError, SchemaUnknown, ServerBusy, ServerChanged
-from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
-from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, doubt_line, refusal_line
-from penstock.model import Position, ServerAddress, StatementSession, TableName, TableSchema
+from penstock.schema.statements.effects import CreateLike, CreateTable
+from penstock.schema.statements.statement import opening_words
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
 
 _log = structlog.get_logger(__name__)
 

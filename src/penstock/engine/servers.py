@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from penstock.capture.connection import connect
 from penstock.errors import ConnectionLost, PenstockError, ServerBehind
 from penstock.model import ServerAddress
+from penstock.mysql.connection import connect
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.source_servers import key_of_server, read_at
 

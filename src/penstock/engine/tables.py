@@ -13,7 +13,6 @@ from typing import Any
 
 import structlog
 
-from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.changes import Target
 from penstock.engine.fitting import fitted
 from penstock.engine.task_plan import (
@@ -66,8 +65,9 @@ from penstock.pipeline.verify.merges import (
     may_share_rows,
     shard_of,
 )
+from penstock.schema.statements.tokens import ServerSpelling
 from penstock.sinks.sink import Evolution, Sink
-from penstock.sinks.sql_rows import refuse_other_key
+from penstock.sinks.sql.rows import refuse_other_key
 from penstock.source.reading import LoggedStatement, schema_version
 
 _log = structlog.get_logger(__name__)

@@ -39,7 +39,7 @@ from penstock.logstore.segment import SegmentReader, index_header
 from penstock.logstore.tail import OpenFile, Tail, until
 from penstock.logstore.tier import Tier
 from penstock.model import Position
-from penstock.settings import LogSettings
+from penstock.settings.daemon import LogSettings
 
 _log = structlog.get_logger(__name__)
 

@@ -25,7 +25,7 @@ from penstock.logstore.log import Log
 from penstock.logstore.memory_disk import MemoryDisk
 from penstock.logstore.records import OPEN, SegmentRecord
 from penstock.model import Position
-from penstock.settings import LogSettings
+from penstock.settings.daemon import LogSettings
 
 # Acknowledged data is removed by whole segments, so there must be several.
 _SEGMENTS_MIN = 8

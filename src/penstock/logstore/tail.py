@@ -18,7 +18,7 @@ from penstock.logstore.records import CLOSED, RECORD_BYTES, SegmentRecord, block
 from penstock.logstore.recovery import sound_blocks
 from penstock.logstore.segment import SegmentHead, SegmentReader, SegmentWriter
 from penstock.model import Position
-from penstock.settings import LogSettings
+from penstock.settings.daemon import LogSettings
 
 _log = structlog.get_logger(__name__)
 

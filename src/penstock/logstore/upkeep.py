@@ -20,7 +20,7 @@ from penstock.logstore.prepared import PreparedSurvey
 from penstock.logstore.records import CLOSED, COLD, SegmentRecord
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.tier import Tier
-from penstock.settings import LogSettings
+from penstock.settings.daemon import LogSettings
 
 _HOUR_SECONDS = 3600
 # Errors limited to one segment. Any other error would hit the next segment too.

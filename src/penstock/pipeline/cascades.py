@@ -8,13 +8,13 @@ import pyarrow
 import pyarrow.compute as pc
 import structlog
 
-from penstock.capture.connection import connect
-from penstock.capture.foreign_keys import Cascade, read_cascades
 from penstock.errors import OptionInvalid
 from penstock.model import TableName
+from penstock.mysql.connection import connect
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import table_key
+from penstock.schema.foreign_keys import Cascade, read_cascades
 from penstock.sinks.sink import Finding, Sink, keeps_tables
 
 _log = structlog.get_logger(__name__)

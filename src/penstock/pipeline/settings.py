@@ -35,8 +35,8 @@ from penstock.pipeline.settings_sections import (
     SourceSection,
 )
 from penstock.pipeline.step import Step
-from penstock.settings_file import Document, Place, Problem, read_yaml, refuse, told_by_pydantic
-from penstock.settings_values import Section, one_secret
+from penstock.settings.file import Document, Place, Problem, read_yaml, refuse, told_by_pydantic
+from penstock.settings.values import Section, one_secret
 from penstock.sinks import sink as sink_seam
 from penstock.sinks.sink import Evolution, Sink
 from penstock.source.bounds import Bound

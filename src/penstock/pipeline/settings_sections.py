@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from penstock.limits import MIB, RANGE_BYTES_DEFAULT
 from penstock.model import SSL_MODES, Secret, ServerAddress, TablePatterns, Tls, is_server_url
-from penstock.settings_values import (
+from penstock.settings.values import (
     Bytes,
     Seconds,
     SecretText,

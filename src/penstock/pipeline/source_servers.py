@@ -7,9 +7,9 @@ from typing import Any
 
 import structlog
 
-from penstock.capture.connection import connect
 from penstock.errors import PenstockError
 from penstock.model import ServerAddress
+from penstock.mysql.connection import connect
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 
 _log = structlog.get_logger(__name__)

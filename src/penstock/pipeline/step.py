@@ -26,7 +26,7 @@ from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import TableName
 from penstock.pipeline import steps
-from penstock.settings_values import Section
+from penstock.settings.values import Section
 
 
 @dataclass(frozen=True)

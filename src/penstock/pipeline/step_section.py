@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from penstock.changes import Target
 from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
-from penstock.settings_values import Section, TablePatternTexts
+from penstock.settings.values import Section, TablePatternTexts
 
 # What follows rows that a step cannot work on; None leaves it to the pipeline's `errors.rows`.
 OnError = Literal["stop", "skip", "dead_letter"] | None

@@ -8,7 +8,11 @@ converted, a table that takes another's name. Such a table is read again from it
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.capture.ddl.effects import (
+from penstock.changes import Target
+from penstock.model import Column, TableName, TableSchema
+from penstock.pipeline.column_types import keeps_characters, keeps_column_values, keeps_values
+from penstock.pipeline.ghosts import is_cut_over, table_of_ghost
+from penstock.schema.statements.effects import (
     AddColumn,
     AlterTable,
     ChangeColumn,
@@ -25,13 +29,9 @@ from penstock.capture.ddl.effects import (
     Step,
     Unread,
 )
-from penstock.capture.ddl.statement import effects_of
-from penstock.capture.ddl.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of
-from penstock.capture.table_definition import Contradiction, TableDefinition, altered
-from penstock.changes import Target
-from penstock.model import Column, TableName, TableSchema
-from penstock.pipeline.column_types import keeps_characters, keeps_column_values, keeps_values
-from penstock.pipeline.ghosts import is_cut_over, table_of_ghost
+from penstock.schema.statements.statement import effects_of
+from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of
+from penstock.schema.table_definition import Contradiction, TableDefinition, altered
 from penstock.source.reading import LoggedStatement
 
 # What gives rows that are there a value that their log does not show.

@@ -23,7 +23,7 @@ from starlette.requests import Request
 
 from penstock.errors import AccessDenied, QuotaReached
 from penstock.model import Secret, TableName, TablePatterns
-from penstock.settings import AccountSettings, Listening, ListenSettings
+from penstock.settings.daemon import AccountSettings, Listening, ListenSettings
 
 # The burst that an idle account may receive at once, in seconds of its rate.
 _BURST_SECONDS = 1.0

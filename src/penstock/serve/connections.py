@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.limits import REQUEST_SECONDS_MAX, SEND_SECONDS_MAX
 from penstock.serve.accepting import Admission, ListeningSocket
-from penstock.settings import Listening
+from penstock.settings.daemon import Listening
 
 _log = structlog.get_logger(__name__)
 

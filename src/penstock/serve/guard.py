@@ -13,7 +13,7 @@ from penstock.limits import REQUEST_BODY_BYTES_MAX
 from penstock.serve.access import WHOLE, Access, Account
 from penstock.serve.connections import RateLimitedLog
 from penstock.serve.problems import problem_response
-from penstock.settings import Listening, is_loopback
+from penstock.settings.daemon import Listening, is_loopback
 
 
 class Guard:

@@ -32,18 +32,19 @@ from penstock.limits import (
     REQUEST_HEAD_BYTES_MAX,
 )
 from penstock.serve.access import Access
-from penstock.serve.canal_listener import CanalListener
+from penstock.serve.canal.listener import CanalListener
+from penstock.serve.canal.protocol import CanalServer
 from penstock.serve.connections import Connections, bounded_http
 from penstock.serve.guard import Guard
+from penstock.serve.http import changes, holds
+from penstock.serve.http import log as http
 from penstock.serve.ports import Ports
 from penstock.serve.problems import as_http_problem, as_problem
-from penstock.serve.protocols import changes, holds, http
-from penstock.serve.protocols.canal import CanalServer
-from penstock.serve.protocols.ptubes import ptubes_app
-from penstock.serve.protocols.ptubes_monitor import monitor_app
+from penstock.serve.ptubes.heads import RequestHeads
+from penstock.serve.ptubes.monitor import monitor_app
+from penstock.serve.ptubes.protocol import ptubes_app
 from penstock.serve.served import Served
-from penstock.serve.wire.ptubes_heads import RequestHeads
-from penstock.settings import Listening, ListenSettings
+from penstock.settings.daemon import Listening, ListenSettings
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock.errors import OptionInvalid
 from penstock.limits import SEND_SECONDS_MAX
 from penstock.serve.connections import Connections
-from penstock.settings import Listening, ListenSettings
+from penstock.settings.daemon import Listening, ListenSettings
 
 _BACKLOG = 256
 

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.errors import ConnectionLost, PenstockError, TlsFailed
 from penstock.model import Secret
-from penstock.settings_values import SecretText, Section, one_secret
+from penstock.settings.values import SecretText, Section, one_secret
 
 # The account in a URL, which may name several hosts behind it.
 _ACCOUNT = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seam of the sinks: whoever drives one (Spark's tasks, a relay, a repair) knows no more than this.
 
-A kind of sink is a file in `penstock/sinks/targets`, found by its name, with
+A kind of sink is a folder beside this file, found by the `sink.py` in it, which has
 
     class Settings(Section)              what the settings file may say of it
     def make(settings: Settings) -> Sink
@@ -20,15 +20,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pyarrow
 
+from penstock import sinks
 from penstock.changes import Changes, Target
 from penstock.errors import DependencyMissing, OptionInvalid, ValueMalformed
 from penstock.model import TableName
-from penstock.settings_values import Section
-from penstock.sinks import targets
+from penstock.settings.values import Section
 
 # What helps where a target's table, which a pipeline had made, is not there any more.
 HINT_GONE = (
@@ -163,7 +164,7 @@ class Writer(ABC):
 class Sink(ABC):
     """A target of changes. Pickles."""
 
-    # The kind's name: the file in `targets`.
+    # The kind's name: its folder's.
     kind: str
     # The pipeline that writes, "" where nobody said: tables that another one made are not altered.
     pipeline: str = ""
@@ -265,7 +266,8 @@ class Sink(ABC):
 
 def kinds() -> list[str]:
     """Return the kinds of sink there are, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(targets.__path__))
+    folders = [module.name for module in pkgutil.iter_modules(sinks.__path__) if module.ispkg]
+    return sorted(name for name in folders if find_spec(f"{sinks.__name__}.{name}.sink") is not None)
 
 
 def settings_of(kind: str) -> type[Section]:
@@ -310,4 +312,4 @@ def _module(kind: str) -> Any:
             f"there is no sink {kind!r}",
             hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(kinds())}",
         )
-    return import_module(f"{targets.__name__}.{kind}")
+    return import_module(f"{sinks.__name__}.{kind}.sink")

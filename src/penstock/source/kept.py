@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock._native import GtidSet
-from penstock.capture.schema_history import SchemaHistory
 from penstock.commit_versions import epoch_base, shifted_epoch
 from penstock.errors import (
     PenstockError,
@@ -26,6 +25,7 @@ from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, TableName
+from penstock.schema.history import SchemaHistory
 from penstock.source.prepared import PreparedSearch
 from penstock.source.source import (
     FIRST_EVENT_OFFSET,

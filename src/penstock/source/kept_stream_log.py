@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import structlog
 
-from penstock.capture.refusal import file_replaced
 from penstock.errors import PositionInvalid, PositionPurged, ServerChanged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.model import Position
+from penstock.mysql.refusal import file_replaced
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.daemon import DaemonSource
 from penstock.source.kept import KeptSource

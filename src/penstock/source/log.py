@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.capture.schema_history import SchemaHistory
 from penstock.errors import PositionInvalid, PositionPurged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Disk, LocalDisk
@@ -18,6 +17,7 @@ from penstock.logstore.reader import LogExtent, LogReader
 from penstock.logstore.schemas import SchemaLog
 from penstock.logstore.tier import Tier
 from penstock.model import Position, TableName
+from penstock.schema.history import SchemaHistory
 from penstock.source.kept import EpochKey, KeptRun, KeptSource
 from penstock.source.source import ByteRange, SourceOptions
 from penstock.source.url_disk import ROOT, UrlDisk

@@ -6,11 +6,11 @@ A reader therefore needs no schema history of its own, no matter where in the lo
 
 import time
 
-from penstock.capture.ddl.statement import effects_of
-from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.errors import SchemaPending, SchemaUnknown
 from penstock.limits import DEFINITION_PENDING_SECONDS_MAX
 from penstock.model import Position, StatementSession, TableName, TableSchema
+from penstock.schema.statements.statement import effects_of
+from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.source import Source
 
 _HINT = "Give the tables' definitions: schemas; or set binlog_row_metadata=FULL on the server"

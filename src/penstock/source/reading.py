@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import pyarrow
 import structlog
 
-from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.changes import SYSTEM_COLUMNS as SYSTEM_COLUMNS
 from penstock.errors import (
     ChecksumMismatch,
@@ -30,11 +29,12 @@ from penstock.errors import (
 )
 from penstock.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, TRANSACTION_HELD_BYTES_MAX
 from penstock.model import Column, Position, StatementSession, TableName, TablePatterns, TableSchema
+from penstock.schema.proof import PLAIN_STRINGS, columns_of, contradiction_of, with_types_of
+from penstock.schema.statements.row_changes import tables_of
+from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
-from penstock.source.proof import PLAIN_STRINGS, columns_of, contradiction_of, with_types_of
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, Source, place_of
-from penstock.source.statement import tables_of
 from penstock.source.unlogged_changes import refuse_change, warn_of_unlogged_rows
 
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")

@@ -5,10 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from penstock.capture.connection import Connection, LogFile, connect
-from penstock.capture.follow import follow
-from penstock.capture.refusal import file_replaced
-from penstock.capture.replica import DumpStart, open_stream
 from penstock.errors import (
     EventMalformed,
     PositionInvalid,
@@ -20,6 +16,10 @@ from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import NO_GTIDS, LoggedSet, union
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, ServerAddress, TableName
+from penstock.mysql.connection import Connection, LogFile, connect
+from penstock.mysql.follow import follow
+from penstock.mysql.refusal import file_replaced
+from penstock.mysql.replica import DumpStart, open_stream
 from penstock.source.asking import ask_again
 from penstock.source.prepared import PreparedSearch
 from penstock.source.search import ROTATE_EVENT, find_time, first_events, gtid_set_before

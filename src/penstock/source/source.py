@@ -26,7 +26,7 @@ from penstock.model import Position, Secret, ServerAddress, TableName, TablePatt
 from penstock.source.daemon_address import DaemonAddress, is_daemon_url
 
 if TYPE_CHECKING:
-    from penstock.capture.schema_history import SchemaHistory
+    from penstock.schema.history import SchemaHistory
 
 MAGIC = b"\xfebin"
 # The magic of files with MySQL's encryption at rest; a server sends them decrypted.

@@ -2,7 +2,7 @@
 """The SQL dialect of a source's log: MariaDB and MySQL give different meanings to the same words."""
 
 from penstock._native import Decoder
-from penstock.capture.ddl.tokens import ServerSpelling
+from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.source import Source, file_number
 
 

@@ -11,13 +11,13 @@ from typing import TypeVar
 import structlog
 
 from penstock._native import GtidSet
-from penstock.capture.connection import Connection, connect
-from penstock.capture.refusal import file_replaced
-from penstock.capture.start import server_behind
 from penstock.commit_versions import next_epoch
 from penstock.errors import PenstockError, PositionInvalid, PositionPurged, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.model import Position, ServerAddress
+from penstock.mysql.connection import Connection, connect
+from penstock.mysql.refusal import file_replaced
+from penstock.mysql.start import server_behind
 from penstock.source.asking import STREAM_PAUSES_SECONDS, ask_again
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.offsets import EARLIEST, LATEST, Offset

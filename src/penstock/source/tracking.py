@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.capture.connection import READING_SECONDS_MAX, connect
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.server_tables import ServerTables
 from penstock.errors import SchemaInvalid
 from penstock.model import Position, StatementSession
+from penstock.mysql.connection import READING_SECONDS_MAX, connect
+from penstock.schema.history import SchemaHistory
+from penstock.schema.server_tables import ServerTables
 from penstock.source.decoding import RangeDecoding
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.read_settings import ReadSettings

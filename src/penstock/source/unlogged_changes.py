@@ -5,10 +5,10 @@ from typing import Any
 
 import structlog
 
-from penstock.capture.ddl.tokens import ServerSpelling
 from penstock.errors import StatementLogged
 from penstock.model import Position, TablePatterns
-from penstock.source.statement import RowChange, change_of, tables_of
+from penstock.schema.statements.row_changes import RowChange, change_of, tables_of
+from penstock.schema.statements.tokens import ServerSpelling
 
 _TEXT_SHOWN_MAX = 200
 _HINT = (

@@ -12,12 +12,12 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock import _native
-from penstock.capture.connection import MARIADB, READING_SECONDS_MAX, connect
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.schema_reader import read_table
 from penstock.errors import OptionInvalid, SchemaUnknown
 from penstock.limits import OFFSET_MAX
 from penstock.model import Column, ServerAddress, TableName
+from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, connect
+from penstock.schema.history import SchemaHistory
+from penstock.schema.reader import read_table
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
 from penstock.source.reading import SYSTEM_COLUMNS

@@ -5,8 +5,8 @@ import pytest
 
 import penstock
 from penstock.errors import StreamError
-from tests.decoding import decode_file
-from tests.fixture_types import StartServer
+from tests.support.binlog.decoding import decode_file
+from tests.support.suite.fixture_types import StartServer
 
 
 def test_files_from_before_gtids_are_read_and_their_stream_is_refused_by_name(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.decoding import decode_file, run_logged, select
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.decoding import decode_file, run_logged, select
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

@@ -4,7 +4,7 @@
 import pytest
 
 import penstock
-from tests.fixture_types import StartServer
+from tests.support.suite.fixture_types import StartServer
 from tools.servers import FLAVORS
 
 COLUMNS = {

@@ -7,11 +7,11 @@ import pytest
 
 import penstock
 from penstock.errors import LogEncrypted
-from tests.binlog_bytes import MAGIC, START_ENCRYPTION, events, first_event_end
-from tests.captured_log import capturing, head_of, settings_of, wait_for_position
-from tests.decoding import decode, run_logged
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.kept_log import penstock as cli
+from tests.support.binlog.decoding import decode, run_logged
+from tests.support.binlog.events import MAGIC, START_ENCRYPTION, events, first_event_end
+from tests.support.capture.captured_log import capturing, head_of, settings_of, wait_for_position
+from tests.support.logstore.kept_log import penstock as cli
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.binlog_bytes import TABLE_MAP, WRITE_ROWS_V1, events
-from tests.decoding import decode, decode_file, run_logged, select
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.decoding import decode, decode_file, run_logged, select
+from tests.support.binlog.events import TABLE_MAP, WRITE_ROWS_V1, events
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 COMMIT_BYTES_MIN = 10_485_760

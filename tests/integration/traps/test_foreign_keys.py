@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cascades: MySQL 9.7 logs the child's rows, before the parent's; MariaDB logs the parent's alone."""
 
-from tests.decoding import decode_file, replay, run_logged, select
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.decoding import decode_file, replay, run_logged, select
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock._native import follow_events
-from tests.binlog_bytes import assemble, events, first_event_end
-from tests.decoding import Decoded, decode, run_logged
-from tests.fixture_types import FreshDatabase, StartServer
-from tests.nonempty import each
+from tests.support.binlog.decoding import Decoded, decode, run_logged
+from tests.support.binlog.events import assemble, events, first_event_end
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.nonempty import each
 from tools.servers import Server
 
 LINE = 1 << 32

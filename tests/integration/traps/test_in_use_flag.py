@@ -7,9 +7,9 @@ import pytest
 
 import penstock
 from penstock.errors import ChecksumMismatch
-from tests.binlog_bytes import FLAG_IN_USE, events
-from tests.decoding import decode, decode_file
-from tests.fixture_types import StartServer
+from tests.support.binlog.decoding import decode, decode_file
+from tests.support.binlog.events import FLAG_IN_USE, events
+from tests.support.suite.fixture_types import StartServer
 
 HEADER_FLAGS = 4 + 17
 

@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from tests.binlog_bytes import WRITE_ROWS_V1, codes
-from tests.decoding import decode_file, run_logged, select
-from tests.fixture_types import FreshDatabase, StartServer
+from tests.support.binlog.decoding import decode_file, run_logged, select
+from tests.support.binlog.events import WRITE_ROWS_V1, codes
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 # The flavors differ below this layer; its own tests run on both every day.

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from penstock.errors import SchemaUnknown
-from tests.decoding import decode_file, run_logged, select
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.decoding import decode_file, run_logged, select
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 COLUMNS = [

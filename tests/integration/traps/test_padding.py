@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row images leave out the zeros at the end of BINARY and the spaces at the end of CHAR."""
 
-from tests.decoding import decode_file, run_logged, select
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.decoding import decode_file, run_logged, select
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

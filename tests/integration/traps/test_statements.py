@@ -3,9 +3,9 @@
 
 import pytest
 
-from tests.binlog_bytes import TABLE_MAP, UPDATE_ROWS, UPDATE_ROWS_V1, codes
-from tests.decoding import decode_file, replay, run_logged, select
-from tests.fixture_types import FreshDatabase
+from tests.support.binlog.decoding import decode_file, replay, run_logged, select
+from tests.support.binlog.events import TABLE_MAP, UPDATE_ROWS, UPDATE_ROWS_V1, codes
+from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 

@@ -8,14 +8,14 @@ import pytest
 
 import penstock
 from penstock._native import Framer
-from penstock.capture import replica
-from penstock.capture.replica import DumpStart, ReplicaName, open_stream
 from penstock.errors import DumpReplaced
 from penstock.model import Position, ServerAddress
-from tests.binlog_bytes import ANNOTATE, MARIADB_GTID, events
-from tests.captured_log import head_of
-from tests.decoding import decode, decode_file, run_logged
-from tests.fixture_types import FreshDatabase, StartServer
+from penstock.mysql import replica
+from penstock.mysql.replica import DumpStart, ReplicaName, open_stream
+from tests.support.binlog.decoding import decode, decode_file, run_logged
+from tests.support.binlog.events import ANNOTATE, MARIADB_GTID, events
+from tests.support.capture.captured_log import head_of
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 

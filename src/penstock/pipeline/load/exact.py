@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from penstock.capture.committed import tells_commits, wait_until_committed
 from penstock.errors import PrivilegeMissing, ServerBusy
 from penstock.model import Position, ServerAddress, TableName
+from penstock.mysql.committed import tells_commits, wait_until_committed
 from penstock.pipeline.load.session import LoadSession, open_session
 from penstock.pipeline.load.watermark import Watermark, now_us, open_snapshot
 

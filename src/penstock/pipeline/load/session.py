@@ -10,14 +10,6 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from penstock._native import ResultSet
-from penstock.capture.connection import (
-    MARIADB,
-    READING_SECONDS_MAX,
-    Connection,
-    ServerIdentity,
-    connect,
-)
-from penstock.capture.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
 from penstock.changes import Target
 from penstock.errors import (
     AnswerTimedOut,
@@ -29,6 +21,8 @@ from penstock.errors import (
 )
 from penstock.limits import LOAD_READ_BYTES, LOAD_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX
 from penstock.model import ServerAddress
+from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, ServerIdentity, connect
+from penstock.mysql.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
 
 # A reader that takes its time (a rate, a slow target) holds the server back so long before it gives up.
 _WRITE_TIMEOUT_SECONDS = 24 * 3600

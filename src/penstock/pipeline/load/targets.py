@@ -4,11 +4,11 @@
 from collections import defaultdict
 from typing import Any
 
-from penstock.capture.connection import MARIADB, READING_SECONDS_MAX, Connection, connect
-from penstock.capture.schema_reader import SYSTEM_DATABASES, read_tables
-from penstock.capture.table_definition import TableDefinition
 from penstock.changes import Target
 from penstock.model import ServerAddress, TableName, TablePatterns
+from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, connect
+from penstock.schema.reader import SYSTEM_DATABASES, read_tables
+from penstock.schema.table_definition import TableDefinition
 
 # A key over the front of a column, or over an expression, says nothing of whole values.
 _UNIQUE = """

@@ -10,9 +10,9 @@ of a snapshot; of MySQL it takes the log's end, and waits until all that stands 
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from penstock.capture.committed import wait_until_committed
 from penstock.errors import PositionInvalid
 from penstock.model import Position, ServerAddress
+from penstock.mysql.committed import wait_until_committed
 from penstock.pipeline.load.session import LoadSession, open_session
 
 

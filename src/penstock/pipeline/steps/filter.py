@@ -19,7 +19,7 @@ from penstock.pipeline.pairs import passing, tried
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection
 from penstock.pipeline.told_values import refuse_absent
-from penstock.settings_values import in_our_words
+from penstock.settings.values import in_our_words
 
 VERB = "filter"
 

@@ -26,7 +26,7 @@ from penstock.pipeline.pairs import tried
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, column_named
 from penstock.pipeline.told_values import refuse_absent, renamed
-from penstock.settings_values import in_our_words
+from penstock.settings.values import in_our_words
 
 VERB = "map"
 # What a text that was worked out is kept as in a key, which MySQL wants bounded.

@@ -26,7 +26,7 @@ from penstock.model import Column
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import StepSection, column_named
 from penstock.pipeline.told_values import exact_texts, renamed
-from penstock.settings_values import SecretText, Section, one_secret
+from penstock.settings.values import SecretText, Section, one_secret
 
 VERB = "mask"
 

@@ -28,7 +28,7 @@ from penstock.pipeline.expressions import type_known
 from penstock.pipeline.pairs import Trial, settled, tried
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, column_named
-from penstock.settings_values import in_our_words
+from penstock.settings.values import in_our_words
 
 VERB = "python"
 

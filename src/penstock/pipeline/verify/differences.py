@@ -15,7 +15,7 @@ import pyarrow
 from penstock.changes import Target
 from penstock.pipeline.verify.hashed import Hashes, hashes
 from penstock.pipeline.verify.kept_values import TEXTS
-from penstock.sinks.mysql_odd import BROKEN_TEXT
+from penstock.sinks.mysql.odd import BROKEN_TEXT
 
 
 class Kind(StrEnum):

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.capture.schema_history import SchemaHistory
-from penstock.capture.server_tables import ServerTables
 from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import ServerBehind
 from penstock.limits import OFFSET_MAX
@@ -16,6 +14,8 @@ from penstock.model import Position, TableName, TablePatterns
 from penstock.pipeline.load.watermark import take_watermark
 from penstock.pipeline.settings import PipelineSource
 from penstock.pipeline.verify.source_rows import address_of
+from penstock.schema.history import SchemaHistory
+from penstock.schema.server_tables import ServerTables
 from penstock.source.bounds import Bounds
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Schemas, Selection, read_in_order

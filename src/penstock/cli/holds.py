@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock holds`: list and remove holds, which protect a daemon's log from trimming."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.shared.asked_daemon import AskedDaemon
+from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, write_json
+
+HELP = "List and remove holds, which protect a daemon's log from trimming."
+
+Instance = Annotated[str, typer.Argument(help="The daemon's instance.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="The daemon's settings file, which provides its address and token."),
+]
+Url = Annotated[str | None, typer.Option(help="The daemon's URL. Default: http://127.0.0.1:7070.")]
+
+_SECOND_US = 1_000_000
+_COLUMNS = (
+    Field("reader", 40),
+    Field("account", 16),
+    Field("keeps", 10, right=True),
+    Field("expires", 20),
+    Field("position", 32),
+    Field("remark", 0),
+)
+
+
+def list_holds(instance: Instance, url: Url = None, config: Config = None, json: Json = False) -> None:
+    """List the holds on an instance's log, the largest first.
+
+    An account sees its own holds; an admin sees all. The token comes from --config or PENSTOCK_TOKEN.
+    """
+    daemon = AskedDaemon.find(instance, url, config)
+    try:
+        holds = daemon.holds()
+    finally:
+        daemon.close()
+    if json:
+        write_json(sys.stdout, ({"instance": instance, **hold} for hold in holds))
+        return
+    lines = LineWriter(sys.stdout, _COLUMNS)
+    for hold in holds:
+        expires_us = hold["expires_us"]
+        expires = None if expires_us is None else datetime.fromtimestamp(expires_us // _SECOND_US, UTC)
+        keeps = bytes_text(hold["behind_bytes"])
+        remark = f"broken: {hold['broken']}" if hold["broken"] else None
+        lines.write([hold["reader"], hold["account"], keeps, expires, hold["position"], remark])
+
+
+def remove(
+    instance: Instance,
+    reader: Annotated[str, typer.Argument(help="The hold's reader, as shown by `penstock holds list`.")],
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Remove a hold. The log it protected may be trimmed, and its reader may lose its position."""
+    daemon = AskedDaemon.find(instance, url, config)
+    try:
+        daemon.remove_hold(reader)
+    finally:
+        daemon.close()
+    typer.echo(f"removed: {reader} of {instance} holds nothing any longer")
+
+
+VERBS = {"list": list_holds, "remove": remove}

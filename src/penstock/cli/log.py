@@ -1,0 +1,547 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock log`: list, search, verify, export and trim a kept log."""
+
+import dataclasses
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from penstock.cli.shared.log_folder import (
+    STATES,
+    Config,
+    Json,
+    LogFolder,
+    Named,
+    committed_from,
+    end_of,
+    first_from,
+    head_of,
+    is_gtid,
+    is_time_of_day,
+    moment,
+    outside,
+    parse_time,
+    segments_of,
+    user_name,
+)
+from penstock.cli.shared.progress import ReadingProgress
+from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, cell_text, counted, write_json
+from penstock.errors import OptionInvalid, PositionInvalid
+from penstock.logstore.audit import AuditLine
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.export import export
+from penstock.logstore.holds import Holds
+from penstock.logstore.layout import Layout
+from penstock.logstore.locate import Located
+from penstock.logstore.reader import LogReader
+from penstock.logstore.records import BlockRecord, SegmentRecord
+from penstock.logstore.retention import Retention, RetentionPolicy
+from penstock.logstore.trim import TrimPlan, check_holds, plan_trim, trim
+from penstock.logstore.verify import Finding, FindingKind, verify
+from penstock.model import Position
+from penstock.source.bounds import Bound, parse_bound
+from penstock.source.source import Source
+
+HELP = "List, search, verify, export and trim a kept log."
+
+EXIT_FINDINGS = 1
+
+# People read no more blocks than this unless they ask; programs get all of them.
+_BLOCKS_DEFAULT = 1000
+
+_MEND = {
+    FindingKind.DATA: "Restore the file from a copy, or read it again: penstock position set --position",
+    FindingKind.BLOCKS: "Run: penstock log verify --heal",
+    FindingKind.SEGMENTS: "Run: penstock log verify --heal",
+    FindingKind.ORDER: "Read what is missing again: penstock position set --position",
+    FindingKind.EPOCHS: "Restore epochs.json from a copy",
+    FindingKind.TIER: "Restore the object from a version that the store kept",
+    FindingKind.TAIL: "Nothing: the next start of the daemon cuts it, and the server sends it again",
+}
+
+
+# --- list -----------------------------------------------------------------------------------
+
+
+def list_segments(log: Named = None, config: Config = None, json: Json = False) -> None:
+    """List the segments of a log, with source file, byte range, counts and state."""
+    reader = LogFolder.find(log, config).open()
+    lines = [_segment_line(reader, record) for record in segments_of(reader)]
+    if json:
+        write_json(sys.stdout, lines)
+        return
+    shown = LineWriter(sys.stdout, _SEGMENT_FIELDS)
+    for line in lines:
+        shown.write([line[field.name] for field in _SEGMENT_FIELDS])
+    totals = {name: sum(line[name] for line in lines) for name in ("transactions", "changes", "bytes")}
+    counts = [counted(len(lines), "segment"), *(counted(totals[f"{one}s"], one) for one in _COUNTED)]
+    typer.echo(f"{', '.join(counts)}, {bytes_text(totals['bytes'])}; up to {reader.visible or '-'}")
+
+
+_COUNTED = ("transaction", "change")
+_SEGMENT_FIELDS = [
+    Field("segment", 19),
+    Field("state", 6),
+    Field("epoch", 5, right=True),
+    Field("file", 18),
+    Field("from", 11, right=True),
+    Field("to", 11, right=True),
+    Field("first", 27),
+    Field("last", 27),
+    Field("transactions", 12, right=True),
+    Field("changes", 12, right=True),
+    Field("bytes", 13, right=True),
+]
+
+
+def _segment_line(reader: LogReader, record: SegmentRecord) -> dict[str, Any]:
+    """Return what there is to say of a segment; `last` is the latest commit time of the log up to its end."""
+    return {
+        "segment": f"{record.version:019d}",
+        "state": STATES[record.state],
+        "hour": record.hour,
+        "epoch": record.epoch,
+        "file": head_of(reader, record).file,
+        "from": record.base,
+        "to": end_of(reader, record),
+        "first": moment(record.time_first_us),
+        "last": moment(record.time_max_us) if record.transactions else None,
+        "transactions": record.transactions,
+        "changes": record.changes,
+        "bytes": record.stored_bytes,
+        "server_id": record.server_id,
+    }
+
+
+# --- show -----------------------------------------------------------------------------------
+
+
+def show(
+    log: Named = None,
+    segment: Annotated[
+        str | None,
+        typer.Argument(metavar="SEGMENT", help="The segment's number or file. Default: the newest."),
+    ] = None,
+    config: Config = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help=f"Maximum number of blocks; 0 for all. Default for tables: {_BLOCKS_DEFAULT}."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with the blocks.")] = False,
+) -> None:
+    """Show one segment: header, counts and blocks. LOG may also be the segment's file."""
+    if log is not None and config is None and Path(log).is_file() and segment is None:
+        log, segment = str(Path(log).absolute().parent.parent), Path(log).name
+    reader = LogFolder.find(log, config).open()
+    record = _chosen(reader, segment)
+    head = head_of(reader, record)
+    with reader.open_blocks(record) as (data, blocks):
+        found = [BlockRecord.of(one) for one in blocks.records()]
+        path = data.segment.path
+    line = {
+        **_segment_line(reader, record),
+        "path": str(path),
+        "head_bytes": record.head_bytes,
+        "flavor": head.flavor,
+        "gtid_set": head.gtid_set,
+        "blocks": [_block_line(record, one) for one in found],
+    }
+    if json:
+        write_json(sys.stdout, [line])
+        return
+    for name, value in line.items():
+        if name != "blocks":
+            typer.echo(f"{name:<14}{'-' if value is None else cell_text(value)}")
+    typer.echo("")
+    most = _BLOCKS_DEFAULT if limit is None else limit or len(found)
+    shown = LineWriter(sys.stdout, _BLOCK_FIELDS)
+    for number, block in enumerate(line["blocks"][:most]):
+        shown.write([number, *(block[field.name] for field in _BLOCK_FIELDS[1:])])
+    if len(found) > most:
+        typer.echo(f"The first {most} of {len(found)} blocks are shown; --limit 0 shows all.", err=True)
+
+
+_BLOCK_FIELDS = [
+    Field("block", 6, right=True),
+    Field("from", 11, right=True),
+    Field("to", 11, right=True),
+    Field("time", 27),
+    Field("transactions", 12, right=True),
+    Field("changes", 9, right=True),
+    Field("events", 8, right=True),
+    Field("begins", 11),
+    Field("ends", 11),
+    Field("gtid", 0),
+]
+
+
+def _block_line(segment: SegmentRecord, block: BlockRecord) -> dict[str, Any]:
+    return {
+        "from": block.source_start,
+        "to": block.source_end,
+        "segment_offset": segment.head_bytes + block.source_start - segment.base,
+        "time": moment(block.time_us),
+        "time_max": moment(block.time_max_us),
+        "transactions": block.transactions,
+        "changes": block.changes,
+        "events": block.events,
+        "begins": "boundary" if block.begins_at_boundary else "inside",
+        "ends": "boundary" if block.ends_at_boundary else "inside",
+        "gtid": _gtid(block),
+        "last_boundary": block.last_boundary or None,
+    }
+
+
+def _gtid(block: BlockRecord) -> str | None:
+    """Return the GTID of a block's first transaction: MySQL's by its UUID, MariaDB's by domain and server."""
+    if not block.gtid_number:
+        return None
+    source, number = block.gtid_source, block.gtid_number
+    if any(source[8:]):
+        return f"{UUID(bytes=source)}:{number}"
+    domain, server = (int.from_bytes(source[at : at + 4], "little") for at in (0, 4))
+    return f"{domain}-{server}-{number}"
+
+
+def _chosen(reader: LogReader, segment: str | None) -> SegmentRecord:
+    records = segments_of(reader)
+    if not records:
+        raise PositionInvalid(
+            f"the log in {reader.folder} is empty", hint="Start the capture, then ask again"
+        )
+    if segment is None:
+        return records[-1]
+    number = segment.split("/")[-1].split(".", 1)[0]
+    found = [one for one in records if number.isdecimal() and one.version == int(number)]
+    if not found:
+        raise OptionInvalid(f"the log has no segment {segment!r}", hint="Run: penstock log list")
+    return found[0]
+
+
+# --- locate ---------------------------------------------------------------------------------
+
+
+def locate(
+    log: Named = None,
+    at: Annotated[
+        str | None, typer.Option("--time", help="A timestamp, or a time of day (UTC) such as 14:05:00.")
+    ] = None,
+    gtid: Annotated[str | None, typer.Option(help="A transaction's GTID.")] = None,
+    gtid_set: Annotated[
+        str | None, typer.Option(help="Find the first transaction outside this GTID set.")
+    ] = None,
+    position: Annotated[
+        str | None, typer.Option(help="A position of the source: [epoch/]file:offset.")
+    ] = None,
+    config: Config = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find a position in a log by time, GTID, GTID set or source position."""
+    asked = {"--time": at, "--gtid": gtid, "--gtid-set": gtid_set, "--position": position}
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) != 1:
+        raise OptionInvalid("one place at a time", hint=f"Give one of {', '.join(asked)}")
+    chosen = LogFolder.find(log, config)
+    reader = chosen.open()
+    source = chosen.source()
+    if at is not None:
+        time_us = parse_time(at)
+        what, located = f"from {Bound(time_us=time_us)} on", reader.locate_time(time_us)
+        exact = first_from(reader, source, located.position, committed_from(time_us))
+    elif gtid is not None:
+        what, located = gtid, reader.locate_gtid(gtid)
+        exact = first_from(reader, source, located.position, is_gtid(gtid))
+    elif gtid_set is not None:
+        what, located = f"after {gtid_set}", reader.locate_gtid_set(gtid_set)
+        exact = first_from(reader, source, located.position, outside(gtid_set))
+    else:
+        assert position is not None, "one of four is given"
+        what, located = position, reader.locate_position(Position.parse(position))
+        exact = located.position
+    line = _located_line(reader, located, exact)
+    if json:
+        write_json(sys.stdout, [line])
+        return
+    typer.echo(what)
+    for name, value in line.items():
+        typer.echo(f"  {name:<15}{'-' if value is None else cell_text(value)}")
+
+
+def _located_line(reader: LogReader, located: Located, exact: Position) -> dict[str, Any]:
+    segment, block = located.segment, located.record
+    return {
+        "position": str(exact),
+        "epoch": exact.epoch,
+        "file": exact.file,
+        "offset": exact.offset,
+        "is_end": exact == reader.visible,
+        "segment": f"{segment.version:019d}",
+        "segment_offset": segment.head_bytes + exact.offset - segment.base,
+        "block_from": block.source_start if block is not None else None,
+        "block_to": block.source_end if block is not None else None,
+        "block_time": moment(block.time_us) if block is not None else None,
+        "block_gtid": _gtid(block) if block is not None else None,
+        "pages_read": located.pages_read,
+        "bytes_read": located.bytes_read,
+    }
+
+
+# --- verify ---------------------------------------------------------------------------------
+
+
+def run_verify(
+    log: Named = None,
+    heal: Annotated[
+        bool,
+        typer.Option("--heal", help="Rebuild indexes that do not match their data. Stop the daemon first."),
+    ] = False,
+    config: Config = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per finding.")] = False,
+) -> None:
+    """Verify every byte of a log: checksums, headers, both indexes, order and epochs.
+
+    Exits with 1 if a check failed and was not healed. Data is never changed.
+    """
+    chosen = LogFolder.find(log, config)
+    chosen.check()
+    disk, layout = LocalDisk(), Layout(chosen.folder)
+    console, found = Console(highlight=False, soft_wrap=True), []
+    with ReadingProgress(f"verify {chosen.name}", 0, alone=True) as progress:
+        for finding in verify(
+            disk,
+            layout,
+            heal=heal,
+            block_bytes=chosen.block_bytes,
+            tier=chosen.tier(disk),
+            progress=progress.reach_of,
+        ):
+            found.append(finding)
+            with progress.aside():
+                if json:
+                    write_json(sys.stdout, [_finding_line(finding)])
+                else:
+                    _report(console, finding)
+    broken = [one for one in found if not one.harmless and not one.healed]
+    if not json:
+        healed = sum(one.healed for one in found)
+        harmless = len(found) - len(broken) - healed
+        findings = _findings_text(len(broken), healed, harmless)
+        console.print(f"{chosen.name}: {bytes_text(progress.done)} read, {findings}")
+    if broken:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def _findings_text(broken: int, healed: int, harmless: int) -> str:
+    told = [counted(broken, "finding")] if broken else []
+    told += [f"{number} {what}" for number, what in ((healed, "healed"), (harmless, "harmless")) if number]
+    return ", ".join(told) or "sound"
+
+
+def _finding_line(finding: Finding) -> dict[str, Any]:
+    return {**dataclasses.asdict(finding), "kind": finding.kind.value, "mend": _mend(finding)}
+
+
+def _mend(finding: Finding) -> str | None:
+    return None if finding.healed else _MEND[finding.kind]
+
+
+def _report(console: Console, finding: Finding) -> None:
+    mark, style = ("healed", "green") if finding.healed else ("DAMAGED", "bold red")
+    if finding.harmless:
+        mark, style = "harmless", "yellow"
+    console.print(Text.assemble((mark, style), f"  {finding.kind.value}  {finding.name}: {finding.message}"))
+    console.print(Text.assemble(("  at    ", "dim"), finding.position))
+    mend = _mend(finding)
+    if mend is not None:
+        console.print(Text.assemble(("  hint  ", "dim"), mend))
+
+
+# --- export ---------------------------------------------------------------------------------
+
+
+def run_export(
+    log: Named = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Start at a position or time, or after a GTID set. Default: the log's start."
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Stop at a position or time. Default: the log's end.")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", help="The output file for a single source file, or FOLDER/ for several."
+        ),
+    ] = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Export part of a log as plain binlog files, readable by mysqlbinlog and mariadb-binlog."""
+    if output is None:
+        raise OptionInvalid("no output is named", hint="Add -o FILE, or -o FOLDER/")
+    chosen = LogFolder.find(log, config)
+    reader = chosen.open()
+    source = chosen.source()
+    first, last = (_bound(reader, source, one) for one in (start, end))
+    if first is not None and last is not None and last <= first:
+        raise OptionInvalid(f"{end} is before {start}", position=str(last), hint="Swap --from and --to")
+    target = Path(output)
+    folder, single = target, not (target.is_dir() or output.endswith("/"))
+    if single:
+        folder = target.with_name(f".{target.name}.export")
+        _check_single(reader, first, last, target)
+    with ReadingProgress(f"export {chosen.name}", 0, alone=True) as progress:
+        written = export(reader, folder, first, last, progress=progress.reach_of)
+    if single:
+        disk = LocalDisk()
+        disk.rename(written[0].path, target)
+        disk.remove_folder(folder)
+        disk.sync_folder(target.absolute().parent)
+        written = [dataclasses.replace(written[0], path=target)]
+    lines = [
+        {"path": str(one.path), "from": str(one.start), "to": str(one.end), "bytes": one.bytes_written}
+        for one in written
+    ]
+    if json:
+        write_json(sys.stdout, lines)
+        return
+    for line in lines:
+        typer.echo(f"{line['path']}: {line['from']} to {line['to']}, {line['bytes']:,} bytes")
+
+
+def _bound(reader: LogReader, source: Source, text: str | None) -> Position | None:
+    """Return the position that a bound means: to the transaction, where it is a time or a set."""
+    if text is None:
+        return None
+    bound = _parsed(text)
+    if bound.position is not None:
+        return bound.position
+    if bound.gtid_set is not None:
+        place = reader.locate_gtid_set(bound.gtid_set).position
+        return first_from(reader, source, place, outside(bound.gtid_set))
+    assert bound.time_us is not None, "a bound has one field"
+    return first_from(
+        reader, source, reader.locate_time(bound.time_us).position, committed_from(bound.time_us)
+    )
+
+
+def _parsed(text: str) -> Bound:
+    """Read a bound; a time of day is one too."""
+    return Bound(time_us=parse_time(text)) if is_time_of_day(text) else parse_bound(text)
+
+
+def _check_single(reader: LogReader, first: Position | None, last: Position | None, output: Path) -> None:
+    if output.exists():
+        raise OptionInvalid(f"{output} is there already", hint="Name another file, or remove it")
+    pieces = [
+        one
+        for one in reader.extents()
+        if (first is None or one.last > first) and (last is None or one.first < last)
+    ]
+    if len(pieces) > 1:
+        raise OptionInvalid(
+            f"this lies in {len(pieces)} source files, and a binlog file holds one",
+            hint=f"Name a folder: -o {output}/",
+        )
+
+
+# --- trim -----------------------------------------------------------------------------------
+
+
+def run_trim(
+    log: Named = None,
+    before: Annotated[
+        str | None, typer.Option(help="Delete segments that end before this position or time.")
+    ] = None,
+    force: Annotated[
+        list[str] | None, typer.Option(help="Ignore this hold. Repeat the option for each hold.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be deleted; change nothing.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Delete the oldest segments of a log. Stop its daemon first. The newest segment is always kept."""
+    if before is None:
+        raise OptionInvalid("nothing says what is to go", hint="Add --before TIME or --before file:offset")
+    bound = _parsed(before)
+    if bound.gtid_set is not None:
+        raise OptionInvalid("--before is a position or a time", hint="Find it with: penstock log locate")
+    chosen = LogFolder.find(log, config)
+    if dry_run:
+        reader = chosen.open()
+        _show_trim(_trim_line(reader, _plan(reader, bound)), None, json)
+        return
+    with chosen.open_for_writing() as log_here:
+        plan = _plan(log_here, bound)
+        check_holds(plan, force or [])
+        line = _trim_line(log_here, plan)
+        if plan.segments:
+            AuditLine(
+                time=datetime.now(UTC).isoformat(),
+                user=user_name(),
+                verb="log trim",
+                old=line["first"],
+                new=line["first_kept"],
+                reason=reason or " ".join(["--before", before, *(f"--force {one}" for one in force or [])]),
+            ).write(log_here.disk, log_here.layout)
+        retention = Retention(log_here.disk, log_here.layout, RetentionPolicy(), tier=log_here.tier)
+        freed = trim(log_here, retention, plan)
+    _show_trim(line, freed, json)
+
+
+def _plan(reader: LogReader, bound: Bound) -> TrimPlan:
+    holds = Holds(reader.disk, reader.layout).all()
+    return plan_trim(reader.segments, holds, before=bound.position, before_time_us=bound.time_us)
+
+
+def _trim_line(reader: LogReader, plan: TrimPlan) -> dict[str, Any]:
+    def begin(record: SegmentRecord | None) -> str | None:
+        if record is None:
+            return None
+        return str(Position(record.epoch, head_of(reader, record).file, record.base))
+
+    return {
+        "segments": [f"{one.version:019d}" for one in plan.segments],
+        "transactions": sum(one.transactions for one in plan.segments),
+        "changes": sum(one.changes for one in plan.segments),
+        "bytes": sum(one.stored_bytes for one in plan.segments),
+        "first": begin(plan.segments[0] if plan.segments else None),
+        "first_kept": begin(plan.first_kept),
+        "held_by": {hold.name: str(hold.position) for hold in plan.held_by},
+    }
+
+
+def _show_trim(line: dict[str, Any], freed: int | None, as_json: bool) -> None:
+    if as_json:
+        write_json(sys.stdout, [{**line, "dry_run": freed is None, "bytes_freed": freed or 0}])
+        return
+    counts = [counted(len(line["segments"]), "segment"), counted(line["transactions"], "transaction")]
+    what = f"{', '.join(counts)}, {bytes_text(line['bytes'])}"
+    typer.echo(f"would go: {what}" if freed is None else f"gone: {what}, {bytes_text(freed)} freed")
+    typer.echo(f"the log {'would begin' if freed is None else 'begins'} at {line['first_kept'] or '-'}")
+    for name, position in line["held_by"].items():
+        typer.echo(f"hold {name} asked to keep what follows {position}: --force {name}")
+
+
+VERBS = {
+    "list": list_segments,
+    "show": show,
+    "locate": locate,
+    "verify": run_verify,
+    "export": run_export,
+    "trim": run_trim,
+}

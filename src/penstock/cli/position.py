@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock position`: show and set the position where capture resumes."""
+
+import sys
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.shared.accepted_server import Acceptance, accept_server, chosen_server, plan_acceptance
+from penstock.cli.shared.log_folder import Config, Json, LogFolder, Named, moment, parse_time, user_name
+from penstock.cli.shared.position_target import AskedServer, Target, asked_server, find_in_log
+from penstock.cli.shared.rendering import cell_text, time_text, write_json
+from penstock.errors import OptionInvalid
+from penstock.logstore.audit import AuditLine, audit_lines
+from penstock.logstore.holds import Holds
+from penstock.logstore.position_file import CapturePosition
+from penstock.logstore.position_set import (
+    PositionChange,
+    Stretch,
+    plan_position,
+    resume_point,
+    set_position,
+)
+from penstock.logstore.reader import LogReader
+from penstock.model import Position
+from penstock.source.bounds import Bound
+
+HELP = "Show and set the position where capture resumes."
+
+_VERB = "position set"
+_ACCEPT_VERB = "position accept"
+
+
+# --- show -----------------------------------------------------------------------------------
+
+
+def show(log: Named = None, config: Config = None, json: Json = False) -> None:
+    """Show where capture will resume, where the log ends, and which holds protect it."""
+    reader = LogFolder.find(log, config).open()
+    now = resume_point(reader)
+    noted = CapturePosition.load(reader.disk, reader.layout)
+    deeds = [line for line in audit_lines(reader.disk, reader.layout) if line.get("verb") == _VERB]
+    line: dict[str, Any] = {
+        "position": str(now.position),
+        "was_set": now.was_set,
+        "gtid_set": now.gtid_set,
+        "epoch": now.epoch.epoch,
+        "server": now.epoch.server_key,
+        "version": now.epoch.version,
+        "earliest": _text(reader.earliest()),
+        "visible": _text(reader.visible),
+        "durable": _text(noted.position if noted is not None else None),
+        "durable_noted": moment(noted.time_us) if noted is not None else None,
+        "holds": {hold.name: str(hold.position) for hold in Holds(reader.disk, reader.layout).all()},
+        "last_set": deeds[-1] if deeds else None,
+    }
+    if json:
+        write_json(sys.stdout, [line])
+        return
+    for name, value in line.items():
+        if name in ("holds", "last_set"):
+            continue
+        typer.echo(f"{name:<14}{'-' if value in (None, '') else cell_text(value)}")
+    for name, position in line["holds"].items():
+        typer.echo(f"{'hold':<14}{name} keeps what follows {position}")
+    if line["last_set"]:
+        deed = line["last_set"]
+        typer.echo(f"{'last set':<14}{deed['time']} by {deed['user']}: {deed['old']} to {deed['new']}")
+
+
+# --- set ------------------------------------------------------------------------------------
+
+
+def set_by_hand(
+    log: Named = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--time", help="Resume at the first transaction committed at or after this time (UTC)."),
+    ] = None,
+    gtid_set: Annotated[
+        str | None, typer.Option(help="Resume at the first transaction outside this GTID set.")
+    ] = None,
+    position: Annotated[
+        str | None, typer.Option(help="Resume at this position of the server, file:offset.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be read twice or lost; change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
+    config: Config = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Set where capture resumes at its next start, earlier or later, as a new epoch of the log.
+
+    With --config, the server verifies the position and reports what would be lost. Without it, the position
+    must be in the log. Stop the daemon first.
+    """
+    bound = _bound(at, gtid_set, position)
+    chosen = LogFolder.find(log, config)
+    if dry_run:
+        reader = chosen.open()
+        with asked_server(chosen, reader) as server:
+            _show_plan(*_plan(chosen, reader, server, bound), asked=server is not None, as_json=json)
+        return
+    if not yes and not sys.stdin.isatty():
+        raise OptionInvalid(
+            "confirmation is required, but there is no terminal to ask",
+            hint="Check with --dry-run first, then add --yes",
+        )
+    with chosen.open_for_writing() as writer, asked_server(chosen, writer) as server:
+        change, target, lost = _plan(chosen, writer, server, bound)
+        if not json or not yes:
+            _show_plan(change, target, lost, asked=server is not None, as_json=False)
+        if not yes:
+            typer.confirm(f"Let the capture of {chosen.name} go on at {change.new}?", abort=True)
+        audit = AuditLine(
+            time=datetime.now(UTC).isoformat(),
+            user=user_name(),
+            verb=_VERB,
+            old=str(change.old),
+            new=str(change.new),
+            reason=reason,
+        )
+        set_position(writer, change, audit)
+    if json:
+        write_json(sys.stdout, [{**_line(change, target, lost, server is not None), "dry_run": False}])
+    else:
+        typer.echo(f"set: capture goes on at {change.new} when it starts")
+
+
+def _bound(at: str | None, gtid_set: str | None, position: str | None) -> Bound:
+    given = [one for one in (at, gtid_set, position) if one is not None]
+    if len(given) != 1:
+        raise OptionInvalid("one place at a time", hint="Give one of --time, --gtid-set, --position")
+    if at is not None:
+        return Bound(time_us=parse_time(at))
+    if gtid_set is not None:
+        return Bound(gtid_set=gtid_set)
+    assert position is not None, "one of three is given"
+    return Bound(position=Position.parse(position))
+
+
+def _plan(
+    chosen: LogFolder, reader: LogReader, server: AskedServer | None, bound: Bound
+) -> tuple[PositionChange, Target, Stretch]:
+    if server is None:
+        target = find_in_log(chosen, reader, bound)
+        change = plan_position(reader, target.position, target.gtid_set)
+        return change, target, Stretch(change.bytes_lost, *((0, 0) if not change.gaps else (None, None)))
+    target = server.find(reader, bound)
+    change = plan_position(reader, target.position, target.gtid_set, server.files)
+    return change, target, server.count(change.gaps)
+
+
+def _line(change: PositionChange, target: Target, lost: Stretch, asked: bool) -> dict[str, Any]:
+    return {
+        "old": str(change.old),
+        "new": str(change.new),
+        "epoch": change.new.epoch,
+        "gtid_set": change.gtid_set,
+        "again": _stretch_line(change.again),
+        "lost": {
+            **_stretch_line(lost),
+            "gaps": [{"file": one.file, "from": one.start, "to": one.end} for one in change.gaps],
+        },
+        "note": target.note,
+        "server_asked": asked,
+    }
+
+
+def _stretch_line(stretch: Stretch) -> dict[str, Any]:
+    return {
+        "bytes": stretch.bytes,
+        "transactions": stretch.transactions,
+        "changes": stretch.changes,
+        "first": moment(stretch.time_first_us),
+        "last": moment(stretch.time_last_us),
+    }
+
+
+def _show_plan(change: PositionChange, target: Target, lost: Stretch, *, asked: bool, as_json: bool) -> None:
+    if as_json:
+        write_json(sys.stdout, [{**_line(change, target, lost, asked), "dry_run": True}])
+        return
+    typer.echo(f"capture goes on at   {change.old}")
+    typer.echo(f"it would go on at    {change.new}, as epoch {change.new.epoch} of the log")
+    typer.echo(f"would be read twice  {_stretch_text(change.again)}")
+    typer.echo(f"would be lost        {_stretch_text(lost)}")
+    for gap in change.gaps:
+        typer.echo(f"                     {gap.file}:{gap.start} to {'?' if gap.end is None else gap.end}")
+    if target.note is not None:
+        typer.echo(f"note                 {target.note}")
+    if not asked:
+        typer.echo("The server was not asked whether it still has this: --config penstock.yaml INSTANCE")
+
+
+def _stretch_text(stretch: Stretch) -> str:
+    if not stretch:
+        return "nothing"
+    counts = [
+        f"{'an unknown number of' if count is None else f'{count:,}'} {what}"
+        for count, what in (
+            (stretch.bytes, "bytes"),
+            (stretch.transactions, "transactions"),
+            (stretch.changes, "changes"),
+        )
+    ]
+    first, last = moment(stretch.time_first_us), moment(stretch.time_last_us)
+    span = f", committed {time_text(first)} to {time_text(last)}" if first and last else ""
+    return ", ".join(counts) + span
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)
+
+
+# --- accept ---------------------------------------------------------------------------------
+
+
+def accept(
+    log: Named = None,
+    server: Annotated[str | None, typer.Option(help="The server's host:port, if there are several.")] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="List the lost transactions and the tables they changed; change nothing."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
+    config: Config = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Resume capture on a server that has lost transactions which the log still has.
+
+    The log and the targets keep these transactions. The command lists their tables: compare them with
+    `penstock verify`. Stop the daemon first.
+    """
+    chosen = LogFolder.find(log, config)
+    if dry_run:
+        with chosen_server(chosen, server) as connection:
+            _show_acceptance(
+                plan_acceptance(chosen, chosen.open(), connection), as_json=json, is_dry_run=True
+            )
+        return
+    if not yes and not sys.stdin.isatty():
+        raise OptionInvalid(
+            "confirmation is required, but there is no terminal to ask",
+            hint="Check with --dry-run first, then add --yes",
+        )
+    with chosen.open_for_writing() as writer, chosen_server(chosen, server) as connection:
+        plan = plan_acceptance(chosen, writer, connection)
+        if not json or not yes:
+            _show_acceptance(plan, as_json=False, is_dry_run=False)
+        if not yes:
+            typer.confirm(f"Let the capture of {chosen.name} go on without them?", abort=True)
+        audit = AuditLine(
+            time=datetime.now(UTC).isoformat(),
+            user=user_name(),
+            verb=_ACCEPT_VERB,
+            old=str(plan.old),
+            new=str(plan.beginning.position),
+            reason=f"{reason}{'; ' if reason else ''}without {plan.lost}",
+        )
+        accept_server(writer, plan, audit)
+    if json:
+        _show_acceptance(plan, as_json=True, is_dry_run=False)
+    else:
+        typer.echo(f"accepted: capture goes on at {plan.beginning.position} of {plan.address} when it starts")
+
+
+def _show_acceptance(plan: Acceptance, *, as_json: bool, is_dry_run: bool) -> None:
+    if as_json:
+        write_json(sys.stdout, [_acceptance_line(plan) | {"dry_run": is_dry_run}])
+        return
+    typer.echo(f"server               {plan.address}")
+    typer.echo(f"lacks                {plan.lost}")
+    typer.echo(f"capture goes on at   {plan.beginning.position}")
+    typer.echo(f"tables to compare    {' '.join(plan.tables) or 'none'}")
+    for statement in plan.statements:
+        typer.echo(f"statement            {statement[:200]}")
+    typer.echo(f"Compare them in every target: penstock verify pipeline.yaml {' '.join(plan.tables)}")
+
+
+def _acceptance_line(plan: Acceptance) -> dict[str, Any]:
+    return {
+        "server": str(plan.address),
+        "lost": plan.lost,
+        "old": str(plan.old),
+        "new": str(plan.beginning.position),
+        "gtid_set": plan.beginning.gtid_set,
+        "tables": list(plan.tables),
+        "statements": list(plan.statements),
+        "note": plan.beginning.note,
+    }
+
+
+VERBS = {"show": show, "set": set_by_hand, "accept": accept}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run`: a pipeline, on Spark or in this process."""
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.shared.signals import stopped_by_signals
+from penstock.engine.beginning import refuse_paused
+from penstock.engine.driver import Driver
+from penstock.engine.run import PipelineRun
+from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
+from penstock.local.driver import LocalDriver
+from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
+from penstock.pipeline.state import PipelineState
+
+CAUGHT_UP = "caught-up"
+
+
+def run(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="pipeline.yaml", help="The pipeline file; see docs/guides/pipelines.md."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until",
+            metavar=CAUGHT_UP,
+            help="Stop once every change logged before the full load finished has been written.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be loaded, prepared and written, then exit.")
+    ] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            help="Spark's master: local[*] or spark://host:7077; or a Spark Connect server, sc://host:15002."
+        ),
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run in this process, without Spark and Java.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per batch.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print the file's JSON Schema, for editors, then exit.")
+    ] = False,
+) -> None:
+    """Load a pipeline's tables, then apply their changes to its sink until SIGTERM."""
+    if schema:
+        json.dump(json_schema(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    if file is None:
+        raise OptionInvalid("no pipeline is named", hint="Run: penstock run pipeline.yaml")
+    if until not in (None, CAUGHT_UP):
+        raise OptionInvalid(f"--until {until} is unknown", hint=f"The one end there is is {CAUGHT_UP}")
+    settings = load_pipeline(file)
+    if dry_run:
+        _tell_plan(settings, as_json=as_json)
+        return
+    if local and master is not None:
+        raise OptionInvalid("--local and --master are both given", hint="Name one place to run")
+    paused = _pause_told(settings)
+    if paused is not None:
+        # Before Spark takes its seconds to start.
+        refuse_paused(settings, paused, until_caught_up=until is not None)
+        return
+    told = _tell_line if as_json else None
+    stop = threading.Event()
+    with stopped_by_signals(stop.set):
+        driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
+        PipelineRun(settings, driver, until_caught_up=until is not None, stop=stop, told=told).run()
+
+
+def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:
+    try:
+        from penstock.spark.driver import SparkDriver
+        from penstock.spark.session import session_for
+    except DependencyMissing as problem:
+        raise DependencyMissing(
+            problem.message, hint="Run: pip install 'penstock[spark]'; or without Spark: penstock run --local"
+        ) from problem
+    return SparkDriver(session_for(settings.name, master, settings.spark))
+
+
+def _pause_told(settings: PipelineSettings) -> str | None:
+    """Return in words that a pipeline is paused; None where it is not, or where nobody says so now."""
+    try:
+        with closing(PipelineState.open(settings.state, settings.name)) as state:
+            return state.pause_told()
+    except CoordinationLost:
+        # The run waits for the store.
+        return None
+
+
+def _tell_line(progress: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(progress) + "\n")
+    sys.stdout.flush()
+
+
+def _tell_plan(settings: PipelineSettings, *, as_json: bool) -> None:
+    from penstock.pipeline.preview import preview
+
+    found = preview(settings)
+    if as_json:
+        _tell_line(found)
+        return
+    typer.echo(f"pipeline    {found['pipeline']}")
+    for source in found["sources"]:
+        typer.echo(f"source      {source['name']}: {len(source['tables'])} tables")
+    typer.echo(f"sink        {found['sink']} ({found['delivery']})")
+    for finding in found["findings"]:
+        mark = "stops it" if finding["fatal"] else "to know"
+        mend = f"; {finding['mend']}" if finding["mend"] else ""
+        typer.echo(f"{mark:<12}{finding['subject']}: {finding['what']}{mend}")
+    for table in found["targets"]:
+        typer.echo(f"{table['source']} -> {table['target']}: {table['chunks']} chunks, {table['rows']} rows")
+        for statement in table["statements"]:
+            typer.echo(f"    {statement}")

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock serve`: the daemon."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.shared.rendering import counted
+from penstock.coordinate.store import without_password
+from penstock.errors import OptionInvalid
+from penstock.settings.daemon import json_schema, load_settings
+
+
+def run(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="penstock.yaml", help="The settings file; see docs/guides/serve.md."),
+    ] = None,
+    only_check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Validate the settings, connect to the servers, check the disk, then exit."
+        ),
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the settings' JSON Schema, for editors, then exit.")
+    ] = False,
+) -> None:
+    """Capture the configured instances, keep their logs and serve them until SIGTERM or SIGINT."""
+    if schema:
+        json.dump(json_schema(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    if file is None:
+        raise OptionInvalid("no settings file is named", hint="Run: penstock serve penstock.yaml")
+    # The other verbs need neither a web server nor a log.
+    from penstock.cli.shared.checked_settings import check_surroundings
+    from penstock.daemon import Daemon, check
+
+    settings = load_settings(file)
+    if only_check:
+        check(settings)
+        for remark in check_surroundings(settings):
+            typer.echo(remark)
+        typer.echo(f"{file}: {counted(len(settings.instances), 'instance')}, nothing is wrong")
+        for name, (host, port) in settings.listen.places().items():
+            told = f"[{host}]" if ":" in host else host
+            typer.echo(f"listen.{name:<15}{told}:{port or 'a port that the system chooses'}")
+        typer.echo(f"{'coordination':<22}{without_password(settings.coordination_url())}")
+        return
+    Daemon(settings).run()

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only its surroundings prove of a daemon's settings: servers that let us in, and room on the disk."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+from penstock.errors import OptionInvalid, PenstockError
+from penstock.model import ServerAddress
+from penstock.mysql.connection import connect
+from penstock.settings.daemon import Settings
+
+
+def check_surroundings(settings: Settings) -> list[str]:
+    """Connect to every server, and look at the disk of every log; changes nothing.
+
+    Returns what does not keep the daemon from working, such as one server of a cluster that does not answer.
+    Raises OptionInvalid, which tells every problem.
+    """
+    problems: list[str] = []
+    remarks: list[str] = []
+    for name, instance in settings.instances.items():
+        addresses = instance.addresses()
+        refused = [problem for address in addresses if (problem := _problem_of(address)) is not None]
+        messages = [f"instances.{name}: {problem.message}" for problem in refused]
+        if len(refused) < len(addresses):
+            remarks += messages
+        else:
+            problems += messages
+        problems += [f"instances.{name}: {what}" for what in _problems_of_disk(settings, name)]
+    if problems:
+        raise OptionInvalid(
+            "\n  ".join(["the daemon could not work:", *problems, *remarks]),
+            hint="penstock check mysql://user@host:3306 prints the privileges that an account is missing",
+        )
+    return remarks
+
+
+def _problem_of(address: ServerAddress) -> PenstockError | None:
+    """Return why a server is of no use, None where it answers and has a binary log."""
+    try:
+        with connect(address) as connection:
+            connection.head()
+    except PenstockError as problem:
+        return problem
+    return None
+
+
+def _problems_of_disk(settings: Settings, name: str) -> Iterator[str]:
+    log = settings.log_of(name)
+    if log.mode == "memory":
+        return
+    folder = log.folder.absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield f"the folder {there} cannot be written by this account"
+    free = shutil.disk_usage(there).free
+    if free < log.free_bytes_min:
+        wanted = f"log.free_bytes_min is {log.free_bytes_min}"
+        yield f"{free} bytes are free below {there}, and {wanted}"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a position that is to be set lies: what the log knows of it, and what the server says."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow.compute
+
+from penstock.cli.shared.log_folder import (
+    LogFolder,
+    commit_times,
+    committed_from,
+    first_from,
+    first_in,
+    outside,
+)
+from penstock.errors import OptionInvalid, PenstockError, PositionInvalid, ServerChanged
+from penstock.gtid_sets import LoggedSet
+from penstock.limits import MIB
+from penstock.logstore.position_set import Gap, Stretch, held_position
+from penstock.logstore.reader import LogReader
+from penstock.model import Position, ServerAddress
+from penstock.mysql.connection import Connection, connect
+from penstock.mysql.refusal import check_position
+from penstock.mysql.start import begin_after
+from penstock.source.bounds import Bound
+from penstock.source.server import ServerSource
+from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
+from penstock.source.walk import TransactionWalk
+
+# More than this of what would be lost is not read only to count it.
+_COUNTED_BYTES_MAX = 256 * MIB
+
+_HINT_ASK = "Let the server be asked: penstock position set --config penstock.yaml INSTANCE"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where capture is to go on. `note` says what a reader must know."""
+
+    position: Position
+    gtid_set: LoggedSet
+    note: str | None = None
+
+
+class AskedServer:
+    """The server that a log follows, and one session on it."""
+
+    def __init__(self, connection: Connection, source: ServerSource) -> None:
+        self._connection = connection
+        self._source = source
+        self.files = [(one.file, one.bytes) for one in connection.binary_logs()]
+
+    def find(self, reader: LogReader, bound: Bound) -> Target:
+        """Return where a bound lies. Raises PositionPurged, PositionInvalid, ServerBehind."""
+        epoch = self._source.options.epoch
+        if bound.gtid_set is not None:
+            found = begin_after(self._connection, bound.gtid_set, self._source, epoch)
+            return Target(found.position, found.gtid_set, found.note)
+        if bound.time_us is not None:
+            position = self._at_time(bound.time_us)
+        else:
+            assert bound.position is not None, "a bound has one field"
+            position = replace(
+                bound.position, epoch=epoch, offset=max(bound.position.offset, FIRST_EVENT_OFFSET)
+            )
+            problem = check_position(self._connection, position)
+            if problem is not None:
+                raise problem
+            if held_position(reader, position) is None:
+                self._prove_boundary(position)
+        return Target(position, self._source.gtid_set(position))
+
+    def count(self, gaps: tuple[Gap, ...]) -> Stretch:
+        """Return what gaps hold; of many bytes no more than their number."""
+        total = Stretch()
+        for gap in gaps:
+            total = total.plus(Stretch(None if gap.end is None else gap.end - gap.start))
+        if total.bytes is None or total.bytes > _COUNTED_BYTES_MAX:
+            return Stretch(total.bytes, None, None)
+        for gap in gaps:
+            place = Position(self._source.options.epoch, gap.file, gap.start)
+            for batch in TransactionWalk(self._source, _range_of(place, gap.end)):
+                if not batch.num_rows:
+                    continue
+                times = commit_times(batch)
+                total = total.plus(
+                    Stretch(
+                        0,
+                        batch.num_rows,
+                        pyarrow.compute.sum(batch["rows"]).as_py() or 0,
+                        int(times.min()),
+                        int(times.max()),
+                    )
+                )
+        return total
+
+    def _at_time(self, time_us: int) -> Position:
+        """Return the first transaction committed at or after a time, else the end of the server's log."""
+        begun = self._source.find_time(time_us)
+        for extent in self._source.extents(begun):
+            found = first_in(self._source, _range_of(extent.position, None), committed_from(time_us))
+            if found is not None:
+                return found
+        return self._source.head()
+
+    def _prove_boundary(self, position: Position) -> None:
+        """Raise PositionInvalid where a position lies inside a transaction."""
+        begun = replace(position, offset=FIRST_EVENT_OFFSET)
+        if position.offset == FIRST_EVENT_OFFSET:
+            return
+        for batch in TransactionWalk(self._source, _range_of(begun, position.offset)):
+            if batch.num_rows and batch["end_offset"][-1].as_py() > position.offset:
+                raise PositionInvalid(
+                    "no transaction begins or ends here",
+                    position=str(position),
+                    hint=f"The one around it begins at {position.file}:{batch['offset'][-1].as_py()}",
+                )
+
+
+@contextmanager
+def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer | None]:
+    """Give the server that the log follows, None where no settings name one.
+
+    Raises ServerChanged where none of the instance's servers is it, and what a session raises.
+    """
+    latest = reader.epochs.latest
+    if chosen.instance_settings is None or latest is None:
+        yield None
+        return
+    address = _address_of(chosen.instance_settings.addresses(), latest.server_key)
+    options = SourceOptions(
+        address=replace(address, server_id=None),
+        instance=chosen.name,
+        epoch=latest.epoch,
+        server_key=latest.server_key,
+    )
+    source = ServerSource(options)
+    try:
+        with connect(address) as connection:
+            yield AskedServer(connection, source)
+    finally:
+        source.close()
+
+
+def find_in_log(chosen: LogFolder, reader: LogReader, bound: Bound) -> Target:
+    """Return where a bound lies by the log alone. Raises OptionInvalid where the log does not have it."""
+    if bound.position is not None:
+        place = held_position(reader, bound.position)
+        if place is None:
+            raise OptionInvalid("the log does not have this", position=str(bound.position), hint=_HINT_ASK)
+    elif bound.gtid_set is not None:
+        start = reader.locate_gtid_set(bound.gtid_set).position
+        place = first_from(reader, chosen.source(), start, outside(bound.gtid_set))
+    else:
+        assert bound.time_us is not None, "a bound has one field"
+        start = reader.locate_time(bound.time_us).position
+        place = first_from(reader, chosen.source(), start, committed_from(bound.time_us))
+    latest, epoch = reader.epochs.latest, reader.epochs.get(place.epoch)
+    if latest is None or epoch is None or epoch.server_key != latest.server_key:
+        raise ServerChanged("this is in the log as another server's", position=str(place), hint=_HINT_ASK)
+    return Target(place, reader.gtid_set(place))
+
+
+def _address_of(addresses: list[ServerAddress], server_key: str) -> ServerAddress:
+    failure: PenstockError | None = None
+    found = []
+    for address in addresses:
+        try:
+            with connect(address) as connection:
+                found.append(connection.identity().key)
+        except PenstockError as problem:
+            failure = failure or problem
+            continue
+        if found[-1] == server_key:
+            return address
+    if failure is not None:
+        raise failure
+    raise ServerChanged(
+        f"the log is of {server_key}, the instance's servers are {', '.join(found)}",
+        hint="Start the capture once, so that the log knows its new server: penstock serve",
+    )
+
+
+def _range_of(start: Position, stop: int | None) -> ByteRange:
+    return ByteRange(start.epoch, start.file, start.offset, stop, aligned=True)

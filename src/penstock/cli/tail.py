@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock tail`: follow changes in the terminal, or as JSON lines for another program."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from penstock.cli.shared.asked_daemon import AskedDaemon
+from penstock.cli.shared.change_lines import ChangeLine, ChangeWriter, lines_of
+from penstock.client.daemons import Daemons, Start
+from penstock.client.fetch import BatchFrame, EndFrame, PositionFrame
+from penstock.errors import OptionInvalid, TransientError
+from penstock.limits import (
+    RECONNECT_PAUSE_SECONDS_FIRST,
+    RECONNECT_PAUSE_SECONDS_MAX,
+    RECONNECT_TRIES_MAX,
+)
+from penstock.model import TablePatterns
+from penstock.source.daemon_address import DaemonAddress, is_daemon_url
+from penstock.source.reading import SYSTEM_COLUMNS
+
+_log = structlog.get_logger(__name__)
+
+# An answer without news ends after so long, and another is asked for; longer silence is a lost connection.
+_WAIT_SECONDS = 25.0
+_SILENCE_SECONDS = 40.0
+
+# So few rows in a batch that the first lines show at once.
+_BATCH_ROWS = 4096
+
+_LATEST = "latest"
+
+
+class Format(StrEnum):
+    """What is printed for a change."""
+
+    TABLE = "table"
+    DEBEZIUM = "debezium"
+    DEBEZIUM_SCHEMA = "debezium-schema"
+    MAXWELL = "maxwell"
+    CANAL_FLAT = "canal-flat"
+
+
+def run(
+    instance: Annotated[str, typer.Argument(help="The daemon's instance, or penstock://host/instance.")],
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TABLES]...", help="Table patterns: shop.orders shop.* or /regex/."),
+    ] = None,
+    first: Annotated[
+        str,
+        typer.Option("--from", help="Where to start: earliest, latest, a position, a GTID set or a time."),
+    ] = _LATEST,
+    until: Annotated[
+        str | None, typer.Option(help="Where to stop: latest, a position, a GTID set or a time.")
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Only shard I of N, from 0; 0,2/4 selects shards 0 and 2 of 4."),
+    ] = None,
+    shard_columns: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE=COLUMN,...", help="Columns that determine a row's shard."),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="Print text or JSON lines.")] = Format.TABLE,
+    where: Annotated[str | None, typer.Option(help="Only rows that match this SQL condition.")] = None,
+    changes: Annotated[
+        str | None, typer.Option(help="Only these change types: insert,update,delete.")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these columns (with --format table).")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="One or more daemons: a:7070,b:7070. Default: 127.0.0.1:7070."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The daemon's settings file, which provides its address and token.")
+    ] = None,
+) -> None:
+    """Print the changes of an instance as they are committed, until interrupted.
+
+    It resumes where it was when the daemon comes back, or at the next daemon in --url.
+    """
+    address = _address(instance, url, config)
+    body = {
+        "subscriber": f"tail/{socket.gethostname()}-{os.getpid()}",
+        "tables": list(TablePatterns(",".join(tables or ())).include) or None,
+        "changes": _listed(changes),
+        "where": where,
+        "columns": _columns(columns, form),
+        "format": "arrow" if form is Format.TABLE else form.value.replace("-", "_"),
+        "shards": _shards(shard, shard_columns),
+        "batch_rows": _BATCH_ROWS,
+        "wait_seconds": _WAIT_SECONDS,
+    }
+    shown = _Shown(form, count)
+    daemons = Daemons(address)
+    try:
+        _Following(daemons, body, first, until).run(shown)
+    except KeyboardInterrupt:
+        # It was asked to follow until then.
+        return
+    except BrokenPipeError:
+        # Whoever read has enough. Nothing may be flushed to it when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        daemons.close()
+
+
+class _Following:
+    """One run over the changes, across answers, daemons and lost connections."""
+
+    def __init__(self, daemons: Daemons, body: dict[str, Any], first: str, until: str | None) -> None:
+        self._daemons = daemons
+        self._body = {**body, "start": self._part(first)}
+        self._body["until"] = None if until is None else self._part(until)
+        self._current = 0
+        self._tries = 0
+        self._has_answered = False
+
+    def run(self, shown: "_Shown") -> None:
+        """Print until the end, or until enough was printed."""
+        while True:
+            try:
+                if self._answer(shown):
+                    return
+            except TransientError as problem:
+                self._turn(problem)
+
+    def _answer(self, shown: "_Shown") -> bool:
+        """Read one answer; return True where nothing is to follow it."""
+        answer = self._daemons.changes(self._current, self._body, _SILENCE_SECONDS)
+        # What is shown is whole: changes wait for the position behind them, so that none is shown twice.
+        batches: list[BatchFrame] = []
+        frames = answer.frames()
+        try:
+            for frame in frames:
+                if isinstance(frame, BatchFrame):
+                    batches.append(frame)
+                elif isinstance(frame, PositionFrame):
+                    self._tries, self._has_answered = 0, True
+                    if not shown.show(batches):
+                        return True
+                    batches = []
+                    self._body["start"] = {"position": str(frame.position), "server_key": frame.server_key}
+                elif isinstance(frame, EndFrame):
+                    self._has_answered = True
+                    if frame.why == "closing":
+                        self._current = (self._current + 1) % len(self._daemons)
+                        time.sleep(RECONNECT_PAUSE_SECONDS_FIRST)
+                    return frame.why == "until"
+        finally:
+            frames.close()
+        return False
+
+    def _turn(self, problem: TransientError) -> None:
+        """Make ready for the next daemon. Raises the problem where each was tried often enough."""
+        self._tries += 1
+        rounds, asked = divmod(self._tries, len(self._daemons))
+        if rounds >= (RECONNECT_TRIES_MAX if self._has_answered else 1):
+            raise problem
+        self._current = (self._current + 1) % len(self._daemons)
+        pause = 0.0
+        if not asked:
+            pause = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**rounds, RECONNECT_PAUSE_SECONDS_MAX)
+        _log.warning("asking again", why=str(problem), after_seconds=pause)
+        time.sleep(pause)
+
+    def _part(self, text: str) -> Any:
+        """Return a start or an end as the call takes it. Raises OptionInvalid.
+
+        Of `latest`, the place as of now: asked for once more, it would be another one.
+        """
+        start = Start.parse(text)
+        if start.end == _LATEST:
+            place = self._daemons.place(start)
+            return {"position": str(place.position), "server_key": place.server_key}
+        if start.end is not None:
+            return start.end
+        bound = start.bound
+        assert bound is not None, "a start has one field"
+        if bound.position is not None:
+            return {"position": str(bound.position)}
+        return {"gtid_set": bound.gtid_set} if bound.gtid_set is not None else {"time": bound.time_us}
+
+
+class _Shown:
+    """Prints what comes, and counts lines."""
+
+    def __init__(self, form: Format, count: int | None) -> None:
+        self._left = count
+        self._lines = ChangeWriter(sys.stdout) if form is Format.TABLE else None
+
+    def show(self, batches: list[BatchFrame]) -> bool:
+        """Print the changes of whole transactions; return False once enough was printed."""
+        if self._lines is not None:
+            self._show_lines(batches, self._lines)
+        else:
+            self._show_json(batches)
+        sys.stdout.flush()
+        return self._left is None or self._left > 0
+
+    def _show_lines(self, batches: list[BatchFrame], writer: ChangeWriter) -> None:
+        lines: list[ChangeLine] = [
+            line for batch in batches for line in lines_of(batch.to_arrow(), batch.key or ())
+        ]
+        # Batches hold one table each; people read what was committed first before what came after it.
+        lines.sort(key=lambda line: line.order)
+        if self._left is not None:
+            lines = lines[: self._left]
+            self._left -= len(lines)
+        writer.write(lines)
+
+    def _show_json(self, batches: list[BatchFrame]) -> None:
+        for batch in batches:
+            content = batch.content
+            if self._left is not None:
+                lines = list(_lines(bytes(content)))[: self._left]
+                self._left -= len(lines)
+                content = memoryview(b"".join(lines))
+            sys.stdout.buffer.write(content)
+
+
+def _lines(content: bytes) -> Iterator[bytes]:
+    # A line of JSON holds no other line end than its last.
+    return iter(content.splitlines(keepends=True))
+
+
+# --- What was given -------------------------------------------------------------------------
+
+
+def _address(instance: str, url: str | None, config: Path | None) -> DaemonAddress:
+    if not is_daemon_url(instance):
+        return AskedDaemon.find(instance, url, config).address
+    if url is not None:
+        raise OptionInvalid("the daemon is named twice", hint="Leave --url out, or name the instance alone")
+    return DaemonAddress.parse(instance)
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
+
+
+def _columns(text: str | None, form: Format) -> list[str] | None:
+    if text is None:
+        return None
+    if form is not Format.TABLE:
+        raise OptionInvalid(
+            f"--columns is for --format table: a message of {form.value} shows whole rows",
+            hint="Leave --columns out",
+        )
+    return [*(_listed(text) or ()), *SYSTEM_COLUMNS]
+
+
+def _shards(text: str | None, columns: list[str] | None) -> dict[str, Any] | None:
+    if text is None:
+        if columns:
+            raise OptionInvalid("--shard-columns is without --shard", hint="Add --shard 0/4")
+        return None
+    wanted, slash, count = text.partition("/")
+    numbers = [*wanted.split(","), count]
+    if not slash or not all(one.strip().isdecimal() for one in numbers):
+        raise OptionInvalid(f"--shard {text!r} is no shard", hint="Write 0/4, or 0,2/4 for two of them")
+    of, total = [int(one) for one in wanted.split(",")], int(count)
+    if not all(one < total for one in of):
+        raise OptionInvalid(f"--shard {text}: shards are counted from 0", hint=f"Use 0 to {total - 1}")
+    return {"count": total, "of": of, "columns": dict(_table_columns(one) for one in columns or ())}
+
+
+def _table_columns(text: str) -> tuple[str, list[str]]:
+    table, equals, names = text.rpartition("=")
+    found = _listed(names)
+    if not equals or not table.strip() or not found:
+        raise OptionInvalid(
+            f"--shard-columns {text!r} names no columns of a table",
+            hint="Write --shard-columns shop.orders=customer_id",
+        )
+    return table.strip(), found

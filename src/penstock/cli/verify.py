@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock verify`: whether a pipeline's target is what its source is."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.shared.rendering import write_json
+from penstock.errors import DependencyMissing
+from penstock.pipeline.settings import PipelineSettings, load_pipeline
+from penstock.pipeline.verify.comparison import Spreading, in_this_process
+from penstock.pipeline.verify.report import counts, lines, store
+from penstock.pipeline.verify.verify import SHARE_ROWS, Verification, verify
+
+EXIT_DIFFERENCES = 1
+EXIT_INCOMPLETE = 5
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")],
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLES]", help="Only these tables of the target or the source: shop.orders, shop.*."
+        ),
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Write missing and differing rows to the target, and delete extra rows."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write every difference to this file: JSON lines for .json or .jsonl, otherwise Arrow."
+        ),
+    ] = None,
+    leave_out: Annotated[str | None, typer.Option(help="Columns to ignore, separated by commas.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Read at most this many differing keys of a table in full.")
+    ] = 10_000,
+    shown: Annotated[int, typer.Option(min=0, help="Print at most this many differences of a table.")] = 10,
+    share_rows: Annotated[int, typer.Option(min=1, help="Approximate rows compared at once.")] = SHARE_ROWS,
+    master: Annotated[
+        str | None,
+        typer.Option(help="Compare large tables on Spark: local[*], spark://host:7077, sc://host:15002."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per table.")] = False,
+) -> None:
+    """Compare a pipeline's target with its source, row by row, at one position of the log.
+
+    A stopped pipeline is compared exactly at its position, whatever the source did since. A running pipeline
+    is compared while it continues. Exits with 1 if rows differ and were not repaired, and with 5 if no
+    difference was found but not everything could be compared.
+    """
+    settings = load_pipeline(file)
+    found = verify(
+        settings,
+        tables or (),
+        mend=repair,
+        columns_left_out=[name.strip() for name in (leave_out or "").split(",") if name.strip()],
+        spreading=_spreading(settings, master),
+        limit=limit,
+        share_rows=share_rows,
+    )
+    if output is not None:
+        store(found.results, output)
+    if as_json:
+        write_json(sys.stdout, (counts(one) for one in found.results))
+    else:
+        for result in found.results:
+            for line in lines(result, shown):
+                typer.echo(line)
+        _tell_outcome(found, repair=repair)
+    if found.differs:
+        raise typer.Exit(EXIT_DIFFERENCES)
+    if not found.whole:
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _tell_outcome(found: Verification, *, repair: bool) -> None:
+    places = ", ".join(f"{name} {one['file']}:{one['offset']}" for name, one in sorted(found.offsets.items()))
+    state = "running, compared as it went on" if found.running else f"stopped, compared at {places}"
+    typer.echo(f"the pipeline is {state}")
+    if found.repaired:
+        typer.echo(f"repaired: {found.repaired:,} rows")
+    if found.requests:
+        typer.echo(f"the runner was asked to read again: requests {', '.join(found.requests)}")
+    if found.differs and not repair:
+        typer.echo("penstock verify --repair makes the target right")
+    if not found.whole:
+        typer.echo("not everything was compared")
+
+
+def _spreading(settings: PipelineSettings, master: str | None) -> Spreading:
+    if master is None:
+        return in_this_process
+    try:
+        from penstock.spark.session import session_for
+        from penstock.spark.verifying import SparkSpreading
+    except ModuleNotFoundError as problem:
+        raise DependencyMissing(
+            f"{problem.name} is not installed", hint="Run: pip install 'penstock[spark]'"
+        ) from problem
+    return SparkSpreading(session_for(settings.name, master, settings.spark))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a server refuses to send its log.
+
+One error number, 1236, stands for a purged file, a position past the end, a second replica of the
+same name and much else, told apart by text alone. So the server is asked what is true instead.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import (
+    DumpReplaced,
+    PenstockError,
+    PositionInvalid,
+    PositionPurged,
+    PrivilegeMissing,
+    StreamError,
+)
+from penstock.gtid_sets import mariadb_gtids
+from penstock.model import Position
+from penstock.mysql.connection import MARIADB, MYSQL, Connection, connect
+from penstock.mysql.server_errors import DUMP_REFUSED, error_of
+
+if TYPE_CHECKING:
+    from penstock.mysql.replica import ReplicaName, ReplicaStream
+
+_HINT_PURGED = (
+    "Take a new snapshot, or start at the oldest position: `penstock check` lists the server's files"
+)
+# A server with GTIDs sends no file that holds a transaction without one (mysql: gtid_mode).
+_HINT_ANONYMOUS = (
+    "If the log reaches back to before GTIDs were on: SET GLOBAL gtid_mode = ON_PERMISSIVE while it is read,"
+    " or read the files"
+)
+_HINT_ELSEWHERE = "Is this the server the position was taken from? Has it been reset or restored?"
+
+
+def refusal_of(stream: "ReplicaStream", number: int, message: str) -> PenstockError:
+    """Return the error to raise for a stream that the server ended by an error packet."""
+    if number != DUMP_REFUSED:
+        return error_of(number, f"{stream.address}: {message}", position=str(stream.start))
+    try:
+        with connect(stream.address) as connection:
+            found = _ask(connection, stream)
+            identity = connection.identity()
+    except PenstockError as unanswered:
+        return unanswered
+    return found or StreamError(
+        f"{stream.address} does not send its log: {message} (server error {number})",
+        position=str(stream.start),
+        hint=_HINT_ANONYMOUS
+        if identity.flavor == MYSQL and identity.gtid_mode == "ON"
+        else "`penstock check` looks for settings that hide changes",
+    )
+
+
+def _ask(connection: Connection, stream: "ReplicaStream") -> PenstockError | None:
+    if _has_twin(connection, stream.name):
+        return DumpReplaced(
+            f"another replica connected to {stream.address} with server id {stream.name.server_id}",
+            position=str(stream.start),
+            hint="Leave server_id out for a random one, or give each replica its own",
+        )
+    if stream.delivered:
+        # The stream has left its start behind, so the start says nothing about why it ended.
+        return None
+    if stream.start.position is not None:
+        return check_position(connection, stream.start.position)
+    return check_gtid_set(connection, stream.start.gtid_set or "")
+
+
+def _has_twin(connection: Connection, name: "ReplicaName") -> bool:
+    """Tell whether another replica is registered under our server id."""
+    try:
+        replicas = connection.replicas()
+    except PrivilegeMissing:
+        # MariaDB asks for REPLICATION MASTER ADMIN, which a replica need not have. Since 10.4 it tells a
+        # twin by an error number of its own, so nothing is missed.
+        return False
+    return any(int(row["server_id"]) == name.server_id and row.get("host") != name.host for row in replicas)
+
+
+def check_position(connection: Connection, position: Position) -> PenstockError | None:
+    """Return why a dump cannot start at a file position, or None where nothing speaks against it."""
+    files = {log.file: log.bytes for log in connection.binary_logs()}
+    size = files.get(position.file)
+    if size is not None:
+        if position.offset <= size:
+            return None
+        return PositionInvalid(
+            f"{position.file} on {connection.address} ends at {size}",
+            position=str(position),
+            hint=_HINT_ELSEWHERE,
+        )
+    oldest = next(iter(files))
+    if position.file_number < Position(0, oldest, 0).file_number:
+        return PositionPurged(
+            f"{connection.address} has purged {position.file}, its oldest file is {oldest}",
+            position=str(position),
+            hint=_HINT_PURGED,
+        )
+    return PositionInvalid(
+        f"{connection.address} has no file {position.file}", position=str(position), hint=_HINT_ELSEWHERE
+    )
+
+
+def file_replaced(log: str, position: Position, expected: str, found: str) -> PositionInvalid:
+    """Return the error for a file that has the name of another one; both fingerprints are given."""
+    return PositionInvalid(
+        f"{position.file} on {log} was begun at {found}, and the file of the position at {expected} (seconds"
+        " since 1970, and the server's id)",
+        position=str(position),
+        hint="Was the server reset or restored, or is it another node? It may have given the same GTIDs to"
+        " other transactions: read the tables again, or go on by hand (penstock position set) and compare"
+        " (penstock verify)",
+    )
+
+
+def check_gtid_set(connection: Connection, gtid_set: str) -> PenstockError | None:
+    """Return why a dump cannot start after a GTID set, or None where nothing speaks against it."""
+    if connection.identity().flavor == MARIADB:
+        purged, ahead = _mariadb_gtid_bounds(connection, gtid_set)
+    else:
+        row = connection.query(
+            "SELECT GTID_SUBSET(@@global.gtid_purged, %s) AS kept,"
+            " GTID_SUBSET(%s, @@global.gtid_executed) AS known",
+            (gtid_set, gtid_set),
+        )[0]
+        purged, ahead = not row["kept"], not row["known"]
+    if purged:
+        return PositionPurged(
+            f"{connection.address} has purged transactions that come after {gtid_set!r}", hint=_HINT_PURGED
+        )
+    if ahead:
+        return PositionInvalid(
+            f"{gtid_set!r} holds transactions that {connection.address} does not know", hint=_HINT_ELSEWHERE
+        )
+    return None
+
+
+def _mariadb_gtid_bounds(connection: Connection, gtid_set: str) -> tuple[bool, bool]:
+    """Tell whether a position lies before the oldest file, and whether it lies past the newest."""
+    asked = _sequences(gtid_set)
+    oldest = connection.binary_logs()[0].file
+    # The first events of a file are its format description and the list of GTIDs before it.
+    events = connection.query("SHOW BINLOG EVENTS IN %s LIMIT 4", (oldest,))
+    listed = next((str(event["Info"]) for event in events if event["Event_type"] == "Gtid_list"), "")
+    purged = any(asked.get(domain, 0) < number for domain, number in _sequences(listed).items())
+    executed = connection.executed()
+    return purged or executed.unlogged(gtid_set), not executed.contains(gtid_set)
+
+
+def _sequences(text: str) -> dict[int, int]:
+    """Return the highest sequence number per domain of text that holds `domain-server-number`s."""
+    highest: dict[int, int] = {}
+    for domain, _, number in mariadb_gtids(text):
+        highest[domain] = max(number, highest.get(domain, 0))
+    return highest

@@ -1,0 +1,588 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which schema each table had at each position.
+
+Seeded from a live server or a file, moved on by the statements in the log. Where a statement is not
+understood, or contradicts what is known, the tables it touches are marked and read again from the
+server when their next row arrives; the kernel then proves the answer against the table map. So a
+schema is known, read, or missing by name, and never assumed.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Union
+
+from penstock.errors import SchemaInvalid, SchemaUnknown
+from penstock.model import Position, StatementSession, TableName, TablePatterns, TableSchema
+from penstock.mysql.connection import Connection
+from penstock.schema.reader import ServerDefaults, read_defaults, read_tables
+from penstock.schema.statements.effects import (
+    AlterTable,
+    CreateLike,
+    CreateTable,
+    DropDatabase,
+    DropTable,
+    Effect,
+    RenameTable,
+    SetDatabaseCharset,
+    Unread,
+)
+from penstock.schema.statements.statement import effects_of, effects_of_tokens, opening_words
+from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadable, Token, tokens_of
+from penstock.schema.table_definition import Contradiction, TableDefinition, altered, created
+
+if TYPE_CHECKING:
+    from penstock.schema.server_tables import ServerTables
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why a table's definition is in doubt, and since where; None is since before the history.
+
+    `refusal` is why nobody can tell the definition; None while it can still be read from a server.
+    """
+
+    since: Position | None
+    reason: str
+    refusal: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "since": str(self.since) if self.since else None,
+            "reason": self.reason,
+            "refusal": self.refusal,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read what `to_json` wrote. Raises KeyError, TypeError, PositionInvalid."""
+        since = Position.parse(value["since"]) if value["since"] else None
+        return cls(since, value["reason"], value["refusal"])
+
+
+# A definition and the position from which it holds; None is from the beginning. No definition: dropped.
+_Entry = tuple[Position | None, TableDefinition | None]
+# What the server has now; ServerTables tells what it had at a position.
+RereadTable = Union[Callable[[TableName], TableDefinition | None], "ServerTables"]
+
+
+class SchemaHistory:
+    """The schemas of one instance's tables over time. Not for several threads at once.
+
+    `reread` asks the live server for a definition that is missing or in doubt: ServerTables for the
+    one at a position, or a function for the one now, which is right where no statement lies in
+    between. Without it such a table is SchemaUnknown.
+    """
+
+    def __init__(self, defaults: ServerDefaults | None = None, reread: RereadTable | None = None) -> None:
+        self._given_defaults = defaults
+        self._reread = reread
+        self._entries: dict[TableName, list[_Entry]] = {}
+        self._doubts: dict[TableName, Doubt] = {}
+        # Set from a new log's first position until the server's tables there were read.
+        self._unsurveyed: Doubt | None = None
+
+    @cached_property
+    def _defaults(self) -> ServerDefaults:
+        """What was given, else what the server says, asked at the first need."""
+        if self._given_defaults is not None:
+            return self._given_defaults
+        if self._reread is None or callable(self._reread):
+            return ServerDefaults(ServerSpelling(), None, {}, False)
+        return self._reread.defaults()
+
+    @cached_property
+    def _database_charsets(self) -> dict[str, str]:
+        return {self._fold(name): charset for name, charset in self._defaults.database_charsets.items()}
+
+    # --- Seeding -------------------------------------------------------------------------------
+
+    @classmethod
+    def from_server(
+        cls,
+        connection: Connection,
+        patterns: TablePatterns | None = None,
+        *,
+        position: Position | None = None,
+        reread: RereadTable | None = None,
+    ) -> Self:
+        """Read every selected table from a live server; the definitions hold from `position` on.
+
+        Without a position they hold from the beginning, as far as the table maps agree. With a
+        position and ServerTables they are those of that position, else those of now.
+        """
+        history = cls(read_defaults(connection), reread)
+        if position is None or reread is None or callable(reread):
+            history.seed(read_tables(connection, patterns), position)
+        else:
+            history.seed(reread.tables_at(position, patterns), position)
+        return history
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        database: str | None = None,
+        reread: RereadTable | None = None,
+        spelling: ServerSpelling | None = None,
+    ) -> Self:
+        """Read a schema file: JSON (a list of table schemas, or a saved history), or .sql with CREATE TABLE.
+
+        `database` is for CREATE TABLE statements without one, before any USE. `spelling` is that of the log's
+        server; a saved history and `reread` know theirs. Raises SchemaInvalid.
+        """
+        defaults = None if spelling is None or reread else ServerDefaults(spelling, None, {}, False)
+        path = Path(path)
+        text = _text_of(path)
+        if path.suffix == ".sql":
+            history = cls(defaults, reread)
+            history._seed_from_sql(text, str(path), database)
+            return history
+        try:
+            value = json.loads(text)
+        except ValueError as problem:
+            raise SchemaInvalid(f"schema file {path} is not JSON: {problem}") from problem
+        if isinstance(value, list):
+            history = cls(defaults, reread)
+            history.seed((TableDefinition(TableSchema.from_json(one), None) for one in value), None)
+            return history
+        return cls.from_json(value, reread)
+
+    def seed(self, definitions: Iterable[TableDefinition], position: Position | None) -> None:
+        """Take definitions that hold from a position on."""
+        for definition in definitions:
+            self._record(definition.schema.name, definition, position)
+
+    def _seed_from_sql(self, text: str, path: str, database: str | None) -> None:
+        spelling = self._defaults.spelling
+        try:
+            tokens = tokens_of(text, spelling)
+        except TextUnreadable as problem:
+            raise SchemaInvalid(f"schema file {path}: a quote or a comment is open at its end") from problem
+        current = database or ""
+        for statement in _statements(tokens):
+            if statement[0].upper == "USE" and len(statement) == 2:
+                current = statement[1].text
+            elif statement[0].upper in ("CREATE", "ALTER", "DROP", "RENAME"):
+                for effect in effects_of_tokens(statement, current, spelling):
+                    self._seed_effect(effect, path)
+
+    def _seed_effect(self, effect: Effect, path: str) -> None:
+        words = f"schema file {path}"
+        if isinstance(effect, Unread):
+            names = ", ".join(str(name) for name in effect.tables or ())
+            raise SchemaInvalid(f"{words}: a statement about {names or 'tables'} is not understood")
+        named = effect.name.database if isinstance(effect, CreateTable) else "-"
+        if not named:
+            raise SchemaInvalid(
+                f"{words}: a CREATE TABLE names no database", hint="Put a USE statement before it"
+            )
+        self._take(effect, None, StatementSession(), words)
+        if self._doubts:
+            raise SchemaInvalid(
+                f"{words}: the statements about {min(self._doubts)} contradict each other,"
+                " or leave a character set out",
+                hint="Give each CREATE TABLE as SHOW CREATE TABLE prints it",
+            )
+
+    @classmethod
+    def awaiting_survey(cls, defaults: ServerDefaults, position: Position) -> Self:
+        """Return a history whose tables are yet to be read from the server, as of a position."""
+        history = cls(defaults)
+        history._unsurveyed = Doubt(position, "the tables of the server are being read")
+        return history
+
+    def define(self, name: TableName, path: Path) -> TableDefinition:
+        """Return what a schema file says of one table, read as this history's server spells statements.
+
+        Raises SchemaInvalid where the file cannot be read or does not define the table.
+        """
+        history = SchemaHistory(self._defaults)
+        if path.suffix == ".sql":
+            history._seed_from_sql(_text_of(path), str(path), name.database)
+        else:
+            history = SchemaHistory.from_file(path)
+        definition = history._newest(history._key(name))
+        if definition is None:
+            raise SchemaInvalid(
+                f"schema file {path} does not define {name}", hint="Give its CREATE TABLE, or its JSON form"
+            )
+        return definition
+
+    # --- Looking up ----------------------------------------------------------------------------
+
+    def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
+        """Return the schema in force at a position, the newest without one; None where none is known."""
+        for since, definition in reversed(self._entries.get(self._key(TableName(database, table)), [])):
+            if since is None or position is None or since <= position:
+                return definition.schema if definition else None
+        return None
+
+    def needs_reread(self, name: TableName) -> bool:
+        """Tell whether the newest definition is in doubt."""
+        return self.doubt(name) is not None
+
+    def doubt(self, name: TableName) -> Doubt | None:
+        """Return why a table's newest definition is in doubt, None where it is not."""
+        key = self._key(name)
+        return self._doubts.get(key) or (self._unsurveyed if key not in self._entries else None)
+
+    @property
+    def unsurveyed(self) -> Doubt | None:
+        """Since where tables that no statement names are unknown; None where all were read."""
+        return self._unsurveyed
+
+    def doubts(self) -> dict[TableName, Doubt]:
+        """Return every table whose newest definition is in doubt."""
+        return dict(self._doubts)
+
+    def definition_for(self, database: str, table: str, position: Position) -> TableSchema:
+        """Return the schema to decode a table's next rows with, read again where it is in doubt.
+
+        Rows arrive in order, so `position` is at or past every statement applied. Raises SchemaUnknown.
+        """
+        name = TableName(database, table)
+        found = None if self.needs_reread(name) else self.schema(database, table, position)
+        return found or self.reread(name, position)
+
+    def reread(self, name: TableName, position: Position) -> TableSchema:
+        """Ask the server for the definition and take it from `position` on. Raises SchemaUnknown."""
+        if self._reread is None:
+            raise SchemaUnknown(
+                f"the schema of {name} is not known",
+                position=str(position),
+                hint="Give a schema file, or set binlog_row_metadata=FULL so that the log names its columns",
+            )
+        definition = self._reread(name) if callable(self._reread) else self._reread.read_at(name, position)
+        if definition is None:
+            raise SchemaUnknown(
+                f"the server has no table {name}, so its columns at this position cannot be told",
+                position=str(position),
+                hint="Give a schema file, or set binlog_row_metadata=FULL so that the log names its columns",
+            )
+        self._doubts.pop(self._key(name), None)
+        self._record(name, definition, position)
+        found = self.schema(name.database, name.table, position)
+        assert found is not None, "a definition was just recorded"
+        return found
+
+    @property
+    def spelling(self) -> ServerSpelling:
+        """How the server of the definitions spells its statements."""
+        return self._defaults.spelling
+
+    @property
+    def mariadb(self) -> bool:
+        """Whether the definitions are spelled as MariaDB does."""
+        return self.spelling.mariadb
+
+    def names(self) -> list[TableName]:
+        """Return every table that has a definition now, or is in doubt."""
+        return sorted(
+            name for name in self._entries.keys() | self._doubts.keys() if self._newest(name) is not None
+        )
+
+    # --- Moving on -----------------------------------------------------------------------------
+
+    def defines(self, text: str, database: str, session: StatementSession) -> bool:
+        """Tell whether a logged statement can change a definition."""
+        return bool(effects_of(text, database, self._defaults.spelling.under(session.sql_mode)))
+
+    def take(self, definition: dict[str, Any], position: Position) -> None:
+        """Take a definition that was read elsewhere, from a position on. Raises SchemaInvalid."""
+        told = TableDefinition.from_json(definition)
+        self._doubts.pop(self._key(told.schema.name), None)
+        self._record(told.schema.name, told, position)
+
+    def refuse(self, name: TableName, why: str) -> None:
+        """Note that nobody can tell the definition of a table in doubt."""
+        key = self._key(name)
+        doubt = self._doubts.get(key) or self._unsurveyed or Doubt(None, "")
+        self._doubts[key] = replace(doubt, refusal=why)
+
+    def suspect(self, name: TableName, position: Position, reason: str) -> None:
+        """Put a table in doubt from a position on."""
+        self._doubts[self._key(name)] = Doubt(position, reason)
+
+    def date_doubts(self, position: Position) -> None:
+        """Let what is in doubt since before a position, or since nobody knows where, be so from there on."""
+
+        def dated(doubt: Doubt) -> Doubt:
+            return replace(doubt, since=position) if doubt.since is None or doubt.since < position else doubt
+
+        self._doubts = {key: dated(doubt) for key, doubt in self._doubts.items()}
+        self._unsurveyed = self._unsurveyed and dated(self._unsurveyed)
+
+    def survey(self) -> None:
+        """Note that every table of the server was taken or refused."""
+        self._unsurveyed = None
+
+    def apply(
+        self, text: str, database: str, position: Position, session: StatementSession | None = None
+    ) -> set[TableName]:
+        """Take a logged statement into account; return the tables whose definition moved or is in doubt.
+
+        `database` is the session's. Never raises: what is not understood marks tables instead.
+        """
+        moved: set[TableName] = set()
+        session = session or StatementSession()
+        for effect in effects_of(text, database, self._defaults.spelling.under(session.sql_mode)):
+            moved |= self._take(effect, position, session, text)
+        return moved
+
+    def _take(
+        self, effect: Effect, position: Position | None, session: StatementSession, text: str
+    ) -> set[TableName]:
+        doubt = Doubt(position, opening_words(text))
+        match effect:
+            case CreateTable(name=name, keep=keep):
+                charset = self._charset(name.database, session)
+                return self._create(name, keep, doubt, lambda: created(effect, charset))
+            case CreateLike(name=name, like=like, keep=keep):
+                return self._create(name, keep, doubt, lambda: self._known(like))
+            case AlterTable(name=name, steps=steps):
+                charset = self._charset(name.database, session)
+                return self._define(name, doubt, lambda: altered(self._known(name), steps, charset))
+            case RenameTable(name=name, to=to):
+                return self._rename(name, to, doubt)
+            case DropTable(name=name):
+                return self._drop([name], position)
+            case DropDatabase(database=database):
+                self._database_charsets.pop(self._fold(database), None)
+                folded = self._fold(database)
+                return self._drop([name for name in self._entries if name.database == folded], position)
+            case SetDatabaseCharset(database=database, keep=True) if self._knows_database(database):
+                return set()
+            case SetDatabaseCharset(database=database, charset=charset):
+                chosen = charset or session.charset or self._defaults.charset
+                if chosen is not None:
+                    self._database_charsets[self._fold(database)] = chosen
+                return set()
+            case Unread(tables=tables):
+                doubtful = {self._key(name) for name in tables or ()}
+                if tables is None:
+                    doubtful = self._tables_of(session)
+                self._doubts |= dict.fromkeys(doubtful, doubt)
+                return doubtful
+
+    def _tables_of(self, session: StatementSession) -> set[TableName]:
+        """Return the known tables that a statement may change; one that was dropped is none of them."""
+        databases = {self._fold(name) for name in session.databases or ()}
+        return {
+            name
+            for name in self._entries
+            if self._newest(name) is not None and (not databases or name.database in databases)
+        }
+
+    def _create(
+        self,
+        name: TableName,
+        keep: bool,
+        doubt: Doubt,
+        define: Callable[[], TableDefinition],
+    ) -> set[TableName]:
+        if keep and (self.schema(name.database, name.table) is not None or self._key(name) in self._doubts):
+            return set()
+        seen = self._key(name) in self._entries
+        moved = self._define(name, doubt, define)
+        if keep and not seen and (self._reread is not None or self._unsurveyed is not None):
+            # A table never seen may have been there all along, with another definition.
+            self._doubts[self._key(name)] = doubt
+        return moved
+
+    def _define(self, name: TableName, doubt: Doubt, define: Callable[[], TableDefinition]) -> set[TableName]:
+        key = self._key(name)
+        try:
+            definition = define()
+        except Contradiction:
+            self._doubts[key] = doubt
+            return {key}
+        self._doubts.pop(key, None)
+        return {key} if self._record(name, definition, doubt.since) else set()
+
+    def _rename(self, name: TableName, to: TableName, doubt: Doubt) -> set[TableName]:
+        key, target = self._key(name), self._key(to)
+        in_doubt = key in self._doubts
+        newest = self._newest(key)
+        self._drop([name], doubt.since)
+        self._doubts.pop(target, None)
+        if newest is None or in_doubt:
+            self._doubts[target] = doubt
+        if newest is not None:
+            self._record(to, newest, doubt.since)
+        return {key, target}
+
+    def _drop(self, names: Iterable[TableName], position: Position | None) -> set[TableName]:
+        dropped = set()
+        for name in names:
+            key = self._key(name)
+            self._doubts.pop(key, None)
+            if self._newest(key) is not None:
+                self._entries[key].append((position, None))
+            dropped.add(key)
+        return dropped
+
+    # --- The store -----------------------------------------------------------------------------
+
+    def _record(self, name: TableName, definition: TableDefinition, position: Position | None) -> bool:
+        """Append a definition unless it is the one in force; return whether it is new."""
+        key = self._key(name)
+        entries = self._entries.setdefault(key, [])
+        newest = self._newest(key)
+        if (
+            newest is not None
+            and newest.schema.same_definition(definition.schema)
+            and newest.charset == definition.charset
+        ):
+            return False
+        version = max((one.schema.version for _, one in entries if one is not None), default=0) + 1
+        entries.append((position, definition.renamed(name, version)))
+        return True
+
+    def _newest(self, key: TableName) -> TableDefinition | None:
+        entries = self._entries.get(key)
+        return entries[-1][1] if entries else None
+
+    def _known(self, name: TableName) -> TableDefinition:
+        """Return the newest definition. Raises Contradiction where it is unknown or in doubt."""
+        key = self._key(name)
+        definition = self._newest(key)
+        if definition is None or key in self._doubts:
+            raise Contradiction(f"{name} is not known")
+        return definition
+
+    def _charset(self, database: str, session: StatementSession) -> str | None:
+        """Return a database's charset. One never seen created most likely has the session's default."""
+        known = self._database_charsets.get(self._fold(database))
+        return known or session.charset or self._defaults.charset
+
+    def _knows_database(self, database: str) -> bool:
+        folded = self._fold(database)
+        return folded in self._database_charsets or any(
+            name.database == folded and self._newest(name) is not None for name in self._entries
+        )
+
+    def _fold(self, name: str) -> str:
+        return name.lower() if self._defaults.folds_names else name
+
+    def _key(self, name: TableName) -> TableName:
+        return TableName(self._fold(name.database), self._fold(name.table))
+
+    # --- Keeping -------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole history as plain JSON values."""
+        defaults = self._defaults
+        return {
+            "format": FORMAT,
+            "mariadb": defaults.spelling.mariadb,
+            "version": list(defaults.spelling.version),
+            "charset": defaults.charset,
+            "folds_names": defaults.folds_names,
+            "databases": self._database_charsets,
+            **({"unsurveyed": self._unsurveyed.to_json()} if self._unsurveyed else {}),
+            "tables": [
+                {
+                    "name": str(key),
+                    "in_doubt": key in self._doubts,
+                    **({"doubt": self._doubts[key].to_json()} if key in self._doubts else {}),
+                    "definitions": [
+                        [str(since) if since else None, definition.to_json() if definition else None]
+                        for since, definition in self._entries.get(key, [])
+                    ],
+                }
+                for key in sorted(self._entries.keys() | self._doubts.keys())
+            ],
+        }
+
+    def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
+        """Return the JSON form of what holds at a position, the newest by default: one definition a table.
+
+        With a name, of that table alone.
+        """
+        value = self.to_json()
+        if name is not None:
+            value["tables"] = [one for one in value["tables"] if one["name"] == str(self._key(name))]
+        for table in value["tables"]:
+            upto = [
+                one
+                for one in table["definitions"]
+                if one[0] is None or position is None or Position.parse(one[0]) <= position
+            ]
+            table["definitions"] = [one for one in upto[-1:] if one[1] is not None]
+        value["tables"] = [one for one in value["tables"] if one["definitions"] or one["in_doubt"]]
+        return value
+
+    @classmethod
+    def from_json(cls, value: Any, reread: RereadTable | None = None) -> Self:
+        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        try:
+            if value["format"] != FORMAT:
+                raise SchemaInvalid(
+                    f"the schema history has format {value['format']}, this program reads {FORMAT}"
+                )
+            spelling = ServerSpelling(bool(value["mariadb"]), tuple(map(int, value["version"])))
+            defaults = ServerDefaults(
+                spelling, value["charset"], value["databases"], bool(value["folds_names"])
+            )
+            history = cls(defaults, reread)
+            for table in value["tables"]:
+                key = TableName.parse(table["name"])
+                history._entries[key] = [
+                    (
+                        Position.parse(since) if since else None,
+                        TableDefinition.from_json(definition) if definition else None,
+                    )
+                    for since, definition in table["definitions"]
+                ]
+                if table["in_doubt"]:
+                    # Version 0.1 kept no reason.
+                    doubt = table.get("doubt")
+                    history._doubts[key] = Doubt.from_json(doubt) if doubt else Doubt(None, "")
+            if "unsurveyed" in value:
+                history._unsurveyed = Doubt.from_json(value["unsurveyed"])
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise SchemaInvalid(f"this is no schema history: {problem!r}") from problem
+        return history
+
+    def save(self, path: str | Path) -> None:
+        """Write the history to a file, which holds the old or the new one whole at any moment."""
+        path = Path(path)
+        draft = path.with_name(path.name + ".new")
+        with open(draft, "w", encoding="utf-8") as file:
+            json.dump(self.to_json(), file, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path, reread: RereadTable | None = None) -> Self:
+        """Read a file that `save` wrote. Raises SchemaInvalid."""
+        return cls.from_file(path, reread=reread)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise SchemaInvalid(f"schema file {path} cannot be read: {problem}") from problem
+
+
+def _statements(tokens: list[Token]) -> Iterable[list[Token]]:
+    """Cut a script at its semicolons."""
+    statement: list[Token] = []
+    for token in tokens:
+        if token.kind is Kind.MARK and token.text == ";":
+            if statement:
+                yield statement
+            statement = []
+        else:
+            statement.append(token)
+    if statement:
+        yield statement

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table definitions from a live server's information_schema.
+
+Which columns a row image holds was found on MySQL 9.7, MariaDB 10.11 and 11.8: all that
+information_schema.COLUMNS lists, in its order, invisible and virtual generated ones among them.
+MySQL's hidden columns of functional indexes are not in it. MariaDB's are, behind the last:
+row_start and row_end of a system-versioned table that does not name them, and one DB_ROW_HASH_n for
+each unique index too long for a key.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.model import Column, TableName, TablePatterns, TableSchema
+from penstock.mysql.connection import MARIADB, Connection
+from penstock.schema.statements.effects import charset_name, charset_of_collation
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.table_definition import TableDefinition
+
+SYSTEM_DATABASES = ("information_schema", "mysql", "performance_schema", "sys")
+
+_TABLES = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, TABLE_TYPE AS kind, TABLE_COLLATION AS collation
+FROM information_schema.TABLES
+WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND {which}"""
+_COLUMNS = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name, COLUMN_TYPE AS type_text,
+       CHARACTER_SET_NAME AS charset, IS_NULLABLE AS nullable
+FROM information_schema.COLUMNS WHERE {which}
+ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
+_KEYS = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
+FROM information_schema.KEY_COLUMN_USAGE WHERE CONSTRAINT_NAME = 'PRIMARY' AND {which}
+ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
+_HASHED = """
+SELECT s.TABLE_SCHEMA AS `database`, s.TABLE_NAME AS `table`, COUNT(DISTINCT s.INDEX_NAME) AS hidden
+FROM information_schema.STATISTICS s JOIN information_schema.TABLES t USING (TABLE_SCHEMA, TABLE_NAME)
+WHERE s.INDEX_TYPE = 'HASH' AND s.NON_UNIQUE = 0 AND t.ENGINE NOT IN ('MEMORY', 'NDBCLUSTER') AND {which}
+GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME"""
+_UNIQUE = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
+FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND {which}"""
+_VERSIONED = """
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`
+FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START' AND {which}"""
+
+
+@dataclass(frozen=True)
+class ServerDefaults:
+    """What a statement leaves to the server: spelling, charsets, whether table names fold to lower case."""
+
+    spelling: ServerSpelling
+    charset: str | None
+    database_charsets: dict[str, str]
+    folds_names: bool
+
+
+def read_defaults(connection: Connection) -> ServerDefaults:
+    """Ask a server for what its statements leave out."""
+    identity = connection.identity()
+    found = connection.variables("character_set_server", "lower_case_table_names")
+    rows = connection.query(
+        "SELECT SCHEMA_NAME AS name, DEFAULT_CHARACTER_SET_NAME AS charset FROM information_schema.SCHEMATA"
+    )
+    return ServerDefaults(
+        ServerSpelling(identity.flavor == MARIADB, identity.version),
+        charset_name(found["character_set_server"]) if "character_set_server" in found else None,
+        {str(row["name"]): charset_name(str(row["charset"])) for row in rows},
+        found.get("lower_case_table_names", "0") != "0",
+    )
+
+
+def read_tables(connection: Connection, patterns: TablePatterns | None = None) -> list[TableDefinition]:
+    """Read every selected table, the server's own databases left out. One pass over information_schema."""
+    marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
+    return [
+        definition
+        for definition in _read(connection, f"{{prefix}}TABLE_SCHEMA NOT IN ({marks})", SYSTEM_DATABASES)
+        if patterns is None or patterns.matches(definition.schema.database, definition.schema.table)
+    ]
+
+
+def read_table(connection: Connection, name: TableName) -> TableDefinition | None:
+    """Read one table; None where the server has none of this name."""
+    found = _read(
+        connection, "{prefix}TABLE_SCHEMA = %s AND {prefix}TABLE_NAME = %s", (name.database, name.table)
+    )
+    exact = [definition for definition in found if definition.schema.name == name]
+    # information_schema compares without case: another spelling is this table only where names fold.
+    if (
+        exact
+        or not found
+        or connection.variables("lower_case_table_names").get("lower_case_table_names") == "0"
+    ):
+        return exact[0] if exact else None
+    return found[0]
+
+
+def _read(connection: Connection, which: str, args: Iterable[Any]) -> list[TableDefinition]:
+    arguments = tuple(args)
+
+    def ask(sql: str, prefix: str = "") -> list[dict[str, Any]]:
+        return connection.query(sql.format(which=which.format(prefix=prefix)), arguments)
+
+    tables = {_name(row): row for row in ask(_TABLES)}
+    columns = defaultdict(list)
+    for row in ask(_COLUMNS):
+        columns[_name(row)].append(_column(row))
+    keys = defaultdict(list)
+    for row in ask(_KEYS):
+        keys[_name(row)].append(str(row["name"]))
+    hidden: dict[TableName, list[Column]] = {}
+    unique: dict[TableName, set[str]] = defaultdict(set)
+    if connection.identity().flavor == MARIADB:
+        for row in ask(_UNIQUE):
+            unique[_name(row)].add(str(row["name"]).lower())
+        explicit = {_name(row) for row in ask(_VERSIONED)}
+        implicit = {name for name, row in tables.items() if row["kind"] == "SYSTEM VERSIONED"} - explicit
+        hashed = {_name(row): int(row["hidden"]) for row in ask(_HASHED, "s.")}
+        hidden = {
+            name: _hidden_columns(name in implicit, hashed.get(name, 0)) for name in implicit | hashed.keys()
+        }
+    return [
+        TableDefinition(
+            TableSchema(
+                name.database, name.table, tuple(columns[name] + hidden.get(name, [])), tuple(keys[name])
+            ),
+            charset_of_collation(str(row["collation"])) if row["collation"] else None,
+            len(hidden.get(name, [])),
+            frozenset(unique[name]),
+        )
+        for name, row in tables.items()
+        # A table dropped between two of the queries has no columns any more.
+        if columns[name]
+    ]
+
+
+def _name(row: dict[str, Any]) -> TableName:
+    return TableName(str(row["database"]), str(row["table"]))
+
+
+def _column(row: dict[str, Any]) -> Column:
+    charset = row["charset"]
+    return Column(
+        str(row["name"]),
+        str(row["type_text"]),
+        charset_name(str(charset)) if charset else None,
+        row["nullable"] == "YES",
+    )
+
+
+def _hidden_columns(versioned: bool, hashes: int) -> list[Column]:
+    """Return the columns MariaDB puts behind the last, with the names and types its own metadata gives."""
+    period = [Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end")]
+    hashed = [Column(f"DB_ROW_HASH_{number}", "bigint(20) unsigned") for number in range(1, hashes + 1)]
+    return (period if versioned else []) + hashed

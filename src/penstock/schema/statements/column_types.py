@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A column's type as a statement spells it, turned into what information_schema prints for it.
+
+Source: the manuals' "Data Types" and "Using Data Types from Other Database Engines". One table of
+spellings; a type that is not in it is not guessed at.
+"""
+
+from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor
+
+# Display widths that MariaDB, and MySQL before 8.0.19, print: signed and unsigned.
+_INTEGER_WIDTHS = {
+    "tinyint": (4, 3),
+    "smallint": (6, 5),
+    "mediumint": (9, 8),
+    "int": (11, 10),
+    "bigint": (20, 20),
+}
+_INTEGERS = {
+    "TINYINT": "tinyint",
+    "INT1": "tinyint",
+    "SMALLINT": "smallint",
+    "INT2": "smallint",
+    "MEDIUMINT": "mediumint",
+    "MIDDLEINT": "mediumint",
+    "INT3": "mediumint",
+    "INT": "int",
+    "INTEGER": "int",
+    "INT4": "int",
+    "BIGINT": "bigint",
+    "INT8": "bigint",
+}
+_DECIMALS = ("DECIMAL", "DEC", "NUMERIC", "FIXED")
+_TEXTS = ("TINYTEXT", "TEXT", "MEDIUMTEXT", "LONGTEXT")
+_BLOBS = ("TINYBLOB", "BLOB", "MEDIUMBLOB", "LONGBLOB")
+_SIZED_MAX = (1 << 8, 1 << 16, 1 << 24, 1 << 32)
+_PLAIN = ("DATE", "UUID", "INET4", "INET6")
+_FRACTIONAL = ("TIME", "DATETIME", "TIMESTAMP")
+_GEOMETRIES = ("GEOMETRY", "POINT", "LINESTRING", "POLYGON", "MULTIPOINT", "MULTILINESTRING", "MULTIPOLYGON")
+_GEOMETRY_COLLECTIONS = ("GEOMETRYCOLLECTION", "GEOMCOLLECTION")
+
+# Bytes a character takes at most, MAXLEN of information_schema.CHARACTER_SETS; TEXT(n) counts characters.
+_CHARACTER_BYTES_MAX = {
+    **dict.fromkeys(("latin1", "latin2", "latin5", "latin7", "ascii", "binary", "cp1250", "cp1251"), 1),
+    **dict.fromkeys(("cp1256", "cp1257", "cp850", "cp852", "cp866", "greek", "hebrew", "koi8r", "koi8u"), 1),
+    **dict.fromkeys(("ucs2", "gbk", "gb2312", "big5", "euckr", "sjis", "cp932"), 2),
+    **dict.fromkeys(("utf8mb3", "ujis", "eucjpms"), 3),
+    **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "gb18030"), 4),
+}
+# VARCHAR holds so many bytes less its length; the server makes a longer one a TEXT, or refuses it.
+_VARCHAR_BYTES_MAX = 65_532
+
+# What proves that a charset has a character: its own codec, or that of a standard which it contains.
+_CODECS = {
+    **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "binary"), "utf-8"),
+    "latin1": "cp1252", "latin2": "iso8859-2", "cp1250": "cp1250", "cp1251": "cp1251", "cp1257": "cp1257",
+    "greek": "iso8859-7", "gbk": "gb2312", "gb2312": "gb2312", "gb18030": "utf-8", "big5": "big5",
+    "sjis": "shift-jis", "cp932": "shift-jis", "ujis": "euc-jp", "eucjpms": "euc-jp", "euckr": "euc-kr",
+}  # fmt: skip
+_BASIC_PLANE = ("utf8mb3", "ucs2")
+# National variants of ASCII, which lack some of its characters.
+_NOT_ASCII = ("swe7",)
+
+NATIONAL_CHARSET = "utf8mb3"
+
+_MEMBER_ESCAPES = str.maketrans({"\\": "\\\\", "'": "''", "\0": "\\0", "\n": "\\n", "\r": "\\r"})
+
+
+# ORACLE gives other types to DATE and BLOB, MAXDB to TIMESTAMP, REAL_AS_FLOAT to REAL.
+_MODES_WITH_OTHER_TYPES = frozenset(("ORACLE", "MAXDB"))
+
+
+class TypeUnknown(Exception):
+    """The type is not in the table of spellings."""
+
+
+class DeclaredType:
+    """A type and the charset its spelling fixes, before the column's other attributes are known.
+
+    `takes_charset` tells whether the column has one at all.
+    """
+
+    def __init__(self, text: str, *, takes_charset: bool = False, charset: str | None = None) -> None:
+        self.text = text
+        self.takes_charset = takes_charset
+        self.charset = charset
+        self.characters_max: int | None = None
+        self.binary_charset: str | None = None
+
+    def resolved(self, charset: str | None) -> tuple[str, str | None]:
+        """Return type text and charset, once the charset that applies is known. Raises TypeUnknown."""
+        if not self.takes_charset:
+            return self.text, None
+        charset = self.charset or charset
+        if charset is None:
+            raise TypeUnknown(self.text)
+        if self.text.startswith(("enum", "set")) and not _can_hold(charset, self.text):
+            # The server stores other members than those that the statement names.
+            raise TypeUnknown(self.text)
+        if charset == "binary":
+            text = self.text if self.characters_max is None else _sized(_TEXTS, self.characters_max)
+            return _binary_twin(text), self.binary_charset
+        if self.characters_max is None:
+            return self.text, charset
+        if charset not in _CHARACTER_BYTES_MAX:
+            raise TypeUnknown(self.text)
+        return _sized(_TEXTS, self.characters_max * _CHARACTER_BYTES_MAX[charset]), charset
+
+
+def take_type(cursor: TokenCursor, spelling: ServerSpelling) -> DeclaredType:
+    """Take a type with its length and sign. Raises TypeUnknown."""
+    word = cursor.take().upper
+    if not _MODES_WITH_OTHER_TYPES.isdisjoint(spelling.sql_mode):
+        raise TypeUnknown(word)
+    if word in _INTEGERS or word in ("BOOL", "BOOLEAN", "SERIAL"):
+        return DeclaredType(_integer(word, cursor, spelling))
+    if word in _DECIMALS:
+        numbers = _numbers(cursor)
+        precision, scale = (numbers + ["10", "0"][len(numbers) :])[:2]
+        return DeclaredType(f"decimal({precision},{scale}){_sign(cursor)}")
+    if word in ("FLOAT", "FLOAT4", "DOUBLE", "FLOAT8", "REAL"):
+        return DeclaredType(_floating(word, cursor, spelling))
+    if word in _FRACTIONAL:
+        numbers = [number for number in _numbers(cursor) if number != "0"]
+        return DeclaredType(word.lower() + _parenthesis(numbers))
+    if word in _PLAIN:
+        return DeclaredType(word.lower())
+    if word == "YEAR":
+        _numbers(cursor)
+        return DeclaredType("year(4)" if spelling.shows_display_width else "year")
+    if word == "BIT":
+        return DeclaredType(f"bit{_parenthesis(_numbers(cursor) or ['1'])}")
+    if word == "JSON":
+        return (
+            DeclaredType("longtext", takes_charset=True, charset="utf8mb4")
+            if spelling.mariadb
+            else DeclaredType("json")
+        )
+    if word == "VECTOR":
+        return DeclaredType(f"vector{_parenthesis(_numbers(cursor) or ['2048'])}")
+    if word in _GEOMETRIES:
+        return DeclaredType(word.lower())
+    if word in _GEOMETRY_COLLECTIONS:
+        return DeclaredType("geometrycollection" if spelling.shows_display_width else "geomcollection")
+    return _textual(word, cursor, spelling)
+
+
+def _integer(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
+    if word in ("BOOL", "BOOLEAN"):
+        return "tinyint(1)"
+    if word == "SERIAL":
+        return "bigint(20) unsigned" if spelling.shows_display_width else "bigint unsigned"
+    name, numbers, sign = _INTEGERS[word], _numbers(cursor), _sign(cursor)
+    shown = (
+        spelling.shows_display_width
+        or "zerofill" in sign
+        or (name == "tinyint" and numbers == ["1"] and not sign)
+    )
+    if not shown:
+        return name + sign
+    return name + _parenthesis(numbers or [str(_INTEGER_WIDTHS[name][bool(sign)])]) + sign
+
+
+def _floating(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
+    if word == "DOUBLE":
+        cursor.accept("PRECISION")
+    numbers = _numbers(cursor)
+    if word in ("FLOAT", "FLOAT4") and len(numbers) < 2:
+        # FLOAT(p) is a single up to 24 bits of precision, and its p is not kept.
+        name = "double" if numbers and int(numbers[0]) > 24 else "float"
+        return name + _sign(cursor)
+    single = word in ("FLOAT", "FLOAT4") or (word == "REAL" and "REAL_AS_FLOAT" in spelling.sql_mode)
+    name = "float" if single else "double"
+    return name + _parenthesis(numbers) + _sign(cursor)
+
+
+def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> DeclaredType:
+    charset = None
+    if word == "NATIONAL":
+        word, charset = cursor.take().upper, NATIONAL_CHARSET
+    if word in ("NCHAR", "NVARCHAR"):
+        word, charset = word[1:], NATIONAL_CHARSET
+    if word in ("CHAR", "CHARACTER", "VARCHAR", "VARCHARACTER"):
+        varying = word.startswith("VAR") or cursor.accept("VARYING") or cursor.accept("VARCHAR")
+        return _characters("varchar" if varying else "char", cursor, charset, spelling)
+    if charset is not None:
+        raise TypeUnknown(word)
+    if word in ("BINARY", "VARBINARY"):
+        length = _parenthesis(_length(cursor))
+        return DeclaredType(word.lower() + length + _compressed(cursor, spelling))
+    if word in _BLOBS:
+        numbers = _numbers(cursor)
+        name = _sized(_BLOBS, int(numbers[0])) if numbers and word == "BLOB" else word.lower()
+        return DeclaredType(name + _compressed(cursor, spelling))
+    if word == "LONG":
+        if cursor.accept("VARBINARY") or cursor.accept("BYTE"):
+            return DeclaredType("mediumblob")
+        if not (cursor.accept("CHARACTER", "VARYING") or cursor.accept("CHAR", "VARYING")):
+            cursor.accept_any("VARCHAR", "VARCHARACTER")
+        return DeclaredType("mediumtext", takes_charset=True)
+    if word in _TEXTS:
+        numbers = _numbers(cursor)
+        if cursor.accept("BYTE"):
+            return DeclaredType(word.lower().replace("text", "blob"))
+        declared = DeclaredType(word.lower() + _compressed(cursor, spelling), takes_charset=True)
+        if numbers and word == "TEXT":
+            declared.characters_max = int(numbers[0])
+        return declared
+    if word in ("ENUM", "SET"):
+        declared = DeclaredType(f"{word.lower()}({_members(cursor, spelling)})", takes_charset=True)
+        # Members of charset binary: MariaDB prints the charset, MySQL none.
+        declared.binary_charset = "binary" if spelling.mariadb else None
+        return declared
+    raise TypeUnknown(word)
+
+
+def _characters(
+    name: str, cursor: TokenCursor, charset: str | None, spelling: ServerSpelling
+) -> DeclaredType:
+    length = _parenthesis(_length(cursor))
+    if cursor.accept("BYTE"):
+        return DeclaredType(name.replace("char", "binary") + length)
+    return DeclaredType(name + length + _compressed(cursor, spelling), takes_charset=True, charset=charset)
+
+
+def converted(type_text: str, charset: str, to: str) -> str:
+    """Return what CONVERT TO CHARACTER SET makes of a column's type: a TEXT still holds as many characters.
+
+    Raises TypeUnknown.
+    """
+    try:
+        before, after = _CHARACTER_BYTES_MAX[charset], _CHARACTER_BYTES_MAX[to]
+    except KeyError:
+        raise TypeUnknown(type_text) from None
+    name, blank, rest = type_text.partition(" ")
+    if name.upper() in _TEXTS:
+        size_bytes = _SIZED_MAX[_TEXTS.index(name.upper())] - 1
+        characters = size_bytes // before
+        return _sized(_TEXTS, min(max(characters * after, size_bytes), _SIZED_MAX[-1] - 1)) + blank + rest
+    if name.startswith("varchar(") and int(name[8:-1]) * after > _VARCHAR_BYTES_MAX:
+        raise TypeUnknown(type_text)
+    return type_text
+
+
+def _can_hold(charset: str, text: str) -> bool:
+    """Tell whether a charset is known to have every character of a text."""
+    if text.isascii():
+        return charset not in _NOT_ASCII
+    if charset in _BASIC_PLANE:
+        return max(text) <= "\uffff"
+    try:
+        text.encode(_CODECS[charset])
+    except (KeyError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _binary_twin(text: str) -> str:
+    """CHARACTER SET binary makes a CHAR a BINARY, a TEXT a BLOB; ENUM and SET stay."""
+    if text.startswith(("enum", "set")):
+        return text
+    return text.replace("char", "binary", 1).replace("text", "blob", 1)
+
+
+def _sized(names: tuple[str, ...], size_bytes: int) -> str:
+    """Return the smallest type of the family that holds so many bytes."""
+    for name, bound in zip(names, _SIZED_MAX, strict=True):
+        if size_bytes < bound:
+            return name.lower()
+    raise TypeUnknown(names[-1])
+
+
+def _members(cursor: TokenCursor, spelling: ServerSpelling) -> str:
+    """Return the members of an ENUM or SET, quoted as information_schema quotes them (`append_unescaped`).
+
+    Raises TypeUnknown.
+    """
+    inside = cursor.within_parentheses()
+    members = []
+    for part in inside.parts() if inside else []:
+        member = part.take()
+        if member.kind not in (Kind.STRING, Kind.DOUBLE) or not part.ended:
+            raise TypeUnknown("ENUM or SET")
+        if not spelling.escapes and "\\" in member.text:
+            # The text that servers log for CREATE TABLE ... SELECT has escapes whatever the mode is.
+            raise TypeUnknown("ENUM or SET")
+        # The server drops trailing spaces of members when the table is created.
+        members.append("'" + member.text.rstrip(" ").translate(_MEMBER_ESCAPES) + "'")
+    if not members:
+        raise TypeUnknown("ENUM or SET")
+    return ",".join(members)
+
+
+def _compressed(cursor: TokenCursor, spelling: ServerSpelling) -> str:
+    """MariaDB's compressed columns; COMPRESSED may name a method, COMPRESSED=zlib."""
+    if not spelling.mariadb or not cursor.accept("COMPRESSED"):
+        return ""
+    if cursor.accept("="):
+        cursor.take()
+    return " /*M!100301 COMPRESSED*/"
+
+
+def _numbers(cursor: TokenCursor) -> list[str]:
+    """Take `(1)` or `(1,2)` where it comes next. Raises TypeUnknown where it holds anything else."""
+    inside = cursor.within_parentheses()
+    if inside is None:
+        return []
+    numbers = [part.take().text if part.ahead(1).text == "" else "" for part in inside.parts()]
+    if not numbers or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
+        raise TypeUnknown("length")
+    return [str(int(number)) for number in numbers]
+
+
+def _length(cursor: TokenCursor) -> list[str]:
+    """Take `(n)`, 1 where none comes. Raises TypeUnknown."""
+    numbers = _numbers(cursor) or ["1"]
+    if len(numbers) != 1:
+        raise TypeUnknown("length")
+    return numbers
+
+
+def _parenthesis(numbers: list[str]) -> str:
+    return f"({','.join(numbers)})" if numbers else ""
+
+
+def _sign(cursor: TokenCursor) -> str:
+    unsigned = zerofill = False
+    while True:
+        if cursor.accept("UNSIGNED"):
+            unsigned = True
+        elif cursor.accept("ZEROFILL"):
+            zerofill = True
+        elif not cursor.accept("SIGNED"):
+            return (" unsigned" if unsigned or zerofill else "") + (" zerofill" if zerofill else "")

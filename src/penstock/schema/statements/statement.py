@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a logged statement does to table definitions.
+
+Every statement falls in one of three groups: it is listed as touching no definition, it is understood, or it
+is `Unread`: then the tables it may have touched are read again from the server. Those are the tables it names
+where it can touch no others, else every table of the databases that its event lists. Nothing is guessed and
+nothing raises.
+
+Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+
+from penstock.schema.statements.column_types import TypeUnknown
+from penstock.schema.statements.effects import (
+    AlterTable,
+    DropDatabase,
+    DropTable,
+    DropUnique,
+    Effect,
+    NotUnderstood,
+    RenameTable,
+    SetDatabaseCharset,
+    SetKey,
+    Statement,
+    Unread,
+    accept_charset,
+)
+from penstock.schema.statements.tables import alter_table, create_table, unique_key
+from penstock.schema.statements.tokens import (
+    ServerSpelling,
+    TextUnreadable,
+    Token,
+    TokenCursor,
+    read_tokens,
+    words_of,
+)
+
+# Statements that can be logged as text and define no table.
+_DEFINE_NOTHING = words_of(
+    """ANALYZE BEGIN BINLOG CACHE CALL CHANGE CHECK CHECKSUM CLONE COMMIT DEALLOCATE DELETE DESC DESCRIBE DO
+    END EXECUTE EXPLAIN FLUSH GRANT HANDLER HELP INSERT INSTALL KILL LOAD LOCK OPTIMIZE PREPARE PURGE RELEASE
+    REPAIR REPLACE RESET RESIGNAL RESTART REVOKE ROLLBACK SAVEPOINT SELECT SET SHOW SHUTDOWN SIGNAL START STOP
+    TRUNCATE UNINSTALL UNLOCK UPDATE USE VALUES WITH XA"""
+)
+_OBJECTS_WITHOUT_ROWS = words_of(
+    """CATALOG EVENT FUNCTION INSTANCE LIBRARY LOGFILE PACKAGE PROCEDURE RESOURCE ROLE SERVER SPATIAL
+    TABLESPACE TRIGGER UNDO USER VIEW"""
+)
+# Words that may stand between CREATE, ALTER or DROP and the kind of object.
+# A view is logged as CREATE ALGORITHM=... DEFINER=... SQL SECURITY DEFINER VIEW, whatever the client sent.
+_BEFORE_KIND = words_of(
+    """ONLINE OFFLINE IGNORE AGGREGATE FULLTEXT VECTOR PUBLIC SQL SECURITY INVOKER DEFINER JSON
+    RELATIONAL DUALITY MATERIALIZED"""
+)
+
+_OPENING_WORDS = re.compile(r"(?:\s|/\*.*?\*/)*((?:[a-z_]\w*(?:\s+|$)){1,3})", re.IGNORECASE | re.DOTALL)
+
+_SETS_SQL_MODE = re.compile(r".{0,200}?\bSET\s+STATEMENT\s.*?\bSQL_MODE\b", re.IGNORECASE | re.DOTALL)
+# What the SQL mode gives another meaning.
+_QUOTED_OTHERWISE = frozenset('"\\')
+
+_NAME_ANOTHER_TABLE = (("RENAME",), ("CONVERT", "TABLE"), ("TO", "TABLE"))
+
+
+def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
+    """Return what the statement does to definitions, in order; [] for nothing. Never raises.
+
+    `database` is the session's current one, for names without.
+    """
+    if _SETS_SQL_MODE.match(text) and not _QUOTED_OTHERWISE.isdisjoint(text):
+        # The event has the mode that the statement ran under. Its text was read under another one.
+        return [Unread(None)]
+    return effects_of_tokens(read_tokens(text, spelling), database, spelling)
+
+
+def opening_words(text: str) -> str:
+    """Return up to three words that a statement begins with: no literal, for it may be a password."""
+    match = _OPENING_WORDS.match(text)
+    return " ".join(match.group(1).split()) if match else "a statement"
+
+
+def effects_of_tokens(tokens: Iterable[Token], database: str, spelling: ServerSpelling) -> list[Effect]:
+    """Return what a statement does whose tokens are given."""
+    cursor = TokenCursor(tokens)
+    statement = Statement(cursor, database, spelling)
+    try:
+        return _statement(statement) if skip_to_verb(cursor) else [Unread(None)]
+    except (TextUnreadable, NotUnderstood, TypeUnknown):
+        return [Unread(frozenset(statement.named) if statement.confined and statement.named else None)]
+
+
+def skip_to_verb(cursor: TokenCursor) -> bool:
+    """Take parentheses and `SET STATEMENT variable = value, ... FOR` before a statement's verb.
+
+    MariaDB logs the SET STATEMENT with the statement that it is for. Returns False where no FOR follows.
+    """
+    while True:
+        if cursor.accept("("):
+            continue
+        if not cursor.accept("SET", "STATEMENT"):
+            return True
+        while not cursor.accept("FOR"):
+            if cursor.ended:
+                return False
+            if cursor.within_parentheses() is None:
+                cursor.take()
+
+
+def _statement(statement: Statement) -> list[Effect]:
+    cursor = statement.cursor
+    if cursor.ended:
+        return []
+    verb = cursor.take().upper
+    if verb in _DEFINE_NOTHING:
+        return []
+    readers: dict[str, Callable[[Statement, str], list[Effect]]] = {
+        "CREATE": _create,
+        "ALTER": _alter,
+        "DROP": _drop,
+        "RENAME": _rename,
+    }
+    if verb not in readers:
+        raise NotUnderstood
+    temporary = _skip_to_kind(cursor)
+    kind = cursor.take().upper
+    if kind == "UNIQUE" and cursor.accept("INDEX"):
+        kind = "UNIQUE INDEX"
+    if kind in _OBJECTS_WITHOUT_ROWS:
+        return []
+    if temporary:
+        # A temporary table's rows are not logged.
+        return []
+    return readers[verb](statement, kind)
+
+
+def _skip_to_kind(cursor: TokenCursor) -> bool:
+    """Take what may stand before the kind of object; tell whether TEMPORARY was among it."""
+    temporary = False
+    while True:
+        if cursor.accept("TEMPORARY"):
+            temporary = True
+        elif cursor.accept("OR", "REPLACE"):
+            pass
+        elif cursor.accept("DEFINER", "=") or cursor.accept("ALGORITHM", "="):
+            _take_account(cursor)
+        elif cursor.next.upper in _BEFORE_KIND:
+            cursor.take()
+        else:
+            return temporary
+
+
+def _take_account(cursor: TokenCursor) -> None:
+    """Take `user`, `user@host` or `CURRENT_USER()`."""
+    cursor.take()
+    if cursor.accept("@"):
+        cursor.take()
+    cursor.within_parentheses()
+
+
+def _create(statement: Statement, kind: str) -> list[Effect]:
+    cursor = statement.cursor
+    keep = cursor.accept("IF", "NOT", "EXISTS")
+    if kind in ("DATABASE", "SCHEMA"):
+        database = statement.take_name()
+        return [SetDatabaseCharset(database, _charset_option(cursor), keep)]
+    if kind in ("INDEX", "UNIQUE INDEX"):
+        return _index(statement, unique=kind == "UNIQUE INDEX")
+    statement.confined = kind in ("TABLE", "SEQUENCE")
+    if kind == "TABLE":
+        return [create_table(statement, keep)]
+    if kind == "SEQUENCE":
+        statement.take_table()
+    raise NotUnderstood
+
+
+def _alter(statement: Statement, kind: str) -> list[Effect]:
+    cursor = statement.cursor
+    if kind in ("DATABASE", "SCHEMA"):
+        database = statement.database
+        if cursor.next.upper not in (
+            "CHARACTER",
+            "CHAR",
+            "CHARSET",
+            "COLLATE",
+            "DEFAULT",
+            "ENCRYPTION",
+            "READ",
+        ):
+            database = statement.take_name()
+        charset = _charset_option(cursor)
+        return [SetDatabaseCharset(database, charset)] if charset else []
+    if kind == "SEQUENCE":
+        return []
+    if kind != "TABLE":
+        raise NotUnderstood
+    cursor.accept("IF", "EXISTS")
+    # RENAME TO, and MariaDB's CONVERT TABLE and CONVERT PARTITION ... TO TABLE, name a second table.
+    statement.confined = not any(cursor.has(*words) for words in _NAME_ANOTHER_TABLE)
+    return alter_table(statement)
+
+
+def _drop(statement: Statement, kind: str) -> list[Effect]:
+    cursor = statement.cursor
+    cursor.accept("IF", "EXISTS")
+    if kind in ("DATABASE", "SCHEMA"):
+        return [DropDatabase(statement.take_name())]
+    if kind == "INDEX":
+        return _index(statement, drops=True)
+    if kind not in ("TABLE", "TABLES", "SEQUENCE"):
+        raise NotUnderstood
+    names = [statement.take_table()]
+    while cursor.accept(","):
+        names.append(statement.take_table())
+    return [DropTable(name) for name in names]
+
+
+def _rename(statement: Statement, kind: str) -> list[Effect]:
+    if kind not in ("TABLE", "TABLES"):
+        raise NotUnderstood
+    cursor = statement.cursor
+    cursor.accept("IF", "EXISTS")
+    effects: list[Effect] = []
+    while True:
+        name = statement.take_table()
+        if cursor.accept("WAIT"):
+            cursor.take()
+        cursor.accept("NOWAIT")
+        if not cursor.accept("TO"):
+            raise NotUnderstood
+        effects.append(RenameTable(name, statement.take_table()))
+        if not cursor.accept(","):
+            return effects
+
+
+def _index(statement: Statement, *, drops: bool = False, unique: bool = False) -> list[Effect]:
+    """CREATE INDEX i ON t and DROP INDEX i ON t change columns only through MariaDB's hidden ones."""
+    cursor = statement.cursor
+    cursor.accept("IF", "NOT", "EXISTS")
+    index = cursor.take()
+    while not cursor.ended and not cursor.accept("ON"):
+        cursor.take()
+    statement.confined = True
+    name = statement.take_table()
+    if index.text.upper() == "PRIMARY":
+        return [AlterTable(name, (SetKey(()),))]
+    if not statement.spelling.mariadb or not (drops or unique):
+        return []
+    while unique and not cursor.ended and cursor.next.upper != "(":
+        cursor.take()
+    return [AlterTable(name, (DropUnique() if drops else unique_key(cursor),))]
+
+
+def _charset_option(cursor: TokenCursor) -> str | None:
+    found = None
+    while not cursor.ended:
+        charset = accept_charset(cursor)
+        if charset is None:
+            cursor.take()
+        else:
+            found = charset or found
+    return found

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CREATE TABLE and ALTER TABLE, read into steps.
+
+Only what shapes rows is read strictly: names, types, charsets, places and the primary key. Other
+attributes and options are passed over by their parentheses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.model import TableName
+from penstock.schema.statements.column_types import TypeUnknown, take_type
+from penstock.schema.statements.effects import (
+    AddColumn,
+    AddUnique,
+    AlterTable,
+    ChangeColumn,
+    ColumnSpelling,
+    ConvertCharset,
+    CreateLike,
+    CreateTable,
+    DropColumn,
+    DropUnique,
+    Effect,
+    NotUnderstood,
+    Place,
+    RenameColumn,
+    RenameTable,
+    SetKey,
+    SetTableCharset,
+    SetVersioning,
+    Statement,
+    Step,
+    accept_charset,
+)
+from penstock.schema.statements.tokens import Kind, TokenCursor, words_of
+
+_INDEX_WORDS = ("INDEX", "KEY")
+_KEY_KINDS = ("FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "INDEX", "KEY")
+
+# Actions on a table that leave the columns of its rows alone.
+_SHAPELESS = words_of(
+    """ALGORITHM ANALYZE COALESCE CHECK DISABLE DISCARD ENABLE EXCHANGE FORCE IMPORT LOCK NOWAIT OPTIMIZE
+    ORDER PARTITION REBUILD REMOVE REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
+    UPGRADE WAIT WITHOUT"""
+)
+_OF_PARTITIONS = words_of("ANALYZE CHECK DROP OPTIMIZE REBUILD REORGANIZE REPAIR TRUNCATE DISCARD IMPORT")
+# Options of the table as a whole. One of a storage engine's own is a word with `=` behind it.
+_OPTIONS = words_of(
+    """AUTO_INCREMENT AUTOEXTEND_SIZE AVG_ROW_LENGTH CHAR CHARACTER CHARSET CHECKSUM COLLATE COMMENT
+    COMPRESSION CONNECTION DATA DEFAULT DELAY_KEY_WRITE ENCRYPTION ENGINE ENGINE_ATTRIBUTE INDEX INSERT_METHOD
+    KEY_BLOCK_SIZE MAX_ROWS MIN_ROWS PACK_KEYS PASSWORD ROW_FORMAT SECONDARY_ENGINE
+    SECONDARY_ENGINE_ATTRIBUTE START STATS_AUTO_RECALC STATS_PERSISTENT STATS_SAMPLE_PAGES STORAGE
+    TABLESPACE TABLE_CHECKSUM TYPE UNION"""
+)
+# Engines other than InnoDB have keys of at most 1000 bytes, 250 characters of utf8mb4.
+_SHORT_UNIQUE_CHARACTERS_MAX = 250
+_WITHOUT_LENGTH = (
+    *("tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob", "json"),
+    *("geometry", "point", "linestring", "polygon", "multi", "geomcollection"),
+)
+
+
+def create_table(statement: Statement, keep: bool) -> Effect:
+    """Read from the table's name on. Raises NotUnderstood, TypeUnknown."""
+    cursor = statement.cursor
+    name = statement.take_table()
+    if cursor.accept("LIKE"):
+        return CreateLike(name, statement.take_table(), keep)
+    inside = cursor.within_parentheses()
+    if inside is None:
+        raise NotUnderstood
+    if inside.accept("LIKE"):
+        return CreateLike(name, Statement(inside, statement.database, statement.spelling).take_table(), keep)
+    columns: list[ColumnSpelling] = []
+    key: tuple[str, ...] = ()
+    hiding: list[AddUnique | SetVersioning] = []
+    row_start = inside.has("ROW", "START")
+    for part in inside.parts():
+        steps = _key_definition(part, statement)
+        if steps is None:
+            column = _column(part, statement)
+            columns.append(column)
+            steps = _keys_of(column)
+        for step in steps:
+            if isinstance(step, SetKey):
+                key = step.columns
+            elif isinstance(step, AddUnique):
+                hiding.append(step)
+    if cursor.has("SELECT"):
+        # The query's columns stand nowhere in the text.
+        raise NotUnderstood
+    if cursor.has("SYSTEM", "VERSIONING") and not row_start:
+        hiding.append(SetVersioning(True))
+    charset = None
+    while not cursor.ended and not cursor.accept("PARTITION"):
+        if cursor.accept("ENGINE"):
+            cursor.accept("=")
+            if cursor.next.upper != "INNODB":
+                hiding = [_with_short_keys(step) for step in hiding]
+            continue
+        found = accept_charset(cursor)
+        if found is None:
+            cursor.take()
+        elif found:
+            charset = found
+    if not columns:
+        raise NotUnderstood
+    if key:
+        # The server closes a primary key with the period's end.
+        key += tuple(column.name for column in columns if column.ends_period)
+    return CreateTable(name, tuple(columns), key, charset, keep, tuple(hiding))
+
+
+def _with_short_keys(step: AddUnique | SetVersioning) -> AddUnique | SetVersioning:
+    if isinstance(step, AddUnique):
+        return replace(step, characters_max=_SHORT_UNIQUE_CHARACTERS_MAX)
+    return step
+
+
+def alter_table(statement: Statement) -> list[Effect]:
+    """Read from the table's name on. Raises NotUnderstood, TypeUnknown."""
+    cursor = statement.cursor
+    name = statement.take_table()
+    steps: list[Step] = []
+    renamed: list[Effect] = []
+    if cursor.accept("WAIT"):
+        cursor.take()
+    cursor.accept("NOWAIT")
+    for part in cursor.parts():
+        if part.next.upper == "ORDER" or (
+            part.next.upper in _OF_PARTITIONS and part.ahead(1).upper == "PARTITION"
+        ):
+            # These take the commas after them, so no action can follow.
+            break
+        if _renames_table(part):
+            inner = Statement(part, statement.database, statement.spelling, statement.named)
+            renamed = [RenameTable(name, inner.take_table())]
+        else:
+            steps.extend(_action(part, statement, name))
+    return [AlterTable(name, tuple(steps)), *renamed] if steps else renamed
+
+
+def _renames_table(part: TokenCursor) -> bool:
+    """Take RENAME [TO|AS|=] where a table's name follows."""
+    if part.next.upper != "RENAME":
+        return False
+    following = part.ahead(1).upper
+    if following in ("COLUMN", "INDEX", "KEY"):
+        return False
+    part.take()
+    part.accept_any("TO", "AS", "=")
+    return True
+
+
+def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[Step]:
+    """Read one action of ALTER TABLE on the table of this name."""
+    if part.accept("ADD"):
+        return _add(part, statement)
+    if part.accept("DROP"):
+        return _drop(part, statement)
+    if part.next.upper in ("MODIFY", "CHANGE"):
+        return _change(part, statement, renames=part.take().upper == "CHANGE")
+    if part.accept("RENAME"):
+        return _rename_part(part)
+    if part.accept("ALTER"):
+        # ALTER COLUMN sets defaults and visibility; ALTER INDEX and CHECK are no columns.
+        return []
+    if part.accept("CONVERT"):
+        return _convert(part, database_is_current=name.database == statement.database)
+    if part.accept("WITH"):
+        return [SetVersioning(True)] if part.has("VERSIONING") else []
+    if part.next.upper in _SHAPELESS:
+        return []
+    return _options(part)
+
+
+def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[Step]:
+    part.accept("COLUMN")
+    if_exists = part.accept("IF", "EXISTS")
+    name = _name(part) if renames else part.next.text
+    column = _column(part, statement)
+    if if_exists and (column.key or column.unique):
+        raise NotUnderstood
+    may_add_hash = statement.spelling.mariadb and may_need_hash(column.declared.text)
+    return [ChangeColumn(name, column, _place(part), may_add_hash, if_exists), *_keys_of(column)]
+
+
+def _add(part: TokenCursor, statement: Statement) -> list[Step]:
+    if part.next.upper == "PARTITION" or _is_period(part):
+        return []
+    if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
+        return [SetVersioning(True)]
+    if part.next.upper != "COLUMN":
+        key = _key_definition(part, statement)
+        if key is not None:
+            return key
+    part.accept("COLUMN")
+    keep = part.accept("IF", "NOT", "EXISTS")
+    if part.next.upper == "(":
+        inside = part.within_parentheses()
+        if inside is None:
+            raise NotUnderstood
+        steps: list[Step] = []
+        for definition in inside.parts():
+            key = _key_definition(definition, statement)
+            if key is None:
+                steps += _added(definition, statement, keep)
+            else:
+                steps += key
+        return steps
+    return _added(part, statement, keep)
+
+
+def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
+    column = _column(part, statement)
+    if keep and (column.key or column.unique):
+        # The key comes only with the column.
+        raise NotUnderstood
+    return [AddColumn(column, _place(part) or Place(), keep), *_keys_of(column)]
+
+
+def _is_period(part: TokenCursor) -> bool:
+    """Tell whether PERIOD FOR comes next; PERIOD alone is a column's name."""
+    return part.next.kind is Kind.WORD and part.next.upper == "PERIOD" and part.ahead(1).upper == "FOR"
+
+
+def _drop(part: TokenCursor, statement: Statement) -> list[Step]:
+    if part.accept("PRIMARY", "KEY"):
+        return [SetKey(())]
+    if part.next.upper in ("FOREIGN", "CHECK", "PARTITION") or _is_period(part):
+        return []
+    if part.next.upper in ("INDEX", "KEY") and part.ahead(1).text.upper() == "PRIMARY":
+        return [SetKey(())]
+    if part.next.upper in ("INDEX", "KEY", "CONSTRAINT"):
+        return [DropUnique()] if statement.spelling.mariadb else []
+    if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
+        return [SetVersioning(False)]
+    part.accept("COLUMN")
+    if_exists = part.accept("IF", "EXISTS")
+    return [DropColumn(_name(part), if_exists)]
+
+
+def _rename_part(part: TokenCursor) -> list[Step]:
+    if part.accept_any("INDEX", "KEY"):
+        return []
+    part.accept("COLUMN")
+    if_exists = part.accept("IF", "EXISTS")
+    name = _name(part)
+    if not part.accept("TO"):
+        raise NotUnderstood
+    return [RenameColumn(name, _name(part), if_exists)]
+
+
+def _convert(part: TokenCursor, *, database_is_current: bool) -> list[Step]:
+    if not part.accept("TO"):
+        # MariaDB's CONVERT PARTITION ... TO TABLE and CONVERT TABLE ... TO PARTITION move whole tables.
+        raise NotUnderstood
+    charset = accept_charset(part)
+    # DEFAULT is the charset of the session's current database, wherever the table is.
+    if charset is None or not (charset or database_is_current):
+        raise NotUnderstood
+    return [ConvertCharset(charset or None)]
+
+
+def _options(part: TokenCursor) -> list[Step]:
+    """Read table options, which may stand without commas. Each is a word with a value."""
+    steps: list[Step] = []
+    if part.next.upper not in _OPTIONS and part.ahead(1).upper != "=":
+        raise NotUnderstood
+    while not part.ended:
+        charset = accept_charset(part)
+        if charset is None:
+            part.take()
+        elif charset:
+            steps.append(SetTableCharset(charset))
+    return steps
+
+
+# --- Columns and keys --------------------------------------------------------------------------
+
+
+def _name(cursor: TokenCursor) -> str:
+    token = cursor.take()
+    if token.kind in (Kind.MARK, Kind.STRING):
+        raise NotUnderstood
+    return token.text
+
+
+def _keys_of(column: ColumnSpelling) -> list[Step]:
+    keys: list[Step] = [SetKey((column.name,))] if column.key else []
+    return [*keys, AddUnique(((column.name, None),))] if column.unique else keys
+
+
+def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | None:
+    """Read a key or constraint into steps, [] where it shapes no rows; None where a column comes."""
+    if part.accept("CONSTRAINT") and part.next.upper not in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
+        part.take()
+    if part.accept("PRIMARY", "KEY"):
+        while not part.ended and part.next.upper != "(":
+            part.take()
+        return [SetKey(_key_columns(part))]
+    if part.accept("UNIQUE"):
+        while not part.ended and part.next.upper != "(":
+            part.take()
+        return [unique_key(part)] if statement.spelling.mariadb else []
+    if part.next.upper in _KEY_KINDS or _is_period(part):
+        return []
+    if part.next.upper == "VECTOR" and part.ahead(1).upper in (*_INDEX_WORDS, "("):
+        return []
+    return None
+
+
+def _key_columns(part: TokenCursor) -> tuple[str, ...]:
+    inside = part.within_parentheses()
+    if inside is None:
+        raise NotUnderstood
+    names = []
+    for one in inside.parts():
+        if one.next.upper == "(":
+            raise NotUnderstood
+        name = _name(one)
+        if not (one.accept("WITHOUT", "OVERLAPS")):
+            names.append(name)
+    return tuple(names)
+
+
+def unique_key(part: TokenCursor) -> AddUnique:
+    """Read the columns of a unique key of MariaDB. Raises NotUnderstood."""
+    inside = part.within_parentheses()
+    if inside is None:
+        raise NotUnderstood
+    columns: list[tuple[str, int | None]] = []
+    for one in inside.parts():
+        name = _name(one)
+        prefix = one.within_parentheses()
+        text = prefix.take().text if prefix is not None else ""
+        columns.append((name, int(text) if text.isdecimal() else None))
+    return AddUnique(tuple(columns))
+
+
+def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_max: int) -> bool:
+    """Tell by types and prefix lengths whether MariaDB may back a unique key with a hidden hash."""
+    characters = 0
+    for type_text, prefix in zip(types, prefixes, strict=True):
+        if prefix is None and type_text.startswith(_WITHOUT_LENGTH):
+            return True
+        characters += prefix or _length(type_text)
+    return characters > characters_max
+
+
+def may_need_hash(type_text: str) -> bool:
+    """Tell whether MariaDB may back a unique key over a column of this type with a hidden hash."""
+    return type_text.startswith(_WITHOUT_LENGTH) or _length(type_text) > _SHORT_UNIQUE_CHARACTERS_MAX
+
+
+def _length(type_text: str) -> int:
+    """Return the declared length of a type of characters or bytes, 0 of others."""
+    if not type_text.startswith(("varchar", "char", "varbinary", "binary")):
+        return 0
+    return int(type_text[type_text.find("(") + 1 : type_text.find(")")])
+
+
+def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
+    """Read a column's name, type and attributes, up to FIRST or AFTER."""
+    name = _name(part)
+    serial = part.next.upper == "SERIAL"
+    declared = take_type(part, statement.spelling)
+    charset: str | None = None
+    nullable, key, unique, ends_period = not serial, False, False, False
+    while not part.ended and not _at_place(part):
+        found = accept_charset(part)
+        if found is not None:
+            charset = charset or found or None
+        elif part.accept("NOT", "NULL") or part.accept("ROW", "START"):
+            nullable = False
+        elif part.accept("ROW", "END"):
+            nullable, ends_period = False, True
+        elif part.accept("PRIMARY"):
+            part.accept("KEY")
+            nullable, key = False, True
+        elif part.accept("UNIQUE"):
+            part.accept("KEY")
+            unique = statement.spelling.mariadb
+        elif part.accept("KEY"):
+            # KEY alone, in a column's attributes, is PRIMARY KEY.
+            nullable, key = False, True
+        elif part.accept("ASCII"):
+            charset = "latin1"
+        elif part.accept("UNICODE"):
+            charset = "ucs2"
+        elif part.accept("BYTE") or (part.next.upper == "COMPRESSED" and statement.spelling.mariadb):
+            raise TypeUnknown(name)
+        elif part.accept_any("DEFAULT", "COMMENT", "REFERENCES"):
+            # The word after these is a value or a name, whatever keyword it looks like. So is an expression.
+            if part.within_parentheses() is None:
+                part.take()
+        elif part.within_parentheses() is None:
+            part.take()
+    return ColumnSpelling(name, declared, charset, nullable, key, unique, ends_period)
+
+
+def _at_place(part: TokenCursor) -> bool:
+    return (part.next.upper == "FIRST" and part.ahead(1).text == "") or (
+        part.next.upper == "AFTER" and part.ahead(2).text == ""
+    )
+
+
+def _place(part: TokenCursor) -> Place | None:
+    if part.accept("FIRST"):
+        return Place(first=True)
+    if part.accept("AFTER"):
+        return Place(after=_name(part))
+    return None

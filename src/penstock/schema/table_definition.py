@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table's definition, and what one ALTER TABLE makes of it.
+
+A definition is more than the schema that decodes rows: columns to come take the table's charset, and
+MariaDB keeps hidden columns behind the last.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from penstock.errors import SchemaInvalid
+from penstock.model import Column, TableName, TableSchema
+from penstock.schema.statements.column_types import TypeUnknown, converted
+from penstock.schema.statements.effects import (
+    AddColumn,
+    AddUnique,
+    ChangeColumn,
+    ColumnSpelling,
+    ConvertCharset,
+    CreateTable,
+    DropColumn,
+    DropUnique,
+    Place,
+    RenameColumn,
+    SetKey,
+    SetTableCharset,
+    SetVersioning,
+    Step,
+)
+from penstock.schema.statements.tables import adds_hash, may_need_hash
+
+
+class Contradiction(Exception):
+    """A statement does not fit the definition at hand, so the definition is not the server's."""
+
+
+@dataclass(frozen=True)
+class TableDefinition:
+    """A schema, the charset new columns take, and how many hidden columns close the row image.
+
+    `unique_columns` has every column of MariaDB's unique keys, in lower case, and maybe more; None where they
+    are not known.
+    """
+
+    schema: TableSchema
+    charset: str | None
+    hidden_columns: int = 0
+    unique_columns: frozenset[str] | None = None
+
+    def renamed(self, name: TableName, version: int) -> Self:
+        """Return the same definition under a name and version."""
+        schema = replace(self.schema, database=name.database, table=name.table, version=version)
+        return replace(self, schema=schema)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "schema": self.schema.to_json(),
+            "charset": self.charset,
+            "hidden_columns": self.hidden_columns,
+            "unique_columns": None if self.unique_columns is None else sorted(self.unique_columns),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        match value:
+            case {"schema": schema, "charset": str() | None as charset, "hidden_columns": int(hidden)}:
+                # Earlier versions did not write it.
+                unique = value.get("unique_columns")
+                known = None if unique is None else frozenset(map(str, unique))
+                return cls(TableSchema.from_json(schema), charset, hidden, known)
+        raise SchemaInvalid("a table definition needs schema, charset and hidden_columns")
+
+
+def created(effect: CreateTable, database_charset: str | None) -> TableDefinition:
+    """Return what CREATE TABLE defines. Raises Contradiction where a charset cannot be told."""
+    charset = effect.charset or database_charset
+    columns = [_column(spelling, charset) for spelling in effect.columns]
+    draft = _Draft(columns, (), charset, unique_columns=frozenset())
+    draft.set_key(SetKey(effect.key))
+    for step in sorted(effect.steps, key=_turn):
+        draft.take(step)
+    name = effect.name
+    schema = TableSchema(name.database, name.table, tuple(draft.columns), draft.key)
+    return TableDefinition(schema, charset, draft.hidden_columns, draft.unique_columns)
+
+
+def altered(
+    definition: TableDefinition, steps: Sequence[Step], database_charset: str | None
+) -> TableDefinition:
+    """Return the definition after the steps of one ALTER TABLE. Raises Contradiction."""
+    draft = _Draft(
+        list(definition.schema.columns),
+        definition.schema.primary_key,
+        definition.charset,
+        database_charset,
+        definition.hidden_columns,
+        definition.unique_columns,
+    )
+    steps = [step for step in steps if draft.applies(step)]
+    if any(isinstance(step, ConvertCharset) for step in steps) and any(map(_declares_large, steps)):
+        raise Contradiction(
+            "the server computes the size of a TEXT or BLOB that it converts as it is declared"
+        )
+    adds_last = any(isinstance(step, AddColumn) and step.place == Place() for step in steps)
+    if definition.hidden_columns and adds_last:
+        raise Contradiction("the place of a column beside hidden ones is the server's choice")
+    if definition.hidden_columns and any(draft.may_hide(step) for step in steps):
+        raise Contradiction("a hidden column may go with the column or the type that needed it")
+    # Steps name columns as they were before the statement, so two columns may trade names; a key may name a
+    # column that the same statement adds further on.
+    drops = [step for step in steps if isinstance(step, DropColumn)]
+    added = {step.column.name.lower() for step in steps if isinstance(step, AddColumn)}
+    if any(step.name.lower() in added for step in drops) and definition.schema.primary_key:
+        raise Contradiction("MariaDB keeps a key over a column that another one of its name replaces")
+    renames = [step for step in steps if isinstance(step, RenameColumn)]
+    others = [step for step in steps if not isinstance(step, DropColumn | RenameColumn)]
+    for drop in drops:
+        draft.drop(drop)
+    draft.rename(renames)
+    # New columns take the charset that the table has after the statement, wherever it names it.
+    for step in others:
+        draft.set_charset(step)
+    for step in sorted(others, key=_turn):
+        draft.take(step)
+    if not draft.columns:
+        raise Contradiction("no column is left")
+    schema = replace(definition.schema, columns=tuple(draft.columns), primary_key=draft.key)
+    return TableDefinition(schema, draft.charset, draft.hidden_columns, draft.unique_columns)
+
+
+def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
+    try:
+        type_text, charset = spelling.declared.resolved(spelling.charset or table_charset)
+    except TypeUnknown as problem:
+        raise Contradiction(f"the charset of column {spelling.name} is unknown") from problem
+    return Column(spelling.name, type_text, charset, spelling.nullable)
+
+
+# Charsets that members are converted from without becoming others; those of two bytes a character are not.
+_EXTEND_ASCII = {"ascii", "latin1", "latin2", "utf8mb3", "utf8mb4", "cp1250", "cp1251", "gbk", "gb18030"}
+_PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end"))
+
+
+def _turn(step: Step) -> int:
+    """Return a step's turn: new and changed columns are converted too, and a key may name any column.
+
+    A key is dropped before all of that, so that its columns may be null again. Hidden columns come last.
+    """
+    if isinstance(step, SetKey) and not step.columns:
+        return -1
+    return {ConvertCharset: 1, SetKey: 2, AddUnique: 2, DropUnique: 2, SetVersioning: 3}.get(type(step), 0)
+
+
+def _declares_large(step: Step) -> bool:
+    """Tell whether a step declares a TEXT or BLOB."""
+    return isinstance(step, AddColumn | ChangeColumn) and step.column.declared.text.endswith(("text", "blob"))
+
+
+class _Draft:
+    """Columns and key while steps are taken. Column names ignore case."""
+
+    def __init__(
+        self,
+        columns: list[Column],
+        key: tuple[str, ...],
+        charset: str | None,
+        database_charset: str | None = None,
+        hidden_columns: int = 0,
+        unique_columns: frozenset[str] | None = None,
+    ) -> None:
+        self.columns = columns
+        self.key = key
+        self.charset = charset
+        self.hidden_columns = hidden_columns
+        self.unique_columns = unique_columns
+        self._database_charset = database_charset
+
+    def applies(self, step: Step) -> bool:
+        """Tell whether IF EXISTS or IF NOT EXISTS lets a step happen; it is about the columns at hand."""
+        match step:
+            case AddColumn(keep=True, column=column):
+                return not self._has(column.name)
+            case (
+                ChangeColumn(name=name, if_exists=True)
+                | DropColumn(name=name, if_exists=True)
+                | RenameColumn(name=name, if_exists=True)
+            ):
+                return self._has(name)
+        return True
+
+    def may_hide(self, step: Step) -> bool:
+        """Tell whether a hidden column of MariaDB may go with a step."""
+        if isinstance(step, ChangeColumn | DropColumn | RenameColumn):
+            return self._may_be_unique(step.name)
+        return isinstance(step, ConvertCharset | DropUnique)
+
+    def take(self, step: Step) -> None:
+        actions: dict[type[Any], Callable[[Any], None]] = {
+            AddColumn: self.add,
+            ChangeColumn: self.change,
+            SetKey: self.set_key,
+            ConvertCharset: self.convert,
+            SetTableCharset: self.set_charset,
+            AddUnique: self.add_unique,
+            DropUnique: lambda _: None,
+            SetVersioning: self.set_versioning,
+        }
+        actions[type(step)](step)
+
+    def add(self, step: AddColumn) -> None:
+        column = _column(step.column, self.charset)
+        self._refuse(column.name)
+        self._insert(column, step.place)
+
+    def change(self, step: ChangeColumn) -> None:
+        at = self._find(step.name)
+        column = _column(step.column, self.charset)
+        old = self.columns.pop(at)
+        self._refuse(column.name)
+        if step.may_add_hash and not may_need_hash(old.type_text) and self._may_be_unique(old.name):
+            raise Contradiction("a unique key over the column may get a hidden column")
+        self._rename_unique({old.name: column.name})
+        if old.name in self.key:
+            column = replace(column, nullable=False)
+        self.key = tuple(column.name if name == old.name else name for name in self.key)
+        if step.place is None:
+            self.columns.insert(at, column)
+        else:
+            self._insert(column, step.place)
+
+    def rename(self, steps: Sequence[RenameColumn]) -> None:
+        new = {self.columns[self._find(step.name)].name: step.to for step in steps}
+        self.columns = [replace(one, name=new.get(one.name, one.name)) for one in self.columns]
+        if len(new) != len(steps) or len({one.name.lower() for one in self.columns}) != len(self.columns):
+            raise Contradiction("two columns would have one name")
+        self.key = tuple(new.get(name, name) for name in self.key)
+        self._rename_unique(new)
+
+    def drop(self, step: DropColumn) -> None:
+        dropped = self.columns.pop(self._find(step.name)).name
+        self.key = tuple(name for name in self.key if name != dropped)
+
+    def set_key(self, step: SetKey) -> None:
+        places = [self._find(name) for name in step.columns]
+        for at in places:
+            self.columns[at] = replace(self.columns[at], nullable=False)
+        self.key = tuple(self.columns[at].name for at in places)
+        if self.key and tuple(self.columns[-len(_PERIOD) :]) == _PERIOD:
+            self.key = (*self.key, _PERIOD[-1].name)
+
+    def add_unique(self, step: AddUnique) -> None:
+        types = [self.columns[self._find(name)].type_text for name, _ in step.columns]
+        if adds_hash(types, [prefix for _, prefix in step.columns], step.characters_max):
+            raise Contradiction("a unique key may get a hidden column")
+        if self.unique_columns is not None:
+            self.unique_columns |= {name.lower() for name, _ in step.columns}
+
+    def set_versioning(self, step: SetVersioning) -> None:
+        """Add or remove row_start and row_end behind the last column."""
+        if step.versioned and not self.hidden_columns:
+            self.columns += _PERIOD
+            self.hidden_columns = len(_PERIOD)
+            # The server closes a primary key with the period's end.
+            self.key = (*self.key, _PERIOD[-1].name) if self.key else ()
+        elif not step.versioned and tuple(self.columns[-self.hidden_columns :]) == _PERIOD:
+            del self.columns[-self.hidden_columns :]
+            self.hidden_columns = 0
+            self.key = tuple(name for name in self.key if name != _PERIOD[-1].name)
+        else:
+            raise Contradiction("the place of the columns of a period is the server's choice")
+
+    def set_charset(self, step: Step) -> None:
+        """Take the charset that a step gives the table, if it gives one."""
+        if isinstance(step, SetTableCharset | ConvertCharset):
+            self.charset = step.charset or self._database_charset
+
+    def convert(self, step: ConvertCharset) -> None:
+        charset = step.charset or self._database_charset
+        if charset is None or charset == "binary":
+            raise Contradiction("the charset to convert to changes types or is unknown")
+        for at, column in enumerate(self.columns):
+            if column.type_text.startswith(("enum", "set")) and not (
+                {column.charset, charset} <= _EXTEND_ASCII and column.type_text.isascii()
+            ):
+                raise Contradiction("the server may convert the members to others")
+            if column.charset in (None, "binary", charset):
+                continue
+            try:
+                type_text = converted(column.type_text, column.charset, charset)
+            except TypeUnknown as problem:
+                raise Contradiction(f"the type of {column.name} is unknown") from problem
+            self.columns[at] = replace(column, type_text=type_text, charset=charset)
+
+    def _insert(self, column: Column, place: Place) -> None:
+        if place.first:
+            self.columns.insert(0, column)
+        elif place.after is not None:
+            self.columns.insert(self._find(place.after) + 1, column)
+        else:
+            self.columns.append(column)
+
+    def _find(self, name: str) -> int:
+        for at, column in enumerate(self.columns):
+            if column.name.lower() == name.lower():
+                return at
+        raise Contradiction(f"there is no column {name}")
+
+    def _may_be_unique(self, name: str) -> bool:
+        return self.unique_columns is None or name.lower() in self.unique_columns
+
+    def _rename_unique(self, new: dict[str, str]) -> None:
+        if self.unique_columns is not None:
+            lower = {name.lower(): to.lower() for name, to in new.items()}
+            self.unique_columns = frozenset(lower.get(name, name) for name in self.unique_columns)
+
+    def _has(self, name: str) -> bool:
+        return any(column.name.lower() == name.lower() for column in self.columns)
+
+    def _refuse(self, name: str) -> None:
+        if self._has(name):
+            raise Contradiction(f"there is a column {name} already")

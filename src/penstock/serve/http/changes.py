@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes over HTTP: a subscriber's request, streamed as frames of Arrow or JSON, decoded once for all
+followers.
+
+A response ends by itself: once its credit is used up, or after a while without changes. The next request
+continues from the last position frame, at this or another daemon.
+"""
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Send
+
+from penstock.errors import OptionInvalid, PenstockError
+from penstock.model import Position, TablePatterns
+from penstock.serve.access import Account, account_of
+from penstock.serve.http.answers import StreamedAnswer
+from penstock.serve.http.change_frames import (
+    MEDIA_TYPE,
+    arrow_stream,
+    compressed,
+    frame_head,
+    framed,
+    message_bytes,
+)
+from penstock.serve.http.changes_request import ChangesRequest, start_of
+from penstock.serve.http.openapi import description
+from penstock.serve.pieces import Piece, View
+from penstock.serve.predicate import Predicate
+from penstock.serve.problems import problem_body
+from penstock.serve.served import Served, ServedInstance
+from penstock.serve.sieve import ShardSet, Sieve, Sifted, row_parts, sieve_of
+from penstock.serve.subscribers import Subscriber
+from penstock.serve.subscription import Cursor, resolve_start
+from penstock.serve.threads import run_in
+
+_log = structlog.get_logger(__name__)
+
+# Everything before this position is permanently consumed in the requested shards.
+CONSUMED_HEADER = "Penstock-Consumed"
+
+# Payloads up to this size are joined with the surrounding bytes, which saves calls.
+_GATHERED_BYTES_MAX = 64 * 1024
+
+# Larger pieces are encoded in a thread, so that other clients do not wait.
+_ENCODED_AT_ONCE_BYTES_MAX = 256 * 1024
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """An encoded batch: the frame up to its payload, and the payload."""
+
+    head: bytes
+    payload: memoryview
+    rows: int
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the routes of subscribers."""
+    return [
+        Route(
+            "/v1/instances/{instance}/changes",
+            functools.partial(_changes, served),
+            methods=["POST"],
+            name="_changes",
+        ),
+        Route(
+            "/v1/subscribers", functools.partial(_subscribers, served), methods=["GET"], name="_subscribers"
+        ),
+        Route("/v1/openapi.json", _openapi, methods=["GET"], name="_openapi"),
+    ]
+
+
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(description())
+
+
+async def _subscribers(served: Served, request: Request) -> Response:
+    account = account_of(request)
+    shown = [
+        subscriber.to_json()
+        for subscriber in served.subscribers.all()
+        if account.may_read(subscriber.instance)
+    ]
+    return JSONResponse({"subscribers": shown})
+
+
+async def _changes(served: Served, request: Request) -> Response:
+    """Respond with frames. Errors before the first frame are reported as problem documents."""
+    name = request.path_params["instance"]
+    instance = served.instance(name)
+    body = await request.body()
+    account = account_of(request)
+    changes_request, tables, where = await run_in(served.threads.compiling, _read, body, account, instance)
+    pieces = served.pieces(name)
+    view = _view(changes_request, tables, served.shard_columns.get(name, {}))
+    if view.shape == "canal_flat" and name in served.canal_gtid:
+        view = replace(view, with_gtid_set=True)
+    sieve = sieve_of(
+        view,
+        shards=ShardSet(changes_request.shards.count, frozenset(changes_request.shards.of))
+        if changes_request.shards
+        else None,
+        where=where,
+    )
+    if (consumed := request.headers.get(CONSUMED_HEADER)) is not None:
+        _note_consumed(served, name, changes_request, account, Position.parse(consumed))
+    started = await resolve_start(pieces, start_of(changes_request.start))
+    until = None if changes_request.until is None else start_of(changes_request.until)
+    cursor = Cursor(pieces, sieve.view, started, until, in_parts=sieve.takes_parts)
+    first = await cursor.next(0.0)
+    following = functools.partial(
+        served.subscribers.following,
+        "changes",
+        name,
+        changes_request.subscriber,
+        account=account.name,
+        shard_count=changes_request.shards.count if changes_request.shards else None,
+        shards=changes_request.shards.of if changes_request.shards else (),
+    )
+    return ChangesAnswer(changes_request, cursor, sieve, first, following)
+
+
+def _note_consumed(
+    served: Served, instance: str, changes_request: ChangesRequest, account: Account, position: Position
+) -> None:
+    """Make a subscription hold the log from its consumed position on."""
+    consumer, _, _ = changes_request.subscriber.partition("/")
+    if not consumer:
+        return
+    count, shards = (
+        (changes_request.shards.count, changes_request.shards.of)
+        if changes_request.shards is not None
+        else (1, [0])
+    )
+    served.consumers.note(instance, consumer, position, account, shard_count=count, shards=shards)
+
+
+def _read(
+    body: bytes, account: Account, instance: ServedInstance
+) -> tuple[ChangesRequest, TablePatterns, Predicate | None]:
+    """Return a request, the tables that it may see, and its condition. Runs in a thread: it may take a while.
+
+    Raises OptionInvalid, AccessDenied.
+    """
+    changes_request = ChangesRequest.parse(body)
+    include, exclude = changes_request.tables, changes_request.exclude
+    if not (include or exclude):
+        shown = instance.status()
+        include, exclude = list(shown["tables"]), list(shown["exclude_tables"])
+    subscription = changes_request.subscriber.partition("/")[0] or None
+    tables = account.readable(instance.name, subscription, TablePatterns(include, exclude))
+    return (
+        changes_request,
+        tables,
+        None if changes_request.where is None else Predicate.compile(changes_request.where),
+    )
+
+
+def _view(
+    changes_request: ChangesRequest, tables: TablePatterns, shard_columns: Mapping[str, Sequence[str]]
+) -> View:
+    changes = None
+    if changes_request.changes is not None:
+        wanted = set(changes_request.changes)
+        if "update" in wanted:
+            wanted = (wanted - {"update"}) | {"update_preimage", "update_postimage"}
+        changes = tuple(sorted(wanted))
+    columns = None if changes_request.columns is None else tuple(changes_request.columns)
+    if changes_request.format != "arrow" and columns is not None:
+        raise OptionInvalid(
+            f"columns are for format arrow: a message of {changes_request.format} shows whole rows",
+            hint="Leave columns out, or take format arrow",
+        )
+    # The subscriber's shard columns take precedence over those of the instance's settings.
+    own: Mapping[str, Sequence[str]] = changes_request.shards.columns if changes_request.shards else {}
+    keys = {**own, **{pattern: names for pattern, names in shard_columns.items() if pattern not in own}}
+    return View(
+        "typed" if changes_request.format == "arrow" else changes_request.format,
+        tables,
+        columns,
+        changes,
+        tuple((pattern, tuple(names)) for pattern, names in keys.items()),
+    )
+
+
+class ChangesAnswer(StreamedAnswer):
+    """The frames of one response, sent at the client's pace."""
+
+    def __init__(
+        self,
+        changes_request: ChangesRequest,
+        cursor: Cursor,
+        sieve: Sieve,
+        first: Piece | None,
+        following: Callable[[], AbstractContextManager[Subscriber]],
+    ) -> None:
+        super().__init__(media_type=MEDIA_TYPE)
+        del self.headers["content-length"]
+        self._request = changes_request
+        self._cursor = cursor
+        self._sieve = sieve
+        self._first = first
+        self._following = following
+        self._codec = None if changes_request.compression == "none" else changes_request.compression
+        # The updates in the current piece that moved a row from another shard.
+        self._moved = 0
+
+    async def stream(self, send: Send) -> None:
+        """Send frames until the credit is used up, or no changes arrive for a while."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with self._following() as subscriber:
+            try:
+                why = await self._send_pieces(send, subscriber)
+                last = {"kind": "end", "why": why, "bytes": 0}
+            except PenstockError as problem:
+                last = {"kind": "problem", **problem_body(problem), "bytes": 0}
+        await send({"type": "http.response.body", "body": frame_head(last), "more_body": False})
+
+    async def _send_pieces(self, send: Send, subscriber: Subscriber) -> str:
+        changes_request, cursor = self._request, self._cursor
+        credit = changes_request.credit_bytes
+        piece, self._first = self._first, None
+        while True:
+            if piece is None:
+                piece = await cursor.next(changes_request.wait_seconds)
+            if piece is None:
+                if cursor.ended:
+                    return "until"
+                return "closing" if cursor.pieces.arrivals.closing else "wait"
+            cursor.prefetch()
+            size, rows = await self._send_piece(send, piece)
+            subscriber.sent(size, rows, piece.end)
+            subscriber.moved += self._moved
+            credit -= size
+            # A response must not end inside a transaction: no position to continue from exists there.
+            may_end, piece = piece.is_whole, None
+            if credit <= 0 and may_end:
+                return "credit"
+
+    async def _send_piece(self, send: Send, piece: Piece) -> tuple[int, int]:
+        """Send a piece's batches and its position; return the number of bytes and rows sent."""
+        size = rows = 0
+        buffered = bytearray()
+        for frame in await self._frames(piece):
+            rows += frame.rows
+            size += len(frame.head) + frame.payload.nbytes
+            buffered += frame.head
+            if frame.payload.nbytes < _GATHERED_BYTES_MAX:
+                buffered += frame.payload
+                continue
+            # Large payloads are sent as separate chunks without copying.
+            await _send_body(send, bytes(buffered))
+            buffered.clear()
+            await _send_body(send, frame.payload)
+        position_frame = self._position(piece) if piece.is_whole else b""
+        await _send_body(send, bytes(buffered + position_frame))
+        return size + len(position_frame), rows
+
+    async def _frames(self, piece: Piece) -> list[_Frame]:
+        """Return the frames of a piece's batches, shared by all subscribers without filters."""
+        if not self._sieve.is_open:
+            return await self._encode(piece)
+        key = "frames", self._codec, self._request.batch_rows
+        frames: list[_Frame] | asyncio.Future[list[_Frame]] | None = piece.derived.get(key)
+        if frames is None:
+            if piece.bytes <= _ENCODED_AT_ONCE_BYTES_MAX:
+                return await self._encode_for_all(piece, key)
+            # Many subscribers get a piece at the same moment: the first encodes it, and the others wait for
+            # the result.
+            frames = piece.derived[key] = asyncio.ensure_future(self._encode_for_all(piece, key))
+        return await asyncio.shield(frames) if isinstance(frames, asyncio.Future) else frames
+
+    async def _encode_for_all(self, piece: Piece, key: Any) -> list[_Frame]:
+        """Encode a piece, and cache the frames with it if others may use them."""
+        pieces = self._cursor.pieces
+        try:
+            frames = await self._encode(piece)
+        finally:
+            piece.derived.pop(key, None)
+        if pieces.is_shared(self._sieve.view, piece):
+            piece.derived[key] = frames
+            grown = sum(len(frame.head) + frame.payload.nbytes for frame in frames)
+            pieces.keep(self._sieve.view, piece, grown)
+        return frames
+
+    async def _encode(self, piece: Piece) -> list[_Frame]:
+        pieces = self._cursor.pieces
+        passing = await self._sieve.passing(pieces, piece)
+        kept = self._sieve.kept_bytes(piece)
+        if piece.bytes > _ENCODED_AT_ONCE_BYTES_MAX:
+            frames = await pieces.in_thread(self._encoded, piece, passing)
+        else:
+            frames = self._encoded(piece, passing)
+        # Each shard count has its own copies, which count toward the cache size.
+        pieces.keep(self._sieve.view, piece, self._sieve.kept_bytes(piece) - kept)
+        return frames
+
+    def _encoded(self, piece: Piece, passing: Any) -> list[_Frame]:
+        sifted = self._sieve.sift(piece, passing)
+        self._moved = sum(sifted_rows.moved for sifted_rows in sifted)
+        if not self._sieve.view.is_typed:
+            return [frame for sifted_rows in sifted for frame in self._encoded_messages(sifted_rows)]
+        return [
+            _frame(sifted_rows, part.num_rows, arrow_stream(part, self._codec))
+            for sifted_rows in sifted
+            for part in row_parts(sifted_rows.arrow, self._request.batch_rows)
+        ]
+
+    def _encoded_messages(self, sifted_rows: Sifted) -> Iterator[_Frame]:
+        for at in range(0, sifted_rows.arrow.num_rows, self._request.batch_rows):
+            part = sifted_rows.arrow.slice(at, self._request.batch_rows)
+            content = message_bytes(part.column("value"))
+            if content.nbytes:
+                rows = int(part.column("rows").to_numpy().sum())
+                plain = content.nbytes
+                content = content if self._codec is None else compressed(content, self._codec)
+                yield _frame(sifted_rows, rows, content, plain_bytes=plain)
+
+    def _position(self, piece: Piece) -> bytes:
+        cursor = self._cursor
+        shared: str | None = piece.derived.get("position")
+        if shared is None:
+            epoch = cursor.pieces.log.epochs.get(piece.end.epoch)
+            header = {
+                "kind": "position",
+                "position": str(piece.end),
+                "gtid_set": piece.gtid_set,
+                "server_key": "" if epoch is None else epoch.server_key,
+                "time_us": piece.time_us,
+            }
+            # The part that is the same for all subscribers is encoded once.
+            shared = piece.derived["position"] = json.dumps(header, separators=(",", ":"))[:-1]
+        return framed(f'{shared},"behind_bytes":{cursor.behind_bytes()},"bytes":0}}'.encode())
+
+
+def _frame(sifted_rows: Sifted, rows: int, payload: memoryview, **more: Any) -> _Frame:
+    head = {
+        "kind": "batch",
+        "table": sifted_rows.batch.table,
+        "rows": rows,
+        "bytes": payload.nbytes,
+        "schema_version": sifted_rows.batch.schema_version,
+        "key": list(sifted_rows.batch.primary_key),
+        **more,
+    }
+    return _Frame(frame_head(head), payload, rows)
+
+
+async def _send_body(send: Send, content: bytes | memoryview) -> None:
+    """Send a part of a response once the client has room for it."""
+    if len(content):
+        await send({"type": "http.response.body", "body": content, "more_body": True})

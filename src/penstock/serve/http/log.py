@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log over HTTP: JSON for requests, raw bytes for ranges. `docs/guides/serve.md` shows each call.
+
+Positions are text, `mysql-bin.000003:1542`, with the prefix `2/` in epoch 2. All are in the source's own
+coordinates.
+"""
+
+import functools
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Send
+
+from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
+from penstock.errors import OptionInvalid, PenstockError
+from penstock.logstore.log import Log
+from penstock.model import Position, TableName
+from penstock.serve.access import Account, account_of
+from penstock.serve.http.answers import StreamedAnswer
+from penstock.serve.http.query import Query, instance_of, log_of
+from penstock.serve.served import Served, ServedInstance
+from penstock.serve.threads import run_in
+
+# The offset where the bytes of a response end, possibly before the requested stop.
+STOP_HEADER = "Penstock-Stop"
+
+_PREFIX = "/v1/instances"
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the routes of the log's REST interface."""
+    calls: list[tuple[str, str, Callable[[Served, Request], Awaitable[Response]]]] = [
+        ("GET", "/v1/status", _all_status),
+        ("GET", _PREFIX, _instances),
+        ("GET", f"{_PREFIX}/{{instance}}/status", _status),
+        ("GET", f"{_PREFIX}/{{instance}}/epochs", _epochs),
+        ("GET", f"{_PREFIX}/{{instance}}/extents", _extents),
+        ("GET", f"{_PREFIX}/{{instance}}/head", _head),
+        ("GET", f"{_PREFIX}/{{instance}}/earliest", _earliest),
+        ("GET", f"{_PREFIX}/{{instance}}/locate", _locate),
+        ("GET", f"{_PREFIX}/{{instance}}/gtid_set", _gtid_set),
+        ("GET", f"{_PREFIX}/{{instance}}/head_bytes", _head_bytes),
+        ("GET", f"{_PREFIX}/{{instance}}/bytes", _bytes),
+        ("GET", f"{_PREFIX}/{{instance}}/schema", _schema),
+        ("POST", f"{_PREFIX}/{{instance}}/schema", _give_schema),
+    ]
+    return [
+        Route(path, functools.partial(call, served), methods=[method], name=call.__name__)
+        for method, path, call in calls
+    ]
+
+
+# --- State ----------------------------------------------------------------------------------
+
+
+async def _instances(served: Served, request: Request) -> Response:
+    shown = [
+        {"instance": instance.name, "state": instance.status()["state"]}
+        for instance in _readable_instances(served, request)
+    ]
+    return JSONResponse({"instances": shown})
+
+
+async def _all_status(served: Served, request: Request) -> Response:
+    return JSONResponse(
+        {
+            "instances": [
+                _shown(served, request, instance) for instance in _readable_instances(served, request)
+            ]
+        }
+    )
+
+
+async def _status(served: Served, request: Request) -> Response:
+    return JSONResponse(_shown(served, request, instance_of(served, request)))
+
+
+def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[str, Any]:
+    """Return an instance's status, limited to the tables that the account may read."""
+    account, status = account_of(request), instance.status()
+    doubts = [(TableName.parse(doubt["table"]), doubt) for doubt in status.get("tables_in_doubt", ())]
+    return {
+        **status,
+        "tables_in_doubt": [
+            doubt for name, doubt in doubts if account.may_read_table(name.database, name.table)
+        ],
+        "broken_holds": _broken_holds(account, instance),
+        "subscribers": served.subscribers.count(instance.name),
+    }
+
+
+def _broken_holds(account: Account, instance: ServedInstance) -> list[dict[str, str]]:
+    """Return the holds broken by a limit, limited to those that the account may see."""
+    try:
+        broken = instance.log().broken_holds
+    except PenstockError:
+        # The status itself says why there is no log now.
+        return []
+    return [
+        {"reader": broken_hold.hold.name, "position": str(broken_hold.hold.position), "why": broken_hold.why}
+        for broken_hold in broken
+        if account.admin or broken_hold.hold.account == account.name
+    ]
+
+
+async def _epochs(served: Served, request: Request) -> Response:
+    epochs = log_of(served, request).epochs.epochs
+    return JSONResponse(
+        {"epochs": [{"epoch": epoch.epoch, "server_key": epoch.server_key} for epoch in epochs]}
+    )
+
+
+async def _extents(served: Served, request: Request) -> Response:
+    log = log_of(served, request)
+    extents = await run_in(served.threads.searching, log.extents)
+    return JSONResponse(
+        {
+            "extents": [
+                {"epoch": extent.epoch, "file": extent.file, "start": extent.start, "end": extent.end}
+                for extent in extents
+            ]
+        }
+    )
+
+
+async def _head(served: Served, request: Request) -> Response:
+    query, instance = Query(request), instance_of(served, request)
+    after, seconds = query.position("after"), query.seconds("timeout")
+    head = await served.wait_behind(instance.name, after, seconds)
+    return JSONResponse({"position": _text(head)})
+
+
+async def _earliest(served: Served, request: Request) -> Response:
+    return JSONResponse({"position": _text(log_of(served, request).earliest())})
+
+
+async def _locate(served: Served, request: Request) -> Response:
+    log, query = log_of(served, request), Query(request)
+    # The empty GTID set is valid too: it means before the first transaction.
+    names = [name for name in ("time_us", "gtid_set", "position") if name in request.query_params]
+    if len(names) != 1:
+        raise OptionInvalid(
+            "name one of time_us, gtid_set and position", hint="locate?time_us=1700000000000000"
+        )
+    search = functools.partial(run_in, served.threads.searching)
+    if names == ["time_us"]:
+        located = await search(log.locate_time, query.number("time_us"))
+    elif names == ["gtid_set"]:
+        located = await search(log.locate_gtid_set, query.text("gtid_set"))
+    else:
+        located = await search(log.locate_position, query.needed_position("position"))
+        boundary = await search(log.boundary_before, located.position)
+        return JSONResponse(
+            {"position": str(located.position), "boundary": str(replace(located.position, offset=boundary))}
+        )
+    return JSONResponse({"position": str(located.position)})
+
+
+async def _gtid_set(served: Served, request: Request) -> Response:
+    log, position = log_of(served, request), Query(request).needed_position("position")
+    return JSONResponse({"gtid_set": await run_in(served.threads.searching, log.gtid_set, position)})
+
+
+# --- Bytes ----------------------------------------------------------------------------------
+
+
+async def _head_bytes(served: Served, request: Request) -> Response:
+    log, query = _whole_log_of(served, request), Query(request)
+    content = await run_in(
+        served.threads.reading, log.head_bytes, query.number("epoch", 0), query.text("file")
+    )
+    return Response(content, media_type="application/octet-stream")
+
+
+async def _bytes(served: Served, request: Request) -> Response:
+    """Stream a range of one source file, from memory if it is still there.
+
+    The first piece is read before the response starts, so that errors are reported as problem documents.
+    """
+    log, query = _whole_log_of(served, request), Query(request)
+    epoch, file = query.number("epoch", 0), query.text("file")
+    start, stop = query.number("start"), query.number("stop", None)
+    end = await run_in(served.threads.reading, _readable_end, log, epoch, file, start, stop)
+    reading = _Reading(log.read(epoch, file, start, end) if end > start else iter(()))
+    first = await run_in(served.threads.reading, reading.next)
+    headers = {"Content-Length": str(end - start), STOP_HEADER: str(end)}
+    return _BytesAnswer(first, reading, served.threads.reading, headers)
+
+
+class _Reading:
+    """A read of the log that may continue in any thread, one at a time, and be closed by another."""
+
+    def __init__(self, pieces: Iterator[memoryview]) -> None:
+        self._pieces = pieces
+        self._lock = threading.Lock()
+
+    def next(self) -> memoryview | None:
+        """Return the next bytes, None at the end."""
+        with self._lock:
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """Close the open segment."""
+        with self._lock:
+            if isinstance(self._pieces, Generator):
+                self._pieces.close()
+            self._pieces = iter(())
+
+
+class _BytesAnswer(StreamedAnswer):
+    """The bytes of a range, read at the client's pace. The segment is always closed at the end."""
+
+    def __init__(
+        self, first: memoryview | None, reading: _Reading, threads: Executor, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(headers=headers, media_type="application/octet-stream")
+        self._first = first
+        self._reading = reading
+        self._threads = threads
+
+    async def stream(self, send: Send) -> None:
+        """Send the range, piece by piece."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            piece, self._first = self._first, None
+            while piece is not None:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await run_in(self._threads, self._reading.next)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            # Close in the background: a read from a store may still be running.
+            self._threads.submit(self._reading.close)
+
+
+def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None) -> int:
+    """Return the end of the contiguous bytes of a file from `start` on, at most `stop`.
+
+    Returns `start` if the log does not go further yet. Raises PositionPurged and PositionInvalid.
+    """
+    end = start
+    for extent in log.extents():
+        if (extent.epoch, extent.file) == (epoch, file) and extent.start <= end <= extent.end:
+            end = extent.end
+    if end == start:
+        # There are no bytes here. Unless the log continues at this position, the lookup raises the reason.
+        log.locate_position(Position(epoch, file, start))
+    return end if stop is None else min(end, max(stop, start))
+
+
+# --- Schemas --------------------------------------------------------------------------------
+
+
+async def _schema(served: Served, request: Request) -> Response:
+    log, query = log_of(served, request), Query(request)
+    position = query.needed_position("position")
+    name = TableName.parse(query.text("table")) if query.has("table") else None
+    account = account_of(request)
+    if name is not None:
+        account.prove_reads_table(request.path_params["instance"], name)
+    again = query.has("again")
+    settled = functools.partial(settled_schemas, log, kept_schemas(log), position, name, again=again)
+    schema = await run_in(served.threads.definitions, settled)
+    tables_by_name = [(TableName.parse(table["name"]), table) for table in schema["tables"]]
+    schema["tables"] = [
+        table for name, table in tables_by_name if account.may_read_table(name.database, name.table)
+    ]
+    return JSONResponse({"schema": schema})
+
+
+async def _give_schema(served: Served, request: Request) -> Response:
+    """Store a table's definition supplied by an operator, from a position on."""
+    log, query = log_of(served, request), Query(request)
+    name, position = TableName.parse(query.text("table")), query.needed_position("position")
+    account_of(request).prove_administers(request.path_params["instance"])
+    try:
+        definition = await request.json()
+    except ValueError as problem:
+        raise OptionInvalid("the body is no JSON", hint="Send a table's definition") from problem
+    await run_in(served.threads.definitions, give_definition, log, name, position, definition)
+    return JSONResponse({"table": str(name), "position": str(position)})
+
+
+# --- Instances -----------------------------------------------------------------------------
+
+
+def _readable_instances(served: Served, request: Request) -> list[ServedInstance]:
+    """Return the instances that the account may read."""
+    account = account_of(request)
+    return [instance for name, instance in served.instances.items() if account.may_read(name)]
+
+
+def _whole_log_of(served: Served, request: Request) -> Log:
+    """Return the log for reading raw bytes, which contain all tables. Raises AccessDenied."""
+    account_of(request).prove_reads_whole_log(request.path_params["instance"])
+    return log_of(served, request)
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)

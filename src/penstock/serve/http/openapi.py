@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI 3.1 description of the HTTP port: `GET /v1/openapi.json`."""
+
+import functools
+from importlib.metadata import version
+from typing import Any
+
+from penstock.serve.http.change_frames import MEDIA_TYPE
+from penstock.serve.http.changes_request import ChangesRequest
+from penstock.serve.problems import PROBLEM_TYPE
+
+_JSON = "application/json"
+_BYTES = "application/octet-stream"
+_INSTANCE = "/v1/instances/{instance}"
+
+# Query parameters by name: JSON type and description.
+_QUERY = {
+    "after": ("string", "Wait until the log has grown past this position"),
+    "timeout": ("number", "Maximum wait in seconds"),
+    "time_us": ("integer", "Microseconds UTC since 1970"),
+    "gtid_set": ("string", "A GTID set, as in @@gtid_executed"),
+    "position": ("string", "A position: mysql-bin.000003:1542, or 2/mysql-bin.000003:1542 in epoch 2"),
+    "epoch": ("integer", "The epoch, 0 by default"),
+    "file": ("string", "A binlog file of the server"),
+    "start": ("integer", "The first byte, an offset of the file"),
+    "stop": ("integer", "The offset after the last byte"),
+    "table": ("string", "One table: shop.orders"),
+    "again": ("integer", "1: read the table's definition from the server again, even if it is not in doubt"),
+    "reader": ("string", "The holder's name"),
+    "seconds": ("integer", "Lifetime of the hold in seconds"),
+}
+
+# Each call: method, path, summary, query parameters (required ones end in !), media type of the response.
+_CALLS: tuple[tuple[str, str, str, str, str], ...] = (
+    ("get", "/v1/status", "The status of every instance", "", _JSON),
+    ("get", "/v1/instances", "The instances and their states", "", _JSON),
+    ("get", "/v1/listeners", "The address of each listener", "", _JSON),
+    ("get", "/v1/subscribers", "Connected subscribers and their positions", "", _JSON),
+    ("get", "/v1/openapi.json", "This description", "", _JSON),
+    ("get", f"{_INSTANCE}/status", "The status of an instance", "", _JSON),
+    ("get", f"{_INSTANCE}/epochs", "The server of each epoch", "", _JSON),
+    ("get", f"{_INSTANCE}/extents", "Contiguous byte ranges in the log", "", _JSON),
+    ("get", f"{_INSTANCE}/head", "The end of the last complete transaction", "after timeout", _JSON),
+    ("get", f"{_INSTANCE}/earliest", "The start of the log", "", _JSON),
+    (
+        "get",
+        f"{_INSTANCE}/locate",
+        "The position of a time, GTID set or position",
+        "time_us gtid_set position",
+        _JSON,
+    ),
+    ("get", f"{_INSTANCE}/gtid_set", "Every GTID before a position", "position!", _JSON),
+    ("get", f"{_INSTANCE}/head_bytes", "A file's magic and format description", "epoch file!", _BYTES),
+    ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop", _BYTES),
+    ("get", f"{_INSTANCE}/schema", "Table definitions at a position", "position! table again", _JSON),
+    (
+        "post",
+        f"{_INSTANCE}/schema",
+        "Set a table's definition from a position on, as JSON; administrators only",
+        "position! table!",
+        _JSON,
+    ),
+    (
+        "post",
+        f"{_INSTANCE}/position",
+        "Hold the log from a position on",
+        "reader! position! seconds",
+        _JSON,
+    ),
+    ("get", f"{_INSTANCE}/holds", "The holds that are visible to the account", "", _JSON),
+    ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
+    (
+        "post",
+        f"{_INSTANCE}/changes",
+        "Stream changes as frames: the header's length (u32, big-endian), the header as JSON, and a"
+        " payload of"
+        " `bytes` bytes. Kinds of frames: batch (an Arrow IPC stream, or JSON lines), position (everything"
+        " before it was sent), problem (an error), end.",
+        "",
+        MEDIA_TYPE,
+    ),
+)
+
+
+@functools.cache
+def description() -> dict[str, Any]:
+    """Return the complete description as plain JSON values."""
+    body = ChangesRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts: dict[str, Any] = body.pop("$defs", {})
+    paths: dict[str, Any] = {}
+    for method, path, summary, query, answer in _CALLS:
+        paths.setdefault(path, {})[method] = _call(path, summary, query.split(), answer)
+    paths[f"{_INSTANCE}/changes"]["post"]["requestBody"] = {
+        "required": True,
+        "content": {_JSON: {"schema": {"$ref": "#/components/schemas/ChangesRequest"}}},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": version("penstock"),
+            "description": "The kept binary logs of MySQL and MariaDB, and their row changes.",
+        },
+        "security": [{"token": []}, {"password": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": {**parts, "ChangesRequest": body, "Problem": _PROBLEM},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "password": {"type": "http", "scheme": "basic"},
+            },
+        },
+    }
+
+
+def _call(path: str, summary: str, query: list[str], answer: str) -> dict[str, Any]:
+    parameters = [
+        {
+            "name": name.rstrip("!"),
+            "in": "query",
+            "required": name.endswith("!"),
+            "description": _QUERY[name.rstrip("!")][1],
+            "schema": {"type": _QUERY[name.rstrip("!")][0]},
+        }
+        for name in query
+    ]
+    if "{instance}" in path:
+        parameters.insert(
+            0, {"name": "instance", "in": "path", "required": True, "schema": {"type": "string"}}
+        )
+    if "{reader}" in path:
+        parameters.insert(1, {"name": "reader", "in": "path", "required": True, "schema": {"type": "string"}})
+    schema = {"type": "object"} if answer == _JSON else {"type": "string", "format": "binary"}
+    problem = {"description": "A problem", "content": {PROBLEM_TYPE: {"schema": _PROBLEM_REFERENCE}}}
+    return {
+        "summary": summary,
+        "parameters": parameters,
+        "responses": {
+            "200": {"description": summary, "content": {answer: {"schema": schema}}},
+            "default": problem,
+        },
+    }
+
+
+_PROBLEM_REFERENCE = {"$ref": "#/components/schemas/Problem"}
+_PROBLEM = {
+    "type": "object",
+    "description": "RFC 9457. `type` is the error class; clients should select by it.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "position": {"type": ["string", "null"]},
+        "hint": {"type": ["string", "null"]},
+    },
+}

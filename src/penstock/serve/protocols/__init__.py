@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The protocols that a listener speaks, one file each."""

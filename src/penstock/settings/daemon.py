@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon is told: `penstock.yaml`, read whole and proved before anything starts.
+
+    listen: {http: 127.0.0.1:7070, token_env: PENSTOCK_TOKEN}
+    log: {folder: /var/lib/penstock, retention: {age: 24h}}
+    instances:
+      shop: {source: mysql://repl@db1, servers: [db2], password_file: /run/secrets/repl}
+
+A leaf: it imports only `errors`, `limits` and `model`, and the files beside it: `listen` has who is let in
+where, `values` what values are made of. An unknown name is refused with the nearest known
+one, and every problem of a file is told at once. A secret comes from `${NAME}`, a variable or a file, and
+no representation shows it.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
+
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
+from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
+from penstock.settings.file import Problem, read_yaml, refuse, told_by_pydantic
+from penstock.settings.listen import (
+    LISTENERS,
+    LOOPBACK_DEFAULT,
+    PORT_DEFAULT,
+    AccountSettings,
+    Listening,
+    ListenSettings,
+    split_host_port,
+)
+from penstock.settings.values import (
+    Bytes,
+    Seconds,
+    SecretText,
+    Section,
+    TablePatternTexts,
+    bytes_of,
+    further_server,
+    in_our_words,
+    one_secret,
+    seconds_of,
+)
+
+# What the rest takes from here, wherever it stands.
+__all__ = [
+    "LISTENERS",
+    "LOOPBACK_DEFAULT",
+    "PORT_DEFAULT",
+    "AccountSettings",
+    "InstanceSettings",
+    "ListenSettings",
+    "Listening",
+    "LogOverrides",
+    "LogSettings",
+    "RetentionSettings",
+    "Settings",
+    "bytes_of",
+    "is_loopback",
+    "json_schema",
+    "load_settings",
+    "seconds_of",
+    "split_host_port",
+]
+
+GIB = 1 << 30
+
+_INSTANCE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
+
+_COORDINATION_FILE = "coordination.db"
+
+
+def _instance_name(text: str) -> str:
+    if not _INSTANCE_NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is no name: use letters, digits, _ - and ., and begin with no . or -")
+    return text
+
+
+InstanceName = Annotated[str, AfterValidator(_instance_name)]
+
+
+# --- The log --------------------------------------------------------------------------------
+
+
+class RetentionSettings(Section):
+    """How much of a log is kept; what is older leaves, whichever bound is met first."""
+
+    age: Seconds | None = Field(
+        default=86_400.0, description="delete segments older than this; null: no limit"
+    )
+    bytes: Bytes | None = Field(default=None, description="maximum bytes of all segments of an instance")
+    free_bytes: Bytes | None = Field(
+        default=None, description="delete the oldest segments while the disk has less than this free"
+    )
+    hold_bytes: Bytes | None = Field(
+        default=HOLD_BYTES_DEFAULT,
+        description="break a hold when the log after it exceeds this size; null: no limit",
+    )
+    hold_free_bytes: Bytes | None = Field(
+        default=HOLD_FREE_BYTES_DEFAULT,
+        description="break holds, oldest position first, while the disk has less than this free",
+    )
+    hold_age: Seconds | None = Field(
+        default=float(HOLD_AGE_SECONDS_DEFAULT),
+        description="how long a disconnected named consumer holds the log; null: consumers hold nothing",
+    )
+
+
+class LogSettings(Section):
+    """How an instance's log is stored. `folder` holds one folder for each instance."""
+
+    folder: Path = Path("penstock-log")
+    segment_bytes: Bytes = Field(default=GIB, ge=MIB)
+    block_bytes: Bytes = Field(default=64 * 1024, ge=4096, le=GIB)
+    fsync: Literal["block", "seconds", "never"] = Field(
+        default="seconds",
+        description="when to fsync the log: after every write, every fsync_seconds, or never",
+    )
+    fsync_seconds: Seconds = Field(default=1.0, gt=0)
+    memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
+    mode: Literal["memory", "file", "mixed"] = "mixed"
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    cold_after: Seconds | None = Field(default=None, description="compress segments older than this")
+    tier: str | None = Field(
+        default=None, description="the URL of the object store to which compressed segments are moved"
+    )
+    free_bytes_min: Bytes = Field(
+        default=256 * MIB, description="pause capture while the disk has less than this free"
+    )
+
+    def with_overrides(self, overrides: "LogOverrides") -> Self:
+        """Return these settings with what an instance sets otherwise."""
+        changes = overrides.model_dump(exclude_unset=True)
+        changes.update({name: getattr(overrides, name) for name in changes})
+        if "retention" in changes:
+            chosen = overrides.retention.model_dump(exclude_unset=True) if overrides.retention else {}
+            changes["retention"] = self.retention.model_copy(update=chosen)
+        return self.model_copy(update=changes)
+
+
+class LogOverrides(Section):
+    """What one instance's log does otherwise than `log` says."""
+
+    folder: Path | None = None
+    segment_bytes: Bytes = Field(default=GIB, ge=MIB)
+    block_bytes: Bytes = Field(default=64 * 1024, ge=4096, le=GIB)
+    fsync: Literal["block", "seconds", "never"] = "seconds"
+    fsync_seconds: Seconds = Field(default=1.0, gt=0)
+    memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
+    mode: Literal["memory", "file", "mixed"] = "mixed"
+    retention: RetentionSettings | None = None
+    cold_after: Seconds | None = None
+    tier: str | None = None
+    free_bytes_min: Bytes = 256 * MIB
+
+
+# --- Instances ------------------------------------------------------------------------------
+
+
+class InstanceSettings(Section):
+    """One captured cluster: its servers, our account there, and where capture begins in an empty log."""
+
+    # A URL may hold a password, so no representation shows it.
+    source: str = Field(description="mysql://user@host:port: the first server to connect to", repr=False)
+    servers: tuple[str, ...] = Field(
+        default=(), description="more servers of the cluster, host:port, tried in turn", repr=False
+    )
+    password: SecretText | None = None
+    password_file: Path | None = None
+    password_env: str | None = Field(default=None, validate_default=True)
+    server_id: int | None = Field(
+        default=None, ge=1, lt=1 << 32, description="our server_id as a replica; default: random"
+    )
+    tables: TablePatternTexts = Field(
+        default=(), description="tables for readers that do not select any; the log keeps all tables"
+    )
+    exclude_tables: TablePatternTexts = ()
+    shard_columns: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="table pattern to the columns that determine a row's shard; default: the primary key",
+    )
+    canal_gtid: bool = Field(
+        default=False, description="Canal messages carry the set of executed GTIDs, as with Canal's gtidon"
+    )
+    start: str = Field(
+        default="latest",
+        description="where an empty log starts: earliest, latest, a position, a GTID set or a time",
+    )
+    fail_over_after: Seconds = Field(
+        default=10.0,
+        description="how long to retry the current server before failing over to the next; doubles with"
+        " each fail-over in the last hour",
+    )
+    fail_on_data_loss: bool = Field(
+        default=True,
+        description="true: stop if the server purged the next log; false: continue after the gap",
+    )
+    semi_sync: bool = Field(
+        default=False,
+        description="acknowledge commits to the server once they are durable (semi-synchronous replication)",
+    )
+    log: LogOverrides = Field(default_factory=LogOverrides)
+
+    @field_validator("source")
+    @classmethod
+    def _a_server(cls, url: str) -> str:
+        if not is_server_url(url):
+            raise ValueError("it must be a server: mysql://user@host:3306")
+        in_our_words(lambda: ServerAddress.parse(url, password=Secret("-")))
+        return url
+
+    @field_validator("servers")
+    @classmethod
+    def _more_servers(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        for text in servers:
+            further_server(text, ServerAddress(), Secret("-"), None)
+        return servers
+
+    @field_validator("password_env")
+    @classmethod
+    def _one_password(cls, variable: str | None, others: ValidationInfo) -> str | None:
+        one_secret(others.data.get("password"), others.data.get("password_file"), variable, "password")
+        return variable
+
+    @field_validator("start")
+    @classmethod
+    def _not_empty(cls, start: str) -> str:
+        if not start.strip():
+            raise ValueError("write earliest, latest, a position, a GTID set or a time")
+        return start.strip()
+
+    @field_validator("shard_columns")
+    @classmethod
+    def _one_table_pattern_each(cls, columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for pattern, names in columns.items():
+            if len(in_our_words(partial(TablePatterns, pattern)).include) != 1:
+                raise ValueError(f"{pattern!r} is more than one table pattern")
+            if not names or not all(names) or len(set(names)) < len(names):
+                raise ValueError(f"{pattern}: write one or more columns, each once")
+        return columns
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        self.addresses()
+        return self
+
+    def addresses(self) -> list[ServerAddress]:
+        """Return every server of the cluster in the order to try them. Raises ValueError.
+
+        A further server that is named by host and port alone takes everything else from `source`.
+        """
+        password = one_secret(self.password, self.password_file, self.password_env, "password")
+        first = in_our_words(
+            lambda: ServerAddress.parse(self.source, password=password, server_id=self.server_id)
+        )
+        found = [first]
+        for text in self.servers:
+            found.append(further_server(text, first, password, self.server_id))
+        return found
+
+
+# --- The whole ------------------------------------------------------------------------------
+
+
+class Settings(Section):
+    """The whole of `penstock.yaml`."""
+
+    listen: ListenSettings = Field(default_factory=ListenSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+    instances: dict[InstanceName, InstanceSettings] = Field(min_length=1)
+    access: tuple[AccountSettings, ...] = Field(
+        default=(), description="accounts in addition to listen.token, which has all permissions"
+    )
+    # A URL may hold a password, so no representation shows it.
+    coordination: str | None = Field(
+        default=None,
+        description="the coordination store for subscriptions, checkpoints and leases: sqlite:///path or"
+        f" zookeeper://host:port,host:port/path; default: {_COORDINATION_FILE} in log.folder",
+        repr=False,
+    )
+
+    @field_validator("access")
+    @classmethod
+    def _known_apart(cls, access: tuple[AccountSettings, ...]) -> tuple[AccountSettings, ...]:
+        seen: dict[tuple[str, Any], str] = {}
+        for account in access:
+            told = {"name": account.name, "user": account.user, "token": account.token_secret()}
+            for what, value in told.items():
+                if value is not None and (what, value) in seen:
+                    raise ValueError(f"{seen[what, value]} and {account.name} have the same {what}")
+                seen[what, value] = account.name
+        return access
+
+    @field_validator("coordination")
+    @classmethod
+    def _a_store(cls, url: str | None) -> str | None:
+        # A file has no host: sqlite:///path, or sqlite:path for a relative one.
+        if url is not None and not re.fullmatch(
+            r"sqlite:(//(?=/)|(?!//)).*[^/]|(memory|zookeeper)://[^/].*", url
+        ):
+            raise ValueError("write sqlite:///path/file.db or zookeeper://host:2181,host:2181/path")
+        return url
+
+    def coordination_url(self) -> str:
+        """Return the URL of the coordination store; the path of a file is absolute."""
+        if self.coordination is None:
+            return f"sqlite://{quote(os.path.abspath(self.log.folder / _COORDINATION_FILE))}"
+        scheme, _, rest = self.coordination.partition(":")
+        # A path that begins with no slash is taken from where the daemon runs, as elsewhere in the file.
+        return (
+            f"sqlite://{os.path.abspath(rest.removeprefix('//'))}"
+            if scheme == "sqlite"
+            else self.coordination
+        )
+
+    def operator_token(self) -> Secret | None:
+        """Return the token with which the command line asks this daemon: its own, else an admin's.
+
+        None where there is none. Raises ValueError.
+        """
+        admins = (account.token_secret() for account in self.access if account.admin)
+        return self.listen.secret() or next((token for token in admins if token is not None), None)
+
+    def log_of(self, instance: str) -> LogSettings:
+        """Return the settings of an instance's log; `folder` is its own."""
+        overrides = self.instances[instance].log
+        chosen = self.log.with_overrides(overrides)
+        folder = overrides.folder or self.log.folder / instance
+        return chosen.model_copy(update={"folder": folder})
+
+
+def load_settings(path: str | Path, environment: Mapping[str, str] | None = None) -> Settings:
+    """Read and prove a settings file. Raises OptionInvalid, which tells every problem with its line and path.
+
+    Paths in the file are taken from where the daemon runs. `${NAME}` is taken from `environment`, else from
+    the process's own.
+    """
+    document = read_yaml(Path(path), os.environ if environment is None else environment)
+    problems: list[Problem] = list(document.problems)
+    settings = None
+    try:
+        accounts = isinstance(document.value, dict) and bool(document.value.get("access"))
+        settings = Settings.model_validate(document.value, context={"accounts": accounts})
+    except ValidationError as found:
+        problems += told_by_pydantic(found.errors(include_url=False, include_input=False), Settings)
+    if problems or settings is None:
+        raise refuse(str(path), document, problems)
+    return settings
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a settings file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}

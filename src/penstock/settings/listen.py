@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the daemon listens, and who may do what: the sections `listen` and `access` of `penstock.yaml`.
+
+listen: {http: 127.0.0.1:7070, canal: 127.0.0.1:11111}
+access:
+  - {name: cache, token_env: CACHE_TOKEN, instances: [shop], tables: [shop.orders]}
+  - {name: search, user: canal, password_file: /run/secrets/canal, subscriptions: ["canal-*"]}
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
+
+from penstock.model import Secret, is_loopback
+from penstock.settings.values import Bytes, SecretText, Section, TablePatternTexts, one_secret
+
+LOOPBACK_DEFAULT = "127.0.0.1"
+PORT_DEFAULT = 7070
+
+# Every place where the daemon can listen, by its name in `listen`.
+Listening = Literal["http", "canal", "ptubes", "ptubes_monitor"]
+LISTENERS: tuple[Listening, ...] = ("http", "canal", "ptubes", "ptubes_monitor")
+
+
+def _open_listeners(value: Any) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(name in LISTENERS for name in names):
+        raise ValueError(f"write true, false, or listeners: {', '.join(LISTENERS)}")
+    return tuple(names)
+
+
+OpenListeners = Annotated[
+    bool | tuple[Listening, ...],
+    PlainValidator(_open_listeners),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"enum": list(LISTENERS)}}]}),
+]
+
+
+class TlsFiles(Section):
+    """The certificate that the daemon shows, and its key: PEM files."""
+
+    cert: Path
+    key: Path
+
+    @field_validator("cert", "key")
+    @classmethod
+    def _readable(cls, path: Path) -> Path:
+        if not os.access(path, os.R_OK):
+            raise ValueError(f"{path} cannot be read")
+        return path
+
+
+class ListenSettings(Section):
+    """Where the daemon listens, and whom it lets in."""
+
+    http: str = Field(
+        default=f"{LOOPBACK_DEFAULT}:{PORT_DEFAULT}", description="host:port; [::1]:7070 for IPv6"
+    )
+    canal: str | None = Field(
+        default=None, description="host:port for Canal clients, such as 127.0.0.1:11111; null: disabled"
+    )
+    ptubes: str | None = Field(
+        default=None, description="host:port for Ptubes clients, such as 127.0.0.1:28332; null: disabled"
+    )
+    ptubes_monitor: str | None = Field(
+        default=None,
+        description="host:port for Ptubes monitors, such as 127.0.0.1:23333; null: disabled",
+    )
+    canal_accept_plain: bool = Field(
+        default=False, description="accept plain-text passwords from Canal clients that do not hash them"
+    )
+    canal_start: Literal["earliest", "latest"] = Field(
+        default="earliest", description="where a new Canal client starts"
+    )
+    canal_zone: str = Field(
+        default="+00:00",
+        description="the time zone in which Canal clients see TIMESTAMP columns, such as +08:00",
+    )
+    ptubes_zone: str = Field(
+        default="+00:00",
+        description="the time zone in which Ptubes clients interpret DATE, TIME and DATETIME, such as +08:00",
+    )
+    token: SecretText | None = Field(default=None, description="the bearer token of clients")
+    token_file: Path | None = Field(default=None, description="a file with the token")
+    token_env: str | None = Field(default=None, description="an environment variable with the token")
+    tls: TlsFiles | None = Field(default=None, description="TLS for every listener")
+    insecure: OpenListeners = Field(
+        default=False,
+        description="true: allow access from the network without credentials; or a list of listeners that"
+        " need none",
+        validate_default=True,
+    )
+
+    @field_validator("http", "canal", "ptubes", "ptubes_monitor")
+    @classmethod
+    def _address(cls, text: str | None) -> str | None:
+        if text is not None and text.isdecimal():
+            raise ValueError(f"write host:port: 127.0.0.1:{text} for this host alone, or 0.0.0.0:{text}")
+        if text is not None:
+            split_host_port(text)
+        return text
+
+    @field_validator("canal_zone", "ptubes_zone")
+    @classmethod
+    def _zone(cls, text: str) -> str:
+        zone_seconds_of(text)
+        return text
+
+    @field_validator("insecure")
+    @classmethod
+    def _guarded(cls, insecure: Any, others: ValidationInfo) -> Any:
+        # Judged here, behind what it needs, so that it is told beside whatever else is wrong in the section.
+        given = others.data
+        if not {*LISTENERS, "token", "token_file", "token_env"} <= given.keys():
+            return insecure
+        token = one_secret(given["token"], given["token_file"], given["token_env"], "token")
+        # Accounts stand in another section; who reads the whole file tells whether there are any.
+        if insecure is True or token is not None or (others.context or {}).get("accounts"):
+            return insecure
+        open_to_all = [
+            f"{name}: {given[name]}"
+            for name in LISTENERS
+            if given[name] is not None
+            and not is_loopback(split_host_port(given[name])[0])
+            and name not in (insecure or ())
+        ]
+        if open_to_all:
+            raise ValueError(
+                f"{', '.join(open_to_all)} can be reached from elsewhere: set token, token_file or token_env,"
+                f" accounts under access, or insecure: true or [{open_to_all[0].partition(':')[0]}]"
+            )
+        return insecure
+
+    @property
+    def host(self) -> str:
+        """The host or address to bind for HTTP."""
+        return split_host_port(self.http)[0]
+
+    @property
+    def port(self) -> int:
+        """The port to bind for HTTP; 0 lets the system choose one."""
+        return split_host_port(self.http)[1]
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the daemon, by any of its ports."""
+        return all(is_loopback(host) for host, _ in self.places().values())
+
+    def places(self) -> dict[Listening, tuple[str, int]]:
+        """Return the host and port of every listener that is on, by its name, HTTP first."""
+        chosen: dict[Listening, str | None] = {
+            "http": self.http,
+            "canal": self.canal,
+            "ptubes": self.ptubes,
+            "ptubes_monitor": self.ptubes_monitor,
+        }
+        return {name: split_host_port(text) for name, text in chosen.items() if text is not None}
+
+    def asks_nobody(self, name: Listening) -> bool:
+        """Tell whether a listener lets in everybody, even where there are credentials."""
+        return not isinstance(self.insecure, bool) and name in self.insecure
+
+    @property
+    def canal_zone_seconds(self) -> int:
+        """How far east of UTC clients of Canal see TIMESTAMP columns."""
+        return zone_seconds_of(self.canal_zone)
+
+    @property
+    def ptubes_zone_seconds(self) -> int:
+        """How far east of UTC the clocks are whose times clients of Ptubes get as moments."""
+        return zone_seconds_of(self.ptubes_zone)
+
+    def secret(self) -> Secret | None:
+        """Return the token, read now, None where there is none. Raises ValueError."""
+        return one_secret(self.token, self.token_file, self.token_env, "token")
+
+
+class AccountSettings(Section):
+    """Somebody who may read: how they are known, what they see, and how much at a time."""
+
+    name: str = Field(description="the account's name in messages and logs", min_length=1)
+    token: SecretText | None = Field(default=None, description="the account's bearer token")
+    token_file: Path | None = None
+    token_env: str | None = Field(default=None, validate_default=True)
+    user: str | None = Field(
+        default=None, description="the user name for Canal's handshake and HTTP Basic authentication"
+    )
+    password: SecretText | None = None
+    password_file: Path | None = None
+    password_env: str | None = Field(default=None, validate_default=True)
+    instances: tuple[str, ...] = Field(default=("*",), description="permitted names; * is a wildcard")
+    subscriptions: tuple[str, ...] = Field(default=("*",), description="permitted names; * is a wildcard")
+    tables: TablePatternTexts = Field(
+        default=(), description="permitted tables; none: all tables and the raw log"
+    )
+    admin: bool = Field(
+        default=False, description="whether the account may reset, move, resize and delete subscriptions"
+    )
+    bytes_per_second: Bytes | None = Field(
+        default=None, gt=0, description="quota: maximum bytes per second sent to the account"
+    )
+    requests_max: int | None = Field(default=None, ge=1, description="quota: maximum concurrent requests")
+
+    @field_validator("token_env")
+    @classmethod
+    def _one_token(cls, variable: str | None, others: ValidationInfo) -> str | None:
+        one_secret(others.data.get("token"), others.data.get("token_file"), variable, "token")
+        return variable
+
+    @field_validator("password_env")
+    @classmethod
+    def _known_somehow(cls, variable: str | None, others: ValidationInfo) -> str | None:
+        given = others.data
+        if not {"token", "token_file", "token_env", "user", "password", "password_file"} <= given.keys():
+            return variable
+        password = one_secret(given["password"], given["password_file"], variable, "password")
+        if (password is None) != (given["user"] is None):
+            raise ValueError("user and password go together: password, password_file or password_env")
+        tokens = (given["token"], given["token_file"], given["token_env"])
+        if password is None and not any(one is not None for one in tokens):
+            raise ValueError("nothing tells who this is: set a token, or user and password")
+        return variable
+
+    @field_validator("instances", "subscriptions", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    def token_secret(self) -> Secret | None:
+        """Return the token, read now, None where there is none. Raises ValueError."""
+        return one_secret(self.token, self.token_file, self.token_env, "token")
+
+    def password_secret(self) -> Secret | None:
+        """Return the password, read now, None where there is none. Raises ValueError."""
+        return one_secret(self.password, self.password_file, self.password_env, "password")
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """Return the host and port of `host:port`, `[address]:port` or `host`. Raises ValueError."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::(\d{1,5}))?", text.strip())
+    if match is None or int(match.group(2) or 0) > 65_535:
+        raise ValueError(f"{text!r} is no host:port: write 127.0.0.1:{PORT_DEFAULT}")
+    return match.group(1).strip("[]"), PORT_DEFAULT if match.group(2) is None else int(match.group(2))
+
+
+def zone_seconds_of(text: str) -> int:
+    """Return the seconds east of UTC of `+08:00`. Raises ValueError."""
+    match = re.fullmatch(r"([+-])(\d\d):([0-5]\d)", text.strip())
+    if match is None or int(match[2]) > 14:
+        raise ValueError(f"{text!r} is no offset from UTC: write +08:00")
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60
+    return -seconds if match[1] == "-" else seconds

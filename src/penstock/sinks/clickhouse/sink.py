@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ClickHouse: mirror tables, in which the highest version of a key wins, or feeds of changes.
+
+Every task inserts its rows as Arrow, in large blocks. Each row of a mirror has a version, so inserts may
+arrive in any order.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import pyarrow
+import pyarrow.compute as pc
+from pydantic import Field
+
+from penstock import _native
+from penstock.changes import Changes, Origin, Target
+from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
+from penstock.model import Secret, TableName
+from penstock.settings.values import Bytes
+from penstock.sinks.clickhouse.connection import ClickHouseSession
+from penstock.sinks.clickhouse.tables import DELETED, FEED, VERSION, Place, literal, quoted, statements
+from penstock.sinks.clickhouse.types import read_cast, stored_columns
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.images import LastImages, puts
+from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.sink import (
+    HINT_GONE,
+    BatchMark,
+    Delivery,
+    Evolution,
+    Finding,
+    Receipt,
+    Sink,
+    Spread,
+    Writer,
+    typed,
+)
+from penstock.sinks.sql.rows import refuse_partial
+from penstock.sinks.sql.table_owner import comment_of, is_taken_over, refuse_foreign
+
+EXTRA = "clickhouse"
+
+# An insert of a feed has so many rows however they come, so that it is the same when a batch comes again.
+FEED_ROWS = 32_768
+_BYTES_DEFAULT = 64 << 20
+
+
+class Settings(Endpoint):
+    """A ClickHouse server, and how tables stand there."""
+
+    url: str = Field(default="http://127.0.0.1:8123", description="http://host:8123, or https:// with TLS")
+    write: Literal["mirror", "append"] = Field(
+        default="mirror", description="mirror: the current rows of the source; append: every change as a row"
+    )
+    database: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the target database; default: the source database's name",
+    )
+    insert_bytes: Bytes = Field(
+        default=_BYTES_DEFAULT, ge=1, description="bytes to buffer before an insert into a mirror"
+    )
+    take_over: bool = Field(
+        default=False,
+        description="true: take over tables that another pipeline created, and alter them",
+    )
+
+
+def make(settings: Settings) -> "ClickHouseSink":
+    """Make the sink."""
+    return ClickHouseSink(settings)
+
+
+class ClickHouseSink(Sink):
+    """Writes tables of a ClickHouse server."""
+
+    kind = "clickhouse"
+    delivery = Delivery.IDEMPOTENT
+    spread = Spread.RANGES
+    # Text holds every type, so a column of text stays one.
+    keeps_types = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.password: Secret | None = settings.secret()
+        self.keeps_state = settings.write == "mirror"
+        self._session: ClickHouseSession | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_session": None}
+
+    @property
+    def session(self) -> ClickHouseSession:
+        """A connection that is kept until `close`."""
+        if self._session is None:
+            self._session = ClickHouseSession(self.settings, self.password)
+        return self._session
+
+    def has(self, session: ClickHouseSession) -> bool:
+        """Tell whether a connection is the sink's own, which is kept."""
+        return session is self._session
+
+    def check(self) -> Sequence[Finding]:
+        findings = []
+        [(version,)] = self.session.rows("SELECT version()")
+        if tuple(map(int, version.split(".")[:2])) < (23, 2):
+            findings.append(Finding("version", f"ClickHouse {version} has no deletes in ReplacingMergeTree"))
+        return findings
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        place = self.place(target)
+        layout = self.session.layout(place)
+        mirror = self.settings.write == "mirror"
+        wanted = statements(target, place, layout, evolution, mirror, self.pipeline)
+        if layout is not None and wanted:
+            owner = layout.owner
+            refuse_foreign(place.sql, owner, self.pipeline, wanted, take_over=self.settings.take_over)
+            if is_taken_over(owner, self.pipeline):
+                wanted.append(f"ALTER TABLE {place.sql} MODIFY COMMENT {literal(comment_of(self.pipeline))}")
+        return wanted
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        for statement in self.plan(target, evolution):
+            self.session.run(statement)
+
+    def place(self, target: Target) -> Place:
+        """Return where a target's rows are."""
+        return Place(self.settings.database or target.name.database, target.name.table)
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for rows in tables that the pipeline made, as their comments tell."""
+        places = map(self.place, targets)
+        return any(
+            (layout := self.session.layout(place)) is not None
+            and layout.owner == pipeline
+            and self.session.rows(f"SELECT 1 FROM {place.sql} LIMIT 1")
+            for place in places
+        )
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        # Where the sink has a connection already, many small batches go over it.
+        session = self._session or ClickHouseSession(self.settings, self.password)
+        return _MirrorWriter(self, session) if self.keeps_state else _FeedWriter(self, session, mark, part)
+
+    def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
+        # Rows of before a table was emptied may have been written by another task, and later.
+        emptied = {(database, table): 0 for one in receipts for database, table, _ in one.staged}
+        for one in receipts:
+            for database, table, version in one.staged:
+                emptied[database, table] = max(emptied[database, table], version)
+        for (database, table), version in emptied.items():
+            place = Place(database, table)
+            self.session.run(f"DELETE FROM {place.sql} WHERE {VERSION} <= {version_of(version, Origin.LOG)}")
+
+    def read(
+        self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if not self.keeps_state:
+            raise OptionInvalid("a clickhouse sink with write: append keeps no table that can be compared")
+        schema = target.arrow()
+        columns = ", ".join(one.shown(quoted(one.name)) for one in stored_columns(target))
+        where = [f"{DELETED} = 0", *_bounds(target, low, ">="), *_bounds(target, high, "<")]
+        statement = f"SELECT {columns} FROM {self.place(target).sql} FINAL WHERE {' AND '.join(where)}"
+        for batch in self.session.batches(statement):
+            table = pyarrow.Table.from_batches([batch])
+            cast = []
+            for name in schema.names:
+                with typed(target, name):
+                    cast.append(read_cast(table.column(name), schema.field(name).type))
+            yield from pyarrow.Table.from_arrays(cast, schema=schema).to_batches()
+
+    def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        for place, stored in enumerate(stored_columns(target)):
+            if stored.name in target.primary_key:
+                continue
+            values = rows.column(place)
+            kept = stored.within(values).cast(values.type)
+            if kept.null_count > values.null_count:
+                rows = rows.set_column(place, rows.schema.field(place).with_nullable(True), kept)
+        return rows
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def version_of(commit_version: Any, origin: Origin) -> Any:
+    """Return the version of a row, or of many: at one commit version, rows of the log come after those of a
+    load."""
+    return commit_version * 2 + (origin is Origin.LOG)
+
+
+class _TableWriter(Writer):
+    """What both kinds of writer have: rows by table, and the counts of a receipt."""
+
+    def __init__(self, sink: ClickHouseSink, session: ClickHouseSession) -> None:
+        self._sink = sink
+        self._session = session
+        self._columns: dict[Place, dict[str, str]] = {}
+        self._rows: Counter[str] = Counter()
+        self._bytes = 0
+        self._unrepresentable: Counter[str] = Counter()
+        self._staged: list[Any] = []
+
+    def abort(self) -> None:
+        if not self._sink.has(self._session):
+            self._session.close()
+
+    def receipt(self) -> Receipt:
+        """Return what was done, and let go of the connection."""
+        self.abort()
+        rows = sum(self._rows.values())
+        return Receipt(rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable)
+
+    def insert(
+        self, target: Target, rows: pyarrow.Table, own: Mapping[str, Any], token: str | None = None
+    ) -> None:
+        """Write rows with columns of our own behind them."""
+        with self.working_on(target.name):
+            self._insert_into(self._sink.place(target), target, rows, own, token)
+
+    def _insert_into(
+        self, place: Place, target: Target, rows: pyarrow.Table, own: Mapping[str, Any], token: str | None
+    ) -> None:
+        if place not in self._columns:
+            self._columns[place] = self._session.columns(place)
+            if not self._columns[place]:
+                raise SchemaChanged(f"the target has no table {place.sql} any more", hint=HINT_GONE)
+        there = self._columns[place]
+        columns: dict[str, Any] = {}
+        self._unrepresentable += unrepresentable_counts(target, rows)
+        for one in stored_columns(target):
+            if one.name not in there:
+                continue
+            values = rows.column(one.name)
+            try:
+                columns[one.name] = one.cast(values)
+            except pyarrow.ArrowInvalid as problem:
+                raise ValueMalformed(
+                    f"column {one.name} of {target.name}: {problem}", position=place.sql
+                ) from problem
+            missing = columns[one.name].null_count - values.null_count
+            if missing > 0:
+                self._unrepresentable[f"{target.name}.{one.name}"] += missing
+            if one.name in target.primary_key and columns[one.name].null_count:
+                raise ValueMalformed(
+                    f"a key of {target.name} has no value that its column {one.name} could hold",
+                    position=place.sql,
+                    hint="Make a text of it with a map step, or set errors: {table: skip_table}",
+                )
+        # In one piece, as the server remembers inserts piece by piece.
+        sent = pyarrow.table({**columns, **own}).combine_chunks()
+        self._session.insert(place, sent, token)
+        self._rows[str(target.name)] += rows.num_rows
+        self._bytes += sent.nbytes
+
+
+class _MirrorWriter(_TableWriter):
+    """Gathers the last image of each key, and writes it with its version."""
+
+    def __init__(self, sink: ClickHouseSink, session: ClickHouseSession) -> None:
+        super().__init__(sink, session)
+        self._gathered: dict[tuple[Target, Origin], LastImages] = {}
+
+    def write(self, changes: Changes) -> None:
+        at = (changes.target, changes.origin)
+        for target, origin in list(self._gathered):
+            if target.name == changes.target.name and (target, origin) != at:
+                # Columns changed, or rows come from elsewhere: what came before is written before.
+                self._flush(target, origin)
+        gathered = self._gathered.setdefault(at, LastImages(changes.target))
+        gathered.add(changes)
+        if gathered.bytes >= self._sink.settings.insert_bytes:
+            self._flush(*at)
+
+    def empty(self, target: Target, version: int) -> None:
+        place = self._sink.place(target)
+        self._staged.append((place.database, place.table, version))
+
+    def finish(self) -> Receipt:
+        for at in list(self._gathered):
+            self._flush(*at)
+        return self.receipt()
+
+    def _flush(self, target: Target, origin: Origin) -> None:
+        rows = self._gathered.pop((target, origin)).rows()
+        if rows is None or not rows.num_rows:
+            return
+        taken = pc.cast(pc.invert(puts(rows)), pyarrow.uint8())
+        versions = pc.cast(rows.column("_commit_version"), pyarrow.uint64())
+        versions = pc.add(pc.multiply(versions, 2), int(origin is Origin.LOG))
+        self.insert(target, rows, {VERSION: versions.cast(pyarrow.uint64()), DELETED: taken})
+
+
+class _FeedWriter(_TableWriter):
+    """Writes every change as a row, in inserts that are the same when the batch comes again."""
+
+    def __init__(self, sink: ClickHouseSink, session: ClickHouseSession, mark: BatchMark, part: int) -> None:
+        super().__init__(sink, session)
+        self._token = f"{mark.application}/{mark.number}/{part}"
+        self._kept: dict[Target, list[pyarrow.RecordBatch]] = {}
+        # By table: what a batch without one of them has is numbered as it was with it.
+        self._inserts: Counter[TableName] = Counter()
+
+    def write(self, changes: Changes) -> None:
+        # The table has no column that would tell a value that was not logged from a null.
+        refuse_partial(changes)
+        for target in list(self._kept):
+            if target.name == changes.target.name and target != changes.target:
+                self._flush(target, 1)
+        self._kept.setdefault(changes.target, []).append(changes.rows)
+        self._flush(changes.target, FEED_ROWS)
+
+    def finish(self) -> Receipt:
+        for target in list(self._kept):
+            self._flush(target, 1)
+        return self.receipt()
+
+    def _flush(self, target: Target, rows_min: int) -> None:
+        """Write whole inserts while there are so many rows."""
+        rows = pyarrow.Table.from_batches(self._kept.pop(target))
+        while rows.num_rows >= rows_min:
+            self._insert(target, rows.slice(0, FEED_ROWS))
+            rows = rows.slice(FEED_ROWS)
+        if rows.num_rows:
+            self._kept[target] = rows.to_batches()
+
+    def _insert(self, target: Target, rows: pyarrow.Table) -> None:
+        own = {name: rows.column(name) for name in FEED if name != "_row"}
+        own["_row"] = pc.struct_field(rows.column("_metadata"), "row")
+        number = self._inserts[target.name]
+        self.insert(target, rows, own, f"{self._token}/{number}/{_digest(target, rows)}")
+        self._inserts[target.name] += 1
+
+
+def _digest(target: Target, rows: pyarrow.Table) -> str:
+    """Return what tells these rows from others: a part that was cut anew is not what was inserted before.
+
+    Columns without a value have no say, as a batch that comes again may have got some by a later definition.
+    """
+    own = [name for name in target.column_names if rows.column(name).null_count < rows.num_rows]
+    columns = [*own, "_change_type", "_commit_version"]
+    found = hashlib.blake2b(digest_size=16)
+    for batch in rows.select(columns).to_batches():
+        found.update(pyarrow.array(_native.row_hashes(batch, columns)).to_numpy().tobytes())
+    return found.hexdigest()
+
+
+def _bounds(target: Target, bound: Mapping[str, Any] | None, comparison: str) -> list[str]:
+    """Return a bound of keys as SQL."""
+    if bound is None:
+        return []
+    keys = [one for one in stored_columns(target) if one.name in target.primary_key]
+    by_name = {one.name: one for one in keys}
+    columns = ", ".join(quoted(name) for name in target.primary_key)
+    schema = target.arrow()
+    values = []
+    for name in target.primary_key:
+        sent = by_name[name].cast(pyarrow.array([bound[name]], schema.field(name).type))
+        value = sent.cast(pyarrow.string())[0].as_py()
+        values.append(f"CAST({literal(value)}, {literal(by_name[name].sql)})")
+    return [f"({columns}) {comparison} ({', '.join(values)})"]

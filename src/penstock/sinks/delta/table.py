@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of Delta Lake, by the `deltalake` package: their columns, files and commits."""
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow
+import pyarrow.fs
+
+from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, ServerUnsupported, VersionConflict
+from penstock.sinks.lake.copy_on_write import in_schema
+from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, local_folder
+from penstock.sinks.lake.table import LakeTable
+from penstock.sinks.sink import extra_missing
+
+try:
+    import deltalake
+    from deltalake import CommitProperties, DeltaTable, Transaction
+    from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+    from deltalake.fs import DeltaStorageHandler
+    from deltalake.transaction import AddAction, RemoveAction
+
+    from penstock.sinks.delta.kept import keep, take
+except ImportError as _absent:
+    raise extra_missing("deltalake", "delta") from _absent
+
+# Bounds of the first columns are told to readers, as Delta does it by default.
+_BOUNDED_COLUMNS_MAX = 32
+# Readers take decimals of the bounds as floating point: beyond so many digits they would be others.
+_BOUND_DIGITS_MAX = 15
+# Every commit and every reader goes through what the log has since its last checkpoint. Spark's own default.
+_CHECKPOINT_INTERVAL, _COMMITS_PER_CHECKPOINT = "delta.checkpointInterval", 10
+# The feature of tables from whose files rows may be deleted without a new file.
+_VECTORS = "deletionVectors"
+
+
+class Delta(LakeTable):
+    """A Delta table as it was when it was opened."""
+
+    def __init__(self, table: DeltaTable, url: str, options: Mapping[str, str]) -> None:
+        self._table = table
+        self._url = url
+        self._options = dict(options)
+        self.schema = pyarrow.schema(table.schema().to_arrow())
+        self.folder = folder_of(url, options)
+
+    @property
+    def name(self) -> str | None:
+        """The name that the table was made with."""
+        name: str | None = self._table.metadata().name
+        return name
+
+    def number(self, application: str) -> int | None:
+        """See the seam."""
+        number: int | None = self._table.transaction_version(application)
+        return number
+
+    def files(self) -> list[DataFile]:
+        """See the seam. Raises ServerUnsupported where others deleted rows by deletion vectors."""
+        features = self._table.protocol().reader_features or ()
+        if _VECTORS in features and pyarrow.table(self._table.deletion_vectors()).num_rows:
+            raise ServerUnsupported(
+                f"rows of the table {self._url} were deleted by deletion vectors",
+                hint="Set delta.enableDeletionVectors to false, then in Spark: REORG TABLE ... APPLY (PURGE)",
+            )
+        actions = pyarrow.table(self._table.get_add_actions(flatten=True))
+        names = [name for name in self.schema.names if f"min.{name}" in actions.column_names]
+        return [self._data_file(row, names) for row in actions.to_pylist()]
+
+    @staticmethod
+    def _data_file(row: Mapping[str, Any], names: Sequence[str]) -> DataFile:
+        bounds = {
+            name: Bounds(row[f"min.{name}"], row[f"max.{name}"], _known(row.get(f"null_count.{name}")))
+            for name in names
+        }
+        return DataFile(row["path"], _known(row["num_records"]), row["size_bytes"], bounds)
+
+    def commit(
+        self, added: Sequence[DataFile], removed: Sequence[DataFile], numbers: Mapping[str, int]
+    ) -> None:
+        """See the seam."""
+        now = int(time.time() * 1000)
+        actions: list[Any] = [
+            AddAction(one.path, one.bytes, {}, now, True, _statistics(one)) for one in added
+        ]
+        actions += [RemoveAction(one.path, True, now, one.bytes, {}) for one in removed]
+        marks = [Transaction(name, number, now) for name, number in numbers.items()]
+        with in_our_words(self._url):
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                self._table.schema(),
+                commit_properties=CommitProperties(app_transactions=marks),
+            )
+            keep(self._table, self._url, self._options, self.folder)
+
+    def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
+        """Add columns, which are null in the rows that there are."""
+        fields = deltalake.Schema.from_arrow(pyarrow.schema(columns)).fields
+        with in_our_words(self._url):
+            self._table.alter.add_columns(fields)
+
+    def widen(self, schema: pyarrow.Schema) -> None:
+        """Write all files anew in wider types, in one commit."""
+
+        def cast_batches() -> Iterator[pyarrow.RecordBatch]:
+            for batch in self.batches(self.schema.names):
+                yield from in_schema(pyarrow.Table.from_batches([batch]), schema).to_batches()
+
+        reader = pyarrow.RecordBatchReader.from_batches(schema, cast_batches())
+        with in_our_words(self._url):
+            deltalake.write_deltalake(self._table, reader, mode="overwrite", schema_mode="overwrite")
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows of all files, in those of the columns that the table has."""
+        names = [name for name in columns if name in self.schema.names]
+        for file in self.files():
+            with self.folder.open(file.path) as opened:
+                present = [name for name in names if name in opened.schema_arrow.names]
+                yield from opened.iter_batches(columns=present)
+
+
+def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
+    """Return a table, None where there is none. Raises ConnectionLost, DiskFailed, ServerUnsupported."""
+    with in_our_words(url):
+        try:
+            known = take(url, options, folder_of(url, options, make=False))
+            return Delta(known or DeltaTable(url, storage_options=dict(options) or None), url, options)
+        except TableNotFoundError:
+            return None
+
+
+def create_delta(
+    url: str, options: Mapping[str, str], name: str, schema: pyarrow.Schema, properties: Mapping[str, str]
+) -> Delta:
+    """Make a table, or return the one that somebody has just made."""
+    with in_our_words(url):
+        table = DeltaTable.create(
+            url,
+            schema,
+            mode="ignore",
+            name=name,
+            configuration={_CHECKPOINT_INTERVAL: str(_COMMITS_PER_CHECKPOINT), **properties},
+            storage_options=dict(options) or None,
+        )
+    return Delta(table, url, options)
+
+
+def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Folder:
+    """Return the folder of a table: on this host's disk, where it is made on request, or wherever `deltalake`
+    reaches."""
+    if "://" not in url or url.startswith("file://"):
+        return local_folder(url.removeprefix("file://"), make=make)
+    handler = DeltaStorageHandler(url, dict(options) or None)
+    return Folder(pyarrow.fs.PyFileSystem(handler), "", local=False)
+
+
+@contextmanager
+def in_our_words(url: str) -> Iterator[None]:
+    """Raise what `deltalake` raises as errors of this house."""
+    local = "://" not in url or url.startswith("file://")
+    try:
+        yield
+    except TableNotFoundError:
+        raise
+    except CommitFailedError as problem:
+        raise VersionConflict(
+            f"the table {url} was changed by somebody else meanwhile",
+            hint="The batch is tried again; let one pipeline write a table, and compact it while it rests",
+        ) from problem
+    except DeltaProtocolError as problem:
+        raise ServerUnsupported(
+            f"the table {url} has a feature that `deltalake` cannot write: {problem}",
+            hint="Let the pipeline make the table, or take the feature away",
+        ) from problem
+    except DeltaError as problem:
+        raise OptionInvalid(
+            f"the table {url} cannot be used: {problem}", hint="See the sink's path and storage_options"
+        ) from problem
+    except OSError as problem:
+        kind = DiskFailed if local else ConnectionLost
+        raise kind(
+            f"the table {url} cannot be reached: {problem}", hint="See the sink's path and storage_options"
+        ) from problem
+
+
+def _known(count: Any) -> int:
+    return -1 if count is None else int(count)
+
+
+def _statistics(file: DataFile) -> str:
+    """Return what Delta's log says of a file: its rows, and its columns' bounds and nulls."""
+    told = dict(list(file.bounds.items())[:_BOUNDED_COLUMNS_MAX])
+    bounds = {name: one for name, one in told.items() if _told(one.low, up=False) is not None}
+    bounds = {name: one for name, one in bounds.items() if _told(one.high, up=True) is not None}
+    return json.dumps(
+        {
+            "numRecords": file.rows,
+            "minValues": {name: _told(one.low, up=False) for name, one in bounds.items()},
+            "maxValues": {name: _told(one.high, up=True) for name, one in bounds.items()},
+            "nullCount": {name: one.nulls for name, one in told.items() if one.nulls >= 0},
+        }
+    )
+
+
+def _told(value: Any, *, up: bool) -> Any:
+    """Return a bound as it stands in the log, None for one that is not told there."""
+    if isinstance(value, datetime):
+        # Bounds have milliseconds: the lower one is the one before, the upper one the one behind.
+        step = math.ceil(value.microsecond / 1000) if up else value.microsecond // 1000
+        if step == 1000:
+            return None
+        zone = "Z" if value.tzinfo is not None else ""
+        if value.tzinfo is not None:
+            value = value.astimezone(UTC)
+        return f"{value.year:04}-{value:%m-%dT%H:%M:%S}.{step:03}{zone}"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        digits = len(value.as_tuple().digits)
+        exponent = value.as_tuple().exponent
+        whole = digits <= _BOUND_DIGITS_MAX and exponent == 0
+        return int(value) if whole else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def can_write(url: str, options: Mapping[str, str]) -> None:
+    """Write and delete a file below a URL. Raises what `in_our_words` does."""
+    with in_our_words(url):
+        folder = folder_of(url, options)
+        name = f".penstock-{uuid.uuid4().hex}"
+        with folder.filesystem.open_output_stream(folder.file(name)) as stream:
+            stream.write(b"")
+        folder.delete([name])

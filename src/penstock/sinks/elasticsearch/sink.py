@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elasticsearch: one index per table and one document per row, with the version of the row's last change."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow
+import pyarrow.compute as pc
+from pydantic import Field
+
+from penstock.changes import Changes, Target
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    PrivilegeMissing,
+    SchemaChanged,
+    ServerBusy,
+    ServerUnsupported,
+    TlsFailed,
+    ValueMalformed,
+)
+from penstock.model import Secret
+from penstock.settings.values import Bytes, SecretText
+from penstock.sinks.elasticsearch.documents import (
+    VERSION,
+    Number,
+    check_columns,
+    holds,
+    mapping,
+    put_lines,
+    rows_of_sources,
+    take_lines,
+)
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.images import LastImages, puts
+from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.sink import (
+    HINT_GONE,
+    BatchMark,
+    Delivery,
+    Evolution,
+    Finding,
+    Receipt,
+    Sink,
+    Spread,
+    Writer,
+    extra_missing,
+)
+from penstock.sinks.sql.table_owner import comment_of, owner_of
+
+if TYPE_CHECKING:
+    import elasticsearch
+
+EXTRA = "elasticsearch"
+
+_BYTES_DEFAULT = 32 << 20
+_ANSWER_SECONDS_MAX = 120.0
+_DOCUMENTS_AT_ONCE = 5_000
+_SCROLL = "5m"
+# Under this name an index's mapping tells which pipeline made it.
+_OWNER = "penstock"
+# What no name of an index may have.
+_NOT_IN_NAMES = str.maketrans(dict.fromkeys('\\/*?"<>| ,#:', "_"))
+
+# What the kinds of Elasticsearch's errors mean to us; a conflict means that a later change was there first.
+_CONFLICT = "version_conflict_engine_exception"
+_PASSING = ("es_rejected_execution_exception", "unavailable_shards_exception", "cluster_block_exception")
+_OF_VALUES = (
+    "document_parsing_exception",
+    "mapper_parsing_exception",
+    "illegal_argument_exception",
+    "strict_dynamic_mapping_exception",
+)
+_OF_INDICES = ("index_not_found_exception", "index_closed_exception")
+
+
+class Settings(Endpoint):
+    """An Elasticsearch cluster."""
+
+    url: str = Field(
+        default="http://127.0.0.1:9200",
+        description="http://host:9200 or https://; several separated by commas",
+    )
+    api_key: SecretText | None = Field(default=None, description="an API key, instead of user and password")
+    index: str = Field(
+        default="{database}.{table}",
+        description="the index name: a template of {database} and {table}; it becomes lower case",
+    )
+    refresh: Literal["no", "wait", "now"] = Field(
+        default="no", description="no: return at once; wait: wait for the next refresh; now: force a refresh"
+    )
+    gather_bytes: Bytes = Field(
+        default=_BYTES_DEFAULT, ge=1, description="bytes of rows to buffer before a write"
+    )
+
+
+def make(settings: Settings) -> "ElasticsearchSink":
+    """Make the sink."""
+    return ElasticsearchSink(settings)
+
+
+class ElasticsearchSink(Sink):
+    """Writes documents of an Elasticsearch cluster."""
+
+    kind = "elasticsearch"
+    keeps_types = False
+    delivery = Delivery.IDEMPOTENT
+    spread = Spread.KEYS
+    load_spread = Spread.RANGES
+    reads_ranges = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.password: Secret | None = settings.secret()
+        self._client: elasticsearch.Elasticsearch | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_client": None}
+
+    @property
+    def client(self) -> "elasticsearch.Elasticsearch":
+        """A client that is kept until `close`. Raises OptionInvalid, DependencyMissing."""
+        if self._client is None:
+            self._client = connect(self.settings, self.password)
+        return self._client
+
+    def check(self) -> Sequence[Finding]:
+        with told():
+            self.client.cluster.health()
+        return []
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        check_columns(target)
+        there = self._properties(target)
+        if there is None:
+            return [f"PUT /{self.index(target)} {json.dumps(self._index_body(target))}"]
+        missing = self._missing(target, there, evolution)
+        return (
+            [f"PUT /{self.index(target)}/_mapping {json.dumps({'properties': missing})}"] if missing else []
+        )
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        check_columns(target)
+        index, there = self.index(target), self._properties(target)
+        if there is None:
+            with told(index):
+                self.client.options(ignore_status=400).indices.create(index=index, **self._index_body(target))
+            # Another pipeline may have made it meanwhile.
+            there = self._properties(target) or {}
+        missing = self._missing(target, there, evolution)
+        if missing:
+            with told(index):
+                self.client.indices.put_mapping(index=index, properties=missing)
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for documents in indices that the pipeline made, as their mappings tell."""
+        indices = [self.index(target) for target in targets if self._owner(target) == pipeline]
+        return any(self._has_documents(index) for index in indices)
+
+    def index(self, target: Target) -> str:
+        """Return the name of a target's index. Raises OptionInvalid."""
+        name = target.name
+        try:
+            made = self.settings.index.format(database=name.database, table=name.table)
+        except (KeyError, IndexError, ValueError) as problem:
+            raise OptionInvalid(
+                f"the index's name {self.settings.index!r} has something else than {{database}} and {{table}}"
+            ) from problem
+        return made.lower().translate(_NOT_IN_NAMES).lstrip("-_+.")
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        # Where the sink has a client already, many small batches go over its connections.
+        shared = self._client
+        return _Writer(self, shared or connect(self.settings, self.password), shared is None)
+
+    def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
+        # Rows of before a table was emptied may have been written by another task, and later.
+        for index, version in (one for receipt in receipts for one in receipt.staged):
+            before = {"range": {VERSION: {"lte": version}}}
+            for hits in self._hits(index, before, source=False):
+                lines = [
+                    json.dumps(
+                        {"delete": {"_id": hit["_id"], "version": version, "version_type": "external_gte"}}
+                    )
+                    for hit in hits
+                ]
+                send(self.client, index, "\n".join(lines).encode(), self.settings.refresh)
+
+    def read(
+        self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        for hits in self._hits(self.index(target), {"match_all": {}}, source=True):
+            rows = rows_of_sources(target, [hit["_source"] for hit in hits])
+            kept = _within(target, rows, low, high)
+            if kept.num_rows:
+                yield kept
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _mappings(self, target: Target) -> dict[str, Any] | None:
+        index = self.index(target)
+        with told(index):
+            found = self.client.options(ignore_status=404).indices.get_mapping(index=index)
+        if found.meta.status == 404:
+            return None
+        [one] = found.body.values()
+        mappings: dict[str, Any] = one["mappings"]
+        return mappings
+
+    def _properties(self, target: Target) -> dict[str, Any] | None:
+        mappings = self._mappings(target)
+        return None if mappings is None else mappings.get("properties", {})
+
+    def _index_body(self, target: Target) -> dict[str, Any]:
+        owner = {_OWNER: comment_of(self.pipeline)}
+        return {"mappings": {"dynamic": False, "_meta": owner, "properties": mapping(target)}}
+
+    def _owner(self, target: Target) -> str | None:
+        mappings = self._mappings(target) or {}
+        return owner_of(mappings.get("_meta", {}).get(_OWNER))
+
+    def _has_documents(self, index: str) -> bool:
+        with told(index):
+            self.client.indices.refresh(index=index)
+            return bool(self.client.count(index=index).body["count"])
+
+    def _missing(self, target: Target, there: Mapping[str, Any], evolution: Evolution) -> dict[str, Any]:
+        """Return the properties that an index has to get. Raises SchemaChanged."""
+        wanted = mapping(target)
+        missing = {name: one for name, one in wanted.items() if name not in there}
+        odd = [name for name, one in wanted.items() if name in there and not holds(there[name], one)]
+        if evolution is Evolution.IGNORE:
+            return {VERSION: missing[VERSION]} if VERSION in missing else {}
+        if odd or (missing and evolution is Evolution.STOP):
+            names = ", ".join(odd or missing)
+            raise SchemaChanged(
+                f"the index {self.index(target)} does not map {names} as the columns of {target.name} are",
+                hint="Delete the index, or name another one, then run penstock resnapshot for the table",
+            )
+        return missing
+
+    def _hits(self, index: str, query: Mapping[str, Any], source: bool) -> Iterator[list[Any]]:
+        """Yield all documents that a query finds, many at a time."""
+        with told(index):
+            self.client.indices.refresh(index=index)
+            page = self.client.search(
+                index=index,
+                query=query,
+                source=source,
+                sort=["_doc"],
+                size=_DOCUMENTS_AT_ONCE,
+                scroll=_SCROLL,
+            )
+        try:
+            while hits := page["hits"]["hits"]:
+                yield hits
+                with told(index):
+                    page = self.client.scroll(scroll_id=page["_scroll_id"], scroll=_SCROLL)
+        finally:
+            with told(index):
+                self.client.options(ignore_status=404).clear_scroll(scroll_id=page["_scroll_id"])
+
+
+class _Writer(Writer):
+    """Gathers the last image of each key of a table, and writes them."""
+
+    def __init__(self, sink: ElasticsearchSink, client: "elasticsearch.Elasticsearch", own: bool) -> None:
+        self._sink = sink
+        self._client = client
+        self._own = own
+        self._gathered: dict[Target, LastImages] = {}
+        self._names: dict[Target, list[str]] = {}
+        self._rows: Counter[str] = Counter()
+        self._bytes = 0
+        self._unrepresentable: Counter[str] = Counter()
+        self._staged: list[Any] = []
+        self._outdated = 0
+
+    def write(self, changes: Changes) -> None:
+        for target in list(self._gathered):
+            if target.name == changes.target.name and target != changes.target:
+                self._flush(target)
+        gathered = self._gathered.setdefault(changes.target, LastImages(changes.target))
+        gathered.add(changes)
+        if gathered.bytes >= self._sink.settings.gather_bytes:
+            self._flush(changes.target)
+
+    def empty(self, target: Target, version: int) -> None:
+        self._staged.append((self._sink.index(target), version))
+
+    def finish(self) -> Receipt:
+        for target in list(self._gathered):
+            self._flush(target)
+        self.abort()
+        rows = sum(self._rows.values())
+        return Receipt(
+            rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable, self._outdated
+        )
+
+    def abort(self) -> None:
+        if self._own:
+            self._client.close()
+
+    def _flush(self, target: Target) -> None:
+        rows = self._gathered.pop(target).rows()
+        if rows is not None:
+            with self.working_on(target.name):
+                self._write(target, rows)
+
+    def _write(self, target: Target, rows: pyarrow.Table) -> None:
+        if target not in self._names:
+            there = self._sink._properties(target)
+            if there is None:
+                # The server would make one by itself, and find nothing in it.
+                raise SchemaChanged(
+                    f"the target has no index {self._sink.index(target)} any more", hint=HINT_GONE
+                )
+            self._names[target] = [name for name in target.column_names if name in there]
+        self._unrepresentable += unrepresentable_counts(target, rows.filter(puts(rows)))
+        for batch in rows.to_batches():
+            put = puts(batch)
+            taken, left = batch.filter(pc.invert(put)), batch.filter(put)
+            if taken.num_rows:
+                self._send(target, take_lines(Changes(target, taken, target.name)))
+            if left.num_rows:
+                self._send(target, put_lines(Changes(target, left, target.name), self._names[target]))
+        self._rows[str(target.name)] += rows.num_rows
+
+    def _send(self, target: Target, bodies: Iterator[bytes]) -> None:
+        for body in bodies:
+            self._bytes += len(body)
+            self._outdated += send(self._client, self._sink.index(target), body, self._sink.settings.refresh)
+
+
+def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh: str) -> int:
+    """Send a bulk request; return of how many rows the index has a later version. Raises what its answers
+    mean."""
+    wait: Any = {"no": False, "wait": "wait_for", "now": True}[refresh]
+    lines: Any = [body]
+    with told(index):
+        answer = client.bulk(
+            index=index, operations=lines, refresh=wait, filter_path=["errors", "items.*.error"]
+        )
+    if not answer.get("errors"):
+        return 0
+    for item in answer["items"]:
+        [[_, outcome]] = item.items()
+        kind, reason = outcome["error"]["type"], outcome["error"].get("reason", "")
+        if kind != _CONFLICT:
+            raise _refusal(kind, reason, index)
+    return len(answer["items"])
+
+
+def connect(settings: Settings, password: Secret | None) -> "elasticsearch.Elasticsearch":
+    """Return a client, which connects when it is used. Raises OptionInvalid, DependencyMissing."""
+    try:
+        import elasticsearch
+        from elastic_transport import JsonSerializer
+    except ImportError as problem:
+        raise extra_missing("elasticsearch", "elasticsearch") from problem
+
+    class Exact(JsonSerializer):
+        """Reads numbers with all their digits."""
+
+        mimetype = "application/vnd.elasticsearch+json"
+
+        def json_loads(self, data: bytes | str) -> Any:
+            return json.loads(data, parse_float=Number)
+
+    more: dict[str, Any] = {}
+    if settings.api_key is not None:
+        more["api_key"] = settings.api_key.reveal()
+    elif settings.user is not None:
+        more["basic_auth"] = (settings.user, password.reveal() if password else "")
+    if settings.ca is not None:
+        more["ca_certs"] = str(settings.ca)
+    try:
+        return elasticsearch.Elasticsearch(
+            settings.url.split(","),
+            request_timeout=_ANSWER_SECONDS_MAX,
+            serializers={Exact.mimetype: Exact()},
+            **more,
+        )
+    except ValueError as problem:
+        raise OptionInvalid(
+            f"{settings.url!r} is no Elasticsearch server: {problem}", hint="Write http://host:9200"
+        ) from problem
+
+
+@contextmanager
+def told(place: str | None = None) -> Iterator[None]:
+    """Raise what the client raises as our own errors."""
+    import elastic_transport
+    import elasticsearch
+
+    try:
+        yield
+    except elastic_transport.TlsError as problem:
+        raise TlsFailed(
+            f"no TLS with Elasticsearch: {problem}", hint="Set ca to its authority's file"
+        ) from problem
+    except elastic_transport.TransportError as problem:
+        raise ConnectionLost(f"Elasticsearch does not answer: {problem}", position=place) from problem
+    except elasticsearch.ApiError as problem:
+        raise _api_error(problem.status_code, problem.error, str(problem), place) from problem
+    except elasticsearch.UnsupportedProductError as problem:
+        raise ServerUnsupported(f"this is not Elasticsearch: {problem}", position=place) from problem
+
+
+def _api_error(status: int, kind: str, message: str, place: str | None) -> PenstockError:
+    if status == 401:
+        return AuthenticationFailed(
+            f"Elasticsearch answers: {message}", hint="Check user, password and api_key"
+        )
+    if status == 403 and kind not in _PASSING:
+        return PrivilegeMissing(
+            f"Elasticsearch answers: {message}",
+            position=place,
+            hint="Grant create_index, manage, read and write",
+        )
+    if status in (429, 502, 503, 504):
+        return ServerBusy(f"Elasticsearch answers: {message}", position=place)
+    return _refusal(kind, message, place)
+
+
+def _refusal(kind: str, message: str, place: str | None) -> PenstockError:
+    if kind in _PASSING:
+        return ServerBusy(f"Elasticsearch answers: {kind}: {message}", position=place)
+    if kind in _OF_INDICES:
+        return SchemaChanged(f"Elasticsearch answers: {kind}: {message}", position=place, hint=HINT_GONE)
+    if kind in _OF_VALUES:
+        return ValueMalformed(
+            f"Elasticsearch cannot index a document: {message}",
+            position=place,
+            hint="Map the field otherwise in the index, or set errors: {table: skip_table}",
+        )
+    return ServerUnsupported(f"Elasticsearch answers: {kind}: {message}", position=place)
+
+
+def _within(
+    target: Target, rows: pyarrow.RecordBatch, low: Mapping[str, Any] | None, high: Mapping[str, Any] | None
+) -> pyarrow.RecordBatch:
+    """Return the rows whose keys are in a range."""
+    for bound, wanted in ((low, True), (high, False)):
+        if bound is not None:
+            rows = rows.filter(pc.equal(_not_below(target, rows, bound), wanted))
+    return rows
+
+
+def _not_below(target: Target, rows: pyarrow.RecordBatch, bound: Mapping[str, Any]) -> pyarrow.Array:
+    """Tell of each row whether its key is the bound or above."""
+    found = pyarrow.repeat(True, rows.num_rows)
+    for name in reversed(target.primary_key):
+        column, value = rows.column(name), pyarrow.scalar(bound[name], rows.column(name).type)
+        found = pc.or_(pc.greater(column, value), pc.and_(pc.equal(column, value), found))
+    return found

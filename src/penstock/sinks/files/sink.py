@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A feed of changes as Parquet files, in local folders or an object store: every change exactly once.
+
+Writers stage files outside the table folders. The commit moves them into place under deterministic names,
+which a replayed batch reuses, and writes the batch's manifest last. A batch with a manifest is complete.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import pyarrow
+import pyarrow.fs
+import pyarrow.parquet as parquet
+from pydantic import Field
+
+from penstock import _native
+from penstock.changes import Changes, Target
+from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PenstockError, SchemaChanged
+from penstock.settings.values import Bytes, Section
+from penstock.sinks.lake.parquet_files import DataFile, Folder, PartFiles
+from penstock.sinks.lake.rows import feed_fields, stored_rows, stored_schema, unrepresentable_counts
+from penstock.sinks.lake.types import is_widened
+from penstock.sinks.sink import (
+    BatchMark,
+    Delivery,
+    Evolution,
+    Finding,
+    Receipt,
+    Sink,
+    Spread,
+    Writer,
+    applications_of,
+)
+
+EXTRA = ""
+
+_FILE_BYTES_DEFAULT = 128 << 20
+# Readers of folders of Parquet files pass over names that begin so.
+_STAGED, _MANIFESTS, _SCHEMA = "_staged", "_penstock", "_schema.parquet"
+
+
+class Settings(Section):
+    """Where the files are, and how they are written."""
+
+    path: str = Field(
+        min_length=1,
+        description="the feed's folder, or a URL that pyarrow supports: s3://, gs://, hdfs://; files are"
+        " in path/database/table",
+    )
+    file_bytes: Bytes = Field(
+        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="approximate maximum size of a file"
+    )
+    compression: Literal["snappy", "zstd", "gzip", "none"] = Field(
+        default="snappy", description="compression of the files"
+    )
+
+
+def make(settings: Settings) -> Sink:
+    """Make the sink."""
+    return FilesSink(settings)
+
+
+class FilesSink(Sink):
+    """Writes changes with all their columns."""
+
+    kind = "files"
+    delivery = Delivery.EXACTLY_ONCE
+    spread = Spread.RANGES
+    keeps_state = False
+    remembers_alone = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def check(self) -> Sequence[Finding]:
+        try:
+            folder = self._folder("")
+            with _InOurWords(self.settings.path):
+                folder.filesystem.get_file_info(folder.path)
+        except PenstockError as problem:
+            return [Finding(self.settings.path, str(problem))]
+        above = Path(folder.path)
+        while folder.local and not above.exists():
+            above = above.parent
+        if folder.local and not os.access(above, os.W_OK | os.X_OK):
+            return [Finding(self.settings.path, f"nothing can be written to {above}")]
+        return []
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        folder = self._folder(path_of(target))
+        known, schema = _known_schema(folder), self._changed_schema(folder, target, evolution)
+        if known is None:
+            return [f"begin a feed of changes in {self.place(target)}"]
+        return [] if known.equals(schema) else [f"write the files of {self.place(target)} with other columns"]
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        folder = self._folder(path_of(target))
+        known, schema = _known_schema(folder), self._changed_schema(folder, target, evolution)
+        if known is None or not known.equals(schema):
+            with _InOurWords(self.settings.path):
+                folder.filesystem.create_dir(folder.file(_STAGED), recursive=True)
+                _put(folder, _SCHEMA, lambda stream: parquet.write_table(schema.empty_table(), stream))
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for manifests."""
+        manifests = self._folder(f"{_MANIFESTS}/{applications_of(pipeline).rstrip('/')}")
+        with _InOurWords(self.settings.path):
+            found = manifests.filesystem.get_file_info(manifests.path)
+            return bool(found.type == pyarrow.fs.FileType.Directory)
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        return _FeedWriter(self, mark, part)
+
+    def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
+        manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
+        manifest = f"{mark.number:012}.json"
+        told: list[dict[str, Any]] = []
+        staged: list[str] = []
+        numbers: Counter[str] = Counter()
+        for receipt in receipts:
+            for table, name, rows, size in receipt.staged:
+                final = f"{prefix_of(mark)}-{numbers[table]:05}.parquet"
+                numbers[table] += 1
+                told.append({"path": f"{table}/{final}", "rows": rows, "bytes": size})
+                staged.append(f"{table}/{_STAGED}/{name}")
+        with _InOurWords(self.settings.path):
+            manifests.filesystem.create_dir(manifests.path, recursive=True)
+            if not _is_there(manifests, manifest):
+                for table in numbers:
+                    self._remove(table, prefix_of(mark), {one["path"] for one in told})
+                for one, name in zip(told, staged, strict=True):
+                    self._publish(name, one["path"])
+                for table in numbers:
+                    _sync(self._folder(table))
+                text = json.dumps({"batch": mark.number, "files": told}).encode()
+                _put(manifests, manifest, lambda stream: stream.write(text))
+            # What is left there is of tasks that failed or were repeated.
+            for table in numbers:
+                self._remove(f"{table}/{_STAGED}", prefix_of(mark), set())
+
+    def _remove(self, table: str, prefix: str, kept: set[str]) -> None:
+        """Delete a folder's files whose names begin so, but for some."""
+        folder = self._folder(table)
+        chosen = pyarrow.fs.FileSelector(folder.path, allow_not_found=True)
+        names = [one.base_name for one in folder.filesystem.get_file_info(chosen)]
+        folder.delete(
+            [name for name in names if name.startswith(f"{prefix}-") and f"{table}/{name}" not in kept]
+        )
+
+    def _publish(self, staged: str, final: str) -> None:
+        """Move a staged file to its name; what an earlier try of the batch left there is replaced."""
+        root = self._folder("")
+        try:
+            root.filesystem.move(root.file(staged), root.file(final))
+        except FileNotFoundError:
+            # The same commit came so far before.
+            if not _is_there(root, final):
+                raise
+
+    def place(self, target: Target) -> str:
+        """Return where a target's files are."""
+        return f"{self.settings.path.rstrip('/')}/{path_of(target)}"
+
+    def feed_schema(self, target: Target) -> pyarrow.Schema:
+        """Return the columns of a target's files, as they were prepared."""
+        known = _known_schema(self._folder(path_of(target)))
+        if known is None:
+            raise OptionInvalid(
+                f"the folder {self.place(target)} is gone", hint="penstock pipelines reset, then run"
+            )
+        return known
+
+    def output(self, mark: BatchMark, part: int, target: Target, schema: pyarrow.Schema) -> PartFiles:
+        """Return what stages files of a target."""
+        return PartFiles(
+            self._folder(f"{path_of(target)}/{_STAGED}"),
+            schema,
+            bytes_max=self.settings.file_bytes,
+            compression=self.settings.compression,
+            prefix=f"{prefix_of(mark)}-{part}",
+        )
+
+    def _changed_schema(self, folder: Folder, target: Target, evolution: Evolution) -> pyarrow.Schema:
+        """Return the columns that files have from now on. Raises SchemaChanged."""
+        changes = pyarrow.schema(_native.arrow_schema(target.declared, mariadb=target.mariadb))
+        wanted = stored_schema(target, feed_fields(changes))
+        known = _known_schema(folder)
+        if known is None or evolution is Evolution.IGNORE:
+            return wanted if known is None else known
+        other = [
+            one.name
+            for one in wanted
+            if one.name in known.names and not _agree(known.field(one.name).type, one.type)
+        ]
+        added = [one.name for one in wanted if one.name not in known.names]
+        gone = [one for one in known if one.name not in wanted.names]
+        refused = {
+            Evolution.EVOLVE: [
+                name for name in other if not is_widened(known.field(name).type, wanted.field(name).type)
+            ],
+            Evolution.ADD_ONLY: other,
+            Evolution.STOP: [*added, *other, *(one.name for one in gone)],
+        }[evolution]
+        if refused:
+            raise SchemaChanged(
+                f"the columns of {target.name} are not those of {self.place(target)}: {', '.join(refused)}",
+                hint="Set schema_changes, or move the folder away so that another is begun",
+            )
+        if evolution is Evolution.ADD_ONLY and gone:
+            own = len(target.columns)
+            wanted = pyarrow.schema([*list(wanted)[:own], *gone, *list(wanted)[own:]])
+        return wanted
+
+    def _folder(self, name: str) -> Folder:
+        """Return a folder below the feed's."""
+        path = self.settings.path.rstrip("/")
+        filesystem: pyarrow.fs.FileSystem = pyarrow.fs.LocalFileSystem()
+        if "://" in path:
+            with _InOurWords(path):
+                filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
+        local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+        return Folder(filesystem, f"{path.rstrip('/')}/{name}".rstrip("/"), local)
+
+
+class _FeedWriter(Writer):
+    """Stages one part's changes."""
+
+    def __init__(self, sink: FilesSink, mark: BatchMark, part: int) -> None:
+        self._sink = sink
+        self._mark = mark
+        self._part = part
+        self._tables: dict[str, tuple[Target, pyarrow.Schema, PartFiles]] = {}
+        self._counts: Counter[str] = Counter()
+        self._bytes = 0
+        self._unrepresentable: Counter[str] = Counter()
+
+    def write(self, changes: Changes) -> None:
+        with self.working_on(changes.target.name):
+            self._stage(changes)
+
+    def _stage(self, changes: Changes) -> None:
+        name = str(changes.target.name)
+        held = self._tables.get(name)
+        if held is None:
+            schema = self._sink.feed_schema(changes.target)
+            held = changes.target, schema, self._sink.output(self._mark, self._part, changes.target, schema)
+            self._tables[name] = held
+        rows = pyarrow.Table.from_batches([changes.rows])
+        self._unrepresentable += unrepresentable_counts(changes.target, rows)
+        with _InOurWords(self._sink.settings.path):
+            held[2].write(stored_rows(rows, held[1]))
+        self._counts[name] += len(changes)
+        self._bytes += changes.rows.nbytes
+
+    def finish(self) -> Receipt:
+        staged: list[Any] = []
+        for target, _, files in self._tables.values():
+            with self.working_on(target.name), _InOurWords(self._sink.settings.path):
+                staged += [_told(target, one) for one in files.finish()]
+        return Receipt(
+            rows=self._counts.total(),
+            bytes=self._bytes,
+            tables=dict(self._counts),
+            staged=tuple(staged),
+            unrepresentable=dict(self._unrepresentable),
+        )
+
+    def abort(self) -> None:
+        for _, _, files in self._tables.values():
+            files.abort()
+
+
+def path_of(target: Target) -> str:
+    """Return where below the feed's folder a target's files are."""
+    return f"{quote(target.name.database, safe=' ')}/{quote(target.name.table, safe=' ')}"
+
+
+def prefix_of(mark: BatchMark) -> str:
+    """Return what the names of a batch's files begin with: they sort by batch, until a pipeline is reset."""
+    application = hashlib.sha256(mark.application.encode()).hexdigest()[:8]
+    return f"{application}-{mark.number:012}"
+
+
+def _told(target: Target, file: DataFile) -> list[Any]:
+    return [path_of(target), file.path, file.rows, file.bytes]
+
+
+def _agree(known: pyarrow.DataType, wanted: pyarrow.DataType) -> bool:
+    """Tell whether a file's type is a wanted one, but for what Parquet calls the parts of lists and maps."""
+    if pyarrow.types.is_nested(known):
+        return bool(known.id == wanted.id)
+    return bool(known == wanted)
+
+
+def _known_schema(folder: Folder) -> pyarrow.Schema | None:
+    if not _is_there(folder, _SCHEMA):
+        return None
+    with folder.filesystem.open_input_file(folder.file(_SCHEMA)) as opened:
+        return parquet.read_schema(opened)
+
+
+def _is_there(folder: Folder, name: str) -> bool:
+    found = folder.filesystem.get_file_info(folder.file(name))
+    return bool(found.type == pyarrow.fs.FileType.File)
+
+
+def _put(folder: Folder, name: str, write: Any) -> None:
+    """Write a file that is whole or not there. A disk shows one before it is closed, object stores do not."""
+    first = f"_{name}.new" if folder.local else name
+    with folder.filesystem.open_output_stream(folder.file(first)) as stream:
+        write(stream)
+    if folder.local:
+        with open(folder.file(first), "rb") as opened:
+            os.fsync(opened.fileno())
+        folder.filesystem.move(folder.file(first), folder.file(name))
+        _sync(folder)
+
+
+def _sync(folder: Folder) -> None:
+    """Make the names in a folder of this host durable."""
+    if folder.local:
+        opened = os.open(folder.path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+class _InOurWords:
+    """Raises what a file system raises as errors of this house."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
+        if isinstance(problem, OSError | pyarrow.ArrowInvalid):
+            local = "://" not in self._path or self._path.startswith("file://")
+            raised: type[PenstockError] = (
+                DiskFailed if local and isinstance(problem, OSError) else ConnectionLost
+            )
+            if isinstance(problem, pyarrow.ArrowInvalid):
+                raised = OptionInvalid
+            raise raised(
+                f"the folder {self._path} cannot be used: {problem}", hint="See the sink's path"
+            ) from problem

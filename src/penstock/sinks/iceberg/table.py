@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of Apache Iceberg, by the `pyiceberg` package: their columns, files and commits.
+
+A pipeline's number is a property of the table that is set in the commit of its rows. A commit is tried once:
+where somebody else's came before it, the batch comes again, and looks for its number first.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import pyarrow
+
+from penstock.errors import (
+    AccessDenied,
+    ConnectionLost,
+    OptionInvalid,
+    SchemaChanged,
+    ServerUnsupported,
+    VersionConflict,
+)
+from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, files_told
+from penstock.sinks.lake.table import LakeTable
+from penstock.sinks.sink import extra_missing
+
+try:
+    from pyiceberg import exceptions
+    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.io.pyarrow import (
+        PyArrowFileIO,
+        _ConvertToIceberg,
+        parquet_file_to_data_file,
+        schema_to_pyarrow,
+        visit_pyarrow,
+    )
+    from pyiceberg.table import Table
+    from pyiceberg.types import IcebergType
+    from sqlalchemy.exc import DBAPIError, OperationalError
+except ImportError as _absent:
+    raise extra_missing("pyiceberg", "iceberg") from _absent
+
+# Names of numbers among a table's properties begin so.
+_NUMBER = "penstock.number."
+# pyiceberg would make a commit again on top of another one, which may be that of the same batch.
+_RETRIES = "commit.retry.num-retries"
+_ONCE = "0"
+
+
+class Iceberg(LakeTable):
+    """An Iceberg table as it was when it was loaded."""
+
+    file_prefix = "data/part"
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._place = ".".join(table.name())
+        self.schema = _small_schema(schema_to_pyarrow(table.schema()))
+        scheme, host, path = PyArrowFileIO.parse_location(table.location())
+        files = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
+        filesystem = files.fs_by_scheme(scheme, host)
+        self.folder = Folder(filesystem, path.rstrip("/"), local=scheme == "file")
+        if self.folder.local:
+            os.makedirs(f"{self.folder.path}/data", exist_ok=True)
+        # The table's files as pyiceberg has them, once they were asked for.
+        self._entries: dict[str, Any] = {}
+
+    def number(self, application: str) -> int | None:
+        """See the seam."""
+        text = self._table.properties.get(_NUMBER + application)
+        return None if text is None else int(text)
+
+    def files(self) -> list[DataFile]:
+        """See the seam. Raises ServerUnsupported where others deleted rows by files of deletes."""
+        fields = {one.field_id: one for one in self._table.schema().fields if one.field_type.is_primitive}
+        found = []
+        location = self._table.location().rstrip("/") + "/"
+        with in_our_words(self._place):
+            tasks = list(self._table.scan().plan_files())
+        for task in tasks:
+            if task.delete_files or not task.file.file_path.startswith(location):
+                raise ServerUnsupported(
+                    f"{self._place} has a file that others wrote, or deleted from: {task.file.file_path}",
+                    hint="Let engines that change it copy on write, and compact it: rewrite_data_files",
+                )
+            name = task.file.file_path.removeprefix(location)
+            self._entries[name] = task.file
+            bounds = {one.name: _bounds(task.file, number, one) for number, one in fields.items()}
+            found.append(DataFile(name, task.file.record_count, task.file.file_size_in_bytes, bounds))
+        return found
+
+    def commit(
+        self, added: Sequence[DataFile], removed: Sequence[DataFile], numbers: Mapping[str, int]
+    ) -> None:
+        """See the seam."""
+        told = {_NUMBER + name: str(number) for name, number in numbers.items()}
+        location = self._table.location().rstrip("/")
+        with in_our_words(self._place):
+            if self._table.properties.get(_RETRIES) != _ONCE:
+                with self._table.transaction() as alone:
+                    alone.set_properties({_RETRIES: _ONCE})
+            change = self._table.transaction()
+            if added or removed:
+                update = change.update_snapshot(snapshot_properties=told)
+                with update.overwrite() if removed else update.fast_append() as snapshot:
+                    for one in added:
+                        snapshot.append_data_file(
+                            parquet_file_to_data_file(
+                                self._table.io, change.table_metadata, f"{location}/{one.path}"
+                            )
+                        )
+                    for one in removed:
+                        snapshot.delete_data_file(self._entries[one.path])
+            change.set_properties(told)
+            self._table = change.commit_transaction()
+
+    def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
+        """See the seam."""
+        with in_our_words(self._place), self._table.update_schema() as change:
+            for field in columns:
+                change.add_column(field.name, _iceberg_type(field.type))
+
+    def widen(self, schema: pyarrow.Schema) -> None:
+        """See the seam. Raises SchemaChanged for a type that Iceberg cannot widen in place."""
+        added = [one for one in schema if one.name not in self.schema.names]
+        wider = [
+            one
+            for one in schema
+            if one.name in self.schema.names and one.type != self.schema.field(one.name).type
+        ]
+        try:
+            with in_our_words(self._place), self._table.update_schema() as change:
+                for field in wider:
+                    change.update_column(field.name, _iceberg_type(field.type))
+                for field in added:
+                    change.add_column(field.name, _iceberg_type(field.type))
+        except exceptions.ValidationError as problem:
+            raise SchemaChanged(
+                f"Iceberg cannot widen columns of {self._place} in place: {problem}",
+                hint="Drop the table, then run: penstock resnapshot",
+            ) from problem
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        """See the seam."""
+        names = [name for name in columns if name in self.schema.names]
+        for file in self.files():
+            with self.folder.open(file.path) as opened:
+                present = [name for name in names if name in opened.schema_arrow.names]
+                yield from opened.iter_batches(columns=present)
+
+    def described(self, file: DataFile) -> DataFile:
+        """Return the file: its footer is read when it is committed."""
+        return file
+
+
+def _iceberg_type(declared: pyarrow.DataType) -> IcebergType:
+    found = visit_pyarrow(declared, _ConvertToIceberg())
+    assert isinstance(found, IcebergType), f"{declared} is one column's type"
+    return found
+
+
+def open_iceberg(properties: Mapping[str, str], namespace: str, name: str) -> Iceberg | None:
+    """Return a table, None where there is none. Raises as `in_our_words` does."""
+    with in_our_words(f"{namespace}.{name}"):
+        try:
+            return Iceberg(catalog_of(properties).load_table((namespace, name)))
+        except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
+            return None
+
+
+def create_iceberg(
+    properties: Mapping[str, str],
+    namespace: str,
+    name: str,
+    schema: pyarrow.Schema,
+    table_properties: Mapping[str, str],
+) -> Iceberg:
+    """Make a table, or return the one that somebody has just made."""
+    with in_our_words(f"{namespace}.{name}"):
+        catalog = catalog_of(properties)
+        catalog.create_namespace_if_not_exists(namespace)
+        table = catalog.create_table_if_not_exists(
+            (namespace, name), schema, properties={_RETRIES: _ONCE, **table_properties}
+        )
+        return Iceberg(table)
+
+
+def reach(properties: Mapping[str, str]) -> None:
+    """Ask a catalog for its namespaces. Raises as `in_our_words` does."""
+    with in_our_words("the sink"):
+        catalog_of(properties).list_namespaces()
+
+
+def catalog_of(properties: Mapping[str, str]) -> Catalog:
+    """Return a catalog, one for each process that asks."""
+    return _catalog(tuple(sorted(properties.items())), os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _catalog(properties: tuple[tuple[str, str], ...], _: int) -> Catalog:
+    return load_catalog("penstock", **dict(properties))
+
+
+@contextmanager
+def in_our_words(place: str) -> Iterator[None]:
+    """Raise what `pyiceberg` raises as errors of this house."""
+    hint = "See the sink's catalog"
+    try:
+        # A catalog's own HTTP errors are of files to Python too.
+        with files_told(place):
+            yield
+    except OperationalError as problem:
+        raise ConnectionLost(
+            f"the catalog of {place} does not answer: {problem.orig}", hint=hint
+        ) from problem
+    except DBAPIError as problem:
+        raise OptionInvalid(f"the catalog of {place} cannot be used: {problem.orig}", hint=hint) from problem
+    except (exceptions.CommitFailedException, exceptions.CommitStateUnknownException) as problem:
+        raise VersionConflict(
+            f"the table {place} was changed by somebody else meanwhile: {problem}",
+            hint="The batch is tried again; let one pipeline write a table, and compact it while it rests",
+        ) from problem
+    except (
+        exceptions.UnauthorizedError,
+        exceptions.ForbiddenError,
+        exceptions.OAuthError,
+        exceptions.AuthorizationExpiredError,
+    ) as problem:
+        raise AccessDenied(f"the catalog of {place} refuses: {problem}", hint=hint) from problem
+    except (
+        exceptions.ServerError,
+        exceptions.ServiceUnavailableError,
+        exceptions.TooManyRequestsError,
+    ) as problem:
+        raise ConnectionLost(f"the catalog of {place} does not answer: {problem}", hint=hint) from problem
+    except exceptions.RESTError as problem:
+        raise OptionInvalid(f"the catalog of {place} cannot be used: {problem}", hint=hint) from problem
+
+
+def _bounds(file: Any, number: int, field: Any) -> Bounds:
+    low, high = (file.lower_bounds or {}).get(number), (file.upper_bounds or {}).get(number)
+    nulls = (file.null_value_counts or {}).get(number, -1)
+    if low is None or high is None:
+        return Bounds(None, None, nulls)
+    return Bounds(from_bytes(field.field_type, low), from_bytes(field.field_type, high), nulls)
+
+
+def _small_schema(schema: pyarrow.Schema) -> pyarrow.Schema:
+    """Return columns whose texts and lists have 32-bit offsets, as rows of changes do."""
+    return pyarrow.schema([_small(one) for one in schema])
+
+
+def _small(field: pyarrow.Field) -> pyarrow.Field:
+    types, kind = pyarrow.types, field.type
+    if types.is_large_string(kind):
+        return field.with_type(pyarrow.string())
+    if types.is_large_binary(kind):
+        return field.with_type(pyarrow.binary())
+    if types.is_large_list(kind) or types.is_list(kind):
+        return field.with_type(pyarrow.list_(_small(kind.value_field)))
+    if types.is_map(kind):
+        return field.with_type(pyarrow.map_(_small(kind.key_field), _small(kind.item_field)))
+    if types.is_struct(kind):
+        return field.with_type(pyarrow.struct([_small(one) for one in kind]))
+    return field

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of changes as a lake's table holds them: its columns, in its types, in its order."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock.changes import SYSTEM_COLUMNS, Target
+from penstock.errors import ValueMalformed
+from penstock.sinks.images import unrepresentable_text
+from penstock.sinks.lake.types import cast, stored_type
+
+# What a zero date is in text, in dates and in times.
+_ZERO_DATE = r"^0000-00-00( 00:00:00(\.0*)?)?$"
+
+
+def stored_schema(
+    target: Target, further: Sequence[pyarrow.Field] = (), integer_bits_min: int = 8
+) -> pyarrow.Schema:
+    """Return the columns of a target's table, in the types in which they are stored, and further ones."""
+    own = [pyarrow.field(one.name, stored_type(one.type, integer_bits_min)) for one in target.arrow()]
+    return pyarrow.schema([*own, *further])
+
+
+def feed_fields(rows: pyarrow.Schema, integer_bits_min: int = 8) -> list[pyarrow.Field]:
+    """Return the system columns as a feed holds them."""
+    return [
+        pyarrow.field(name, stored_type(rows.field(name).type, integer_bits_min)) for name in SYSTEM_COLUMNS
+    ]
+
+
+def stored_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
+    """Return rows in a table's own columns: what the rows lack is null, what the table lacks is left out.
+
+    Raises ValueMalformed where a value does not fit its column.
+    """
+    columns = []
+    for field in schema:
+        number = rows.schema.get_field_index(field.name)
+        if number < 0:
+            columns.append(pyarrow.nulls(rows.num_rows, field.type))
+            continue
+        try:
+            columns.append(cast(rows.column(number), field.type))
+        except pyarrow.ArrowInvalid as problem:
+            raise ValueMalformed(
+                f"column {field.name} of the target holds {field.type}, which cannot take a value: {problem}",
+                hint="Load the table again, or let the target's columns evolve",
+            ) from problem
+    return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def read_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
+    """Return stored rows in the types that a target declares, without any other column."""
+    columns = [
+        cast(rows.column(field.name), field.type)
+        if field.name in rows.schema.names
+        else pyarrow.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def unrepresentable_counts(
+    target: Target, rows: pyarrow.Table, chosen: pyarrow.ChunkedArray | None = None
+) -> Counter[str]:
+    """Count the values that a target's columns cannot hold, by "table.column", in all or chosen rows."""
+    found: Counter[str] = Counter()
+    texts = pc.struct_field(rows.column("_metadata"), "unrepresentable")
+    if texts.null_count == len(texts):
+        return found
+    if chosen is not None:
+        rows, texts = rows.filter(chosen), texts.filter(chosen)
+    for name in target.column_names:
+        if rows.column(name).null_count:
+            count = pc.count(pc.map_lookup(texts, name, "first")).as_py()
+            if count:
+                found[f"{target.name}.{name}"] = count
+    return found
+
+
+def check_keys(target: Target, rows: pyarrow.Table) -> None:
+    """Raise ValueMalformed where a key cannot be found again in a table: one that its column cannot hold.
+
+    A zero date is null in the table, and nothing else is, so it is found.
+    """
+    for name in target.primary_key:
+        column = rows.column(name)
+        if not column.null_count:
+            continue
+        text = pc.filter(unrepresentable_text(rows, name), pc.is_null(column))
+        odd = pc.filter(text, pc.invert(pc.fill_null(pc.match_substring_regex(text, _ZERO_DATE), True)))
+        if len(odd):
+            raise ValueMalformed(
+                f"the key column {name} of {target.name} cannot hold {odd[0].as_py()!r}",
+                hint="Make a text of it with a map step, or set errors: {table: skip_table}",
+            )

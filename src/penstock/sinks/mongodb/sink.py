@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MongoDB: one collection per table and one document per row, with the primary key as `_id`."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pyarrow.compute as pc
+from pydantic import Field
+
+from penstock.changes import Changes, Target
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    PrivilegeMissing,
+    ServerBusy,
+    ServerUnsupported,
+    ValueMalformed,
+)
+from penstock.model import Secret
+from penstock.settings.values import Bytes
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.images import LastImages, puts
+from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.mongodb.documents import (
+    KEY,
+    VERSION,
+    check_columns,
+    key_document,
+    put_statements,
+    rows_of_documents,
+    take_statements,
+)
+from penstock.sinks.sink import (
+    BatchMark,
+    Delivery,
+    Evolution,
+    Finding,
+    Receipt,
+    Sink,
+    Spread,
+    Writer,
+    applications_of,
+    extra_missing,
+)
+
+if TYPE_CHECKING:
+    import pymongo
+
+EXTRA = "mongodb"
+
+_BYTES_DEFAULT = 32 << 20
+_SELECT_MILLISECONDS_MAX = 10_000
+_ROWS_AT_ONCE = 10_000
+# The collection that has which pipelines prepared which others of its database.
+_PIPELINES = "penstock_pipelines"
+
+_GRANT = "Grant the account readWrite on the database"
+# What the numbers of MongoDB's errors mean to us.
+_BY_NUMBER: dict[int, tuple[type[PenstockError], str]] = {
+    18: (AuthenticationFailed, "Check user and password of the sink, and authSource in its URL"),
+    13: (PrivilegeMissing, _GRANT),
+    121: (ValueMalformed, "The collection's validator is in the way: change it, or filter such rows"),
+    10334: (ValueMalformed, "A document has 16 MB at most: leave large columns out by a map step"),
+    11000: (OptionInvalid, "A unique index of the collection is in the way: drop it"),
+    **dict.fromkeys(
+        (6, 7, 50, 64, 89, 91, 112, 189, 262, 9001, 10107, 11600), (ServerBusy, "The batch is tried again")
+    ),
+}
+
+
+class Settings(Endpoint):
+    """A MongoDB server, replica set or cluster."""
+
+    url: str = Field(
+        default="mongodb://127.0.0.1:27017", description="mongodb://host:port,host:port/?replicaSet=name"
+    )
+    database: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the target database; default: the source database's name",
+    )
+    gather_bytes: Bytes = Field(
+        default=_BYTES_DEFAULT, ge=1, description="bytes of rows to buffer before a write"
+    )
+
+
+def _owner(pipeline: str, collection: str) -> str:
+    return f"{applications_of(pipeline)}{collection}"
+
+
+def make(settings: Settings) -> "MongoSink":
+    """Make the sink."""
+    return MongoSink(settings)
+
+
+class MongoSink(Sink):
+    """Writes documents of a MongoDB server."""
+
+    kind = "mongodb"
+    keeps_types = False
+    delivery = Delivery.IDEMPOTENT
+    spread = Spread.KEYS
+    load_spread = Spread.RANGES
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.password: Secret | None = settings.secret()
+        self._client: pymongo.MongoClient[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_client": None}
+
+    @property
+    def client(self) -> "pymongo.MongoClient[Any]":
+        """A client that is kept until `close`. Raises OptionInvalid, DependencyMissing."""
+        if self._client is None:
+            self._client = connect(self.settings, self.password)
+        return self._client
+
+    def check(self) -> Sequence[Finding]:
+        with told():
+            self.client.admin.command("ping")
+        return []
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        check_columns(target)
+        database, collection = self.place(target)
+        with told():
+            there = self.client[database].list_collection_names(filter={"name": collection})
+        return [] if there else [f"create collection {database}.{collection}"]
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        database, collection = self.place(target)
+        if self.plan(target, evolution):
+            with told():
+                self.client[database].create_collection(collection, check_exists=False)
+        with told():
+            owner = _owner(self.pipeline, collection)
+            self.client[database][_PIPELINES].replace_one({KEY: owner}, {KEY: owner}, upsert=True)
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look for documents in collections that the pipeline prepared."""
+        places = [(collection, self.client[database]) for database, collection in map(self.place, targets)]
+        with told():
+            return any(
+                database[_PIPELINES].find_one({KEY: _owner(pipeline, collection)}) is not None
+                and database[collection].find_one({}) is not None
+                for collection, database in places
+            )
+
+    def place(self, target: Target) -> tuple[str, str]:
+        """Return the database and the collection of a target."""
+        return self.settings.database or target.name.database, target.name.table
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        # Where the sink has a client already, many small batches go over its connections.
+        shared = self._client
+        return _Writer(self, shared or connect(self.settings, self.password), shared is None)
+
+    def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
+        # Rows of before a table was emptied may have been written by another task, and later.
+        for database, collection, version in (one for receipt in receipts for one in receipt.staged):
+            with told(f"{database}.{collection}"):
+                self.client[database][collection].delete_many({VERSION: {"$lte": version}})
+
+    def read(
+        self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        import bson
+
+        bounds = {
+            comparison: bson.decode(key_document(target, dict(bound)))[KEY]
+            for comparison, bound in (("$gte", low), ("$lt", high))
+            if bound is not None
+        }
+        database, collection = self.place(target)
+        shown = dict.fromkeys(target.column_names, 1)
+        with told(f"{database}.{collection}"):
+            found = self.client[database][collection].find({KEY: bounds} if bounds else {}, shown)
+            documents: list[Any] = []
+            for document in found:
+                documents.append(document)
+                if len(documents) == _ROWS_AT_ONCE:
+                    yield rows_of_documents(target, documents)
+                    documents = []
+        if documents:
+            yield rows_of_documents(target, documents)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+class _Writer(Writer):
+    """Gathers the last image of each key of a table, and writes them."""
+
+    def __init__(self, sink: MongoSink, client: "pymongo.MongoClient[Any]", own: bool) -> None:
+        self._sink = sink
+        self._client = client
+        self._own = own
+        self._gathered: dict[Target, LastImages] = {}
+        self._rows: Counter[str] = Counter()
+        self._bytes = 0
+        self._unrepresentable: Counter[str] = Counter()
+        self._staged: list[Any] = []
+
+    def write(self, changes: Changes) -> None:
+        for target in list(self._gathered):
+            if target.name == changes.target.name and target != changes.target:
+                self._flush(target)
+        gathered = self._gathered.setdefault(changes.target, LastImages(changes.target))
+        gathered.add(changes)
+        if gathered.bytes >= self._sink.settings.gather_bytes:
+            self._flush(changes.target)
+
+    def empty(self, target: Target, version: int) -> None:
+        self._staged.append((*self._sink.place(target), version))
+
+    def finish(self) -> Receipt:
+        for target in list(self._gathered):
+            self._flush(target)
+        self.abort()
+        rows = sum(self._rows.values())
+        return Receipt(rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable)
+
+    def abort(self) -> None:
+        if self._own:
+            self._client.close()
+
+    def _flush(self, target: Target) -> None:
+        rows = self._gathered.pop(target).rows()
+        if rows is not None and rows.num_rows:
+            with self.working_on(target.name):
+                self._write(target, rows)
+
+    def _write(self, target: Target, rows: pyarrow.Table) -> None:
+        put = puts(rows)
+        taken, left = rows.filter(pc.invert(put)), rows.filter(put)
+        # Those that go make room for those that come.
+        if taken.num_rows:
+            self._run(target, "delete", "deletes", take_statements(target, taken))
+        if left.num_rows:
+            self._unrepresentable += unrepresentable_counts(target, left)
+            self._run(target, "update", "updates", put_statements(target, left))
+        self._rows[str(target.name)] += rows.num_rows
+
+    def _run(self, target: Target, verb: str, what: str, made: Iterator[pyarrow.Buffer]) -> None:
+        import bson
+        from bson.raw_bson import RawBSONDocument
+
+        database, collection = self._sink.place(target)
+        options = bson.CodecOptions(document_class=RawBSONDocument)
+        concern = self._client.write_concern.document
+        for statements in made:
+            self._bytes += statements.size
+            command = {
+                verb: collection,
+                what: bson.decode_all(statements.to_pybytes(), options),
+                "ordered": False,
+            }
+            with told(f"{database}.{collection}"):
+                answer = self._client[database].command(
+                    command | ({"writeConcern": concern} if concern else {})
+                )
+            for problem in answer.get("writeErrors", ()):
+                raise refusal(problem["code"], problem["errmsg"], f"{database}.{collection}")
+            if "writeConcernError" in answer:
+                problem = answer["writeConcernError"]
+                raise refusal(problem["code"], problem["errmsg"], f"{database}.{collection}")
+
+
+def connect(endpoint: Endpoint, password: Secret | None) -> "pymongo.MongoClient[Any]":
+    """Return a client, which connects when it is used. Raises OptionInvalid, DependencyMissing."""
+    try:
+        import pymongo
+        from pymongo import errors
+    except ImportError as problem:
+        raise extra_missing("pymongo", "mongodb") from problem
+    more: dict[str, Any] = {"serverSelectionTimeoutMS": _SELECT_MILLISECONDS_MAX}
+    if endpoint.user is not None:
+        more |= {"username": endpoint.user, "password": password.reveal() if password else ""}
+    if endpoint.ca is not None:
+        more |= {"tls": True, "tlsCAFile": str(endpoint.ca)}
+    try:
+        return pymongo.MongoClient(endpoint.url, **more)
+    except (errors.ConfigurationError, ValueError) as problem:
+        raise OptionInvalid(
+            f"{endpoint.url!r} is no MongoDB server: {problem}", hint="Write mongodb://host:27017"
+        ) from problem
+
+
+@contextmanager
+def told(place: str | None = None) -> Iterator[None]:
+    """Raise what the client raises as our own errors."""
+    from pymongo import errors
+
+    try:
+        yield
+    except (errors.ConnectionFailure, errors.WaitQueueTimeoutError) as problem:
+        raise ConnectionLost(f"MongoDB does not answer: {problem}", position=place) from problem
+    except errors.OperationFailure as problem:
+        raise refusal(problem.code or 0, str(problem), place) from problem
+    except errors.PyMongoError as problem:
+        raise ServerUnsupported(f"MongoDB's client cannot go on: {problem}", position=place) from problem
+
+
+def refusal(number: int, message: str, place: str | None) -> PenstockError:
+    """Return the error that a number of MongoDB's means."""
+    kind, hint = _BY_NUMBER.get(number, (ServerUnsupported, "See the message"))
+    return kind(f"MongoDB answers: {message}", position=place, hint=hint)

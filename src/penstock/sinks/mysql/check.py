@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a MySQL or MariaDB server from being a target."""
+
+from penstock.model import ServerAddress, is_loopback
+from penstock.sinks.mysql.connection import Session
+from penstock.sinks.sink import Finding
+
+
+def encryption_findings(address: ServerAddress) -> list[Finding]:
+    """Return that nobody proves which server answers, where it is another host."""
+    local = address.unix_socket is not None or is_loopback(address.host)
+    if local or address.tls.mode != "preferred":
+        return []
+    return [
+        Finding(
+            str(address),
+            "ssl_mode is preferred: encrypted where the server offers it, and no proof of which one answers",
+            fatal=False,
+            mend="Add ?ssl_mode=verify_identity to the URL, and ssl_ca where the authority is your own",
+        )
+    ]
+
+
+def findings(session: Session, statement_bytes: int) -> list[Finding]:
+    """Return what stands in the way, or may do so; changes nothing."""
+    wanted = ("max_allowed_packet", "super_read_only", "read_only", "binlog_format", "log_bin")
+    rows = session.run(
+        f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({', '.join(['%s'] * len(wanted))})", wanted
+    )
+    found = {str(name).lower(): str(value).upper() for name, value in rows}
+    where = str(session.address)
+    told = []
+    # One row more than the bound may stand in a statement, and a row may be long itself.
+    if int(found["max_allowed_packet"]) < 2 * statement_bytes:
+        told.append(
+            Finding(
+                where,
+                f"max_allowed_packet is {found['max_allowed_packet']}, a statement {statement_bytes}",
+                mend=f"SET GLOBAL max_allowed_packet = {4 * statement_bytes}; or set statement_bytes lower",
+            )
+        )
+    if "ON" in (found.get("super_read_only"), found.get("read_only")):
+        told.append(
+            Finding(
+                where,
+                "the server is read-only",
+                fatal=found.get("super_read_only") == "ON",
+                mend="SET GLOBAL read_only = OFF",
+            )
+        )
+    if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
+        told.append(
+            Finding(
+                where,
+                "binlog_format is STATEMENT, under which rows are not written at READ COMMITTED",
+                mend="SET GLOBAL binlog_format = ROW",
+            )
+        )
+    return told

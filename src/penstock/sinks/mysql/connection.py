@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session on a target that speaks MySQL's protocol: PyMySQL's connection, our errors by its numbers.
+
+Statements that write rows come as bytes from the kernel, and PyMySQL does not look into them.
+"""
+
+import re
+import ssl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pymysql
+from pymysql.constants import COMMAND
+
+from penstock._native import ResultSet
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    DiskFailed,
+    PenstockError,
+    PrivilegeMissing,
+    SchemaChanged,
+    ServerBusy,
+    ServerUnsupported,
+    TlsFailed,
+    ValueMalformed,
+)
+from penstock.model import ServerAddress
+from penstock.mysql.dial import dial
+
+# A statement that adds a column to a large table, or waits for a lock, takes its time.
+STATEMENT_SECONDS_MAX = 3600.0
+
+_READ_BYTES = 1 << 20
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+
+DEADLOCK = 1213
+DUPLICATE = 1062
+LOCK_WAIT_TIMEOUT = 1205
+NO_SUCH_DATABASE = 1049
+NO_SUCH_TABLE = 1146
+
+_HINT_ACCOUNT = "Check user, password and host of the sink in the pipeline's file"
+_HINT_GRANT = "Grant the sink's account SELECT, INSERT, UPDATE, DELETE, CREATE and ALTER on the target tables"
+_HINT_COLUMNS = "Compare the target's columns: penstock run --dry-run FILE prints what would be changed"
+_HINT_VALUE = "The target's column is narrower than the source's: widen it, or leave the column out by a step"
+_HINT_REFUSED = (
+    "A constraint or trigger of the target's table is in the way: drop it there, or filter such rows"
+)
+_HINT_DISK = "Make room on the target's disk"
+
+_CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
+    1040: (ServerBusy, None),  # too many connections
+    1044: (PrivilegeMissing, _HINT_GRANT),
+    1045: (AuthenticationFailed, _HINT_ACCOUNT),
+    1053: (ConnectionLost, None),  # server shutdown in progress
+    NO_SUCH_DATABASE: (SchemaChanged, _HINT_COLUMNS),
+    1054: (SchemaChanged, _HINT_COLUMNS),  # no such column
+    1129: (AuthenticationFailed, _HINT_ACCOUNT),
+    1130: (AuthenticationFailed, _HINT_ACCOUNT),
+    1136: (SchemaChanged, _HINT_COLUMNS),  # the number of columns does not fit
+    1142: (PrivilegeMissing, _HINT_GRANT),
+    1143: (PrivilegeMissing, _HINT_GRANT),
+    NO_SUCH_TABLE: (SchemaChanged, _HINT_COLUMNS),
+    1203: (ServerBusy, None),
+    LOCK_WAIT_TIMEOUT: (ServerBusy, None),
+    1206: (ServerBusy, None),  # the lock table is full
+    DEADLOCK: (ServerBusy, None),
+    1226: (ServerBusy, None),
+    1227: (PrivilegeMissing, _HINT_GRANT),
+    1290: (ServerBusy, None),  # the server is read-only, as while another one takes over
+    1836: (ServerBusy, None),
+    1317: (ConnectionLost, None),
+    1370: (PrivilegeMissing, _HINT_GRANT),
+    1698: (AuthenticationFailed, _HINT_ACCOUNT),
+    1927: (ConnectionLost, None),  # MariaDB: the connection was killed
+    2002: (ConnectionLost, None),
+    2003: (ConnectionLost, None),
+    2006: (ConnectionLost, None),
+    2013: (ConnectionLost, None),
+    2014: (ConnectionLost, None),
+    2026: (TlsFailed, "Set ssl_mode in the sink's url: the server and the TLS settings do not agree"),
+    2055: (ConnectionLost, None),
+    3159: (
+        TlsFailed,
+        "The server takes encrypted connections only: add ?ssl_mode=required to the sink's url",
+    ),
+    3169: (ConnectionLost, None),
+    4031: (ConnectionLost, None),
+    1048: (ValueMalformed, "The target's column is NOT NULL where the source's value is null"),
+    DUPLICATE: (ValueMalformed, "The target has a unique key that the source does not have: drop it there"),
+    1264: (ValueMalformed, _HINT_VALUE),
+    1265: (ValueMalformed, _HINT_VALUE),
+    1292: (ValueMalformed, _HINT_VALUE),
+    1366: (ValueMalformed, _HINT_VALUE),
+    1406: (ValueMalformed, _HINT_VALUE),
+    1364: (
+        ValueMalformed,
+        "The target has a column without a default that the source does not have: give it one",
+    ),
+    # Foreign keys, checks, views with a check, and what a trigger signals.
+    **dict.fromkeys((1216, 1217, 1369, 1451, 1452, 1644, 3819, 4025), (ValueMalformed, _HINT_REFUSED)),
+    # No room for a file, for a table, or in a temporary one.
+    **dict.fromkeys((3, 1021, 1114), (DiskFailed, _HINT_DISK)),
+}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Which SQL a server speaks: its family, and the leading numbers of its version."""
+
+    mariadb: bool
+    version: tuple[int, ...]
+
+
+def dialect_of(version_text: str) -> Dialect:
+    """Return the dialect of a server by the text of its version, such as 5.5.5-10.11.6-MariaDB-log."""
+    mariadb = "mariadb" in version_text.lower()
+    # Some of MariaDB's put a version before their own that old clients take for MySQL's.
+    plain = version_text.removeprefix("5.5.5-") if mariadb else version_text
+    found = _VERSION.match(plain)
+    return Dialect(mariadb, tuple(int(part) for part in found[0].split(".")) if found else ())
+
+
+class Session:
+    """A session. Not for several threads at once; a context manager that closes."""
+
+    def __init__(self, address: ServerAddress, connection: "pymysql.connections.Connection[Any]") -> None:
+        self.address = address
+        self.dialect = dialect_of(str(connection.get_server_info()))
+        self._connection = connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session; an open transaction is rolled back by the server. Closing twice is harmless."""
+        if self._connection.open:
+            self._connection.close()
+
+    def execute(self, *pieces: bytes) -> int:
+        """Run one statement, given in pieces, and return how many rows it touched."""
+        try:
+            self._connection._execute_command(COMMAND.COM_QUERY, b"".join(pieces))
+            self._connection._affected_rows = self._connection._read_query_result(unbuffered=False)
+            return int(self._connection._affected_rows)
+        except pymysql.err.Error as problem:
+            raise self._told(problem) from problem
+
+    def run(self, sql: str, args: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows, all in memory; [] where it has none."""
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(sql, args)
+                return list(cursor.fetchall())
+        except pymysql.err.Error as problem:
+            raise self._told(problem) from problem
+
+    def batches(self, sql: str, result: ResultSet) -> Iterator[Any]:
+        """Run a query and yield the batches that the kernel makes of its rows.
+
+        A caller that stops early has to close the session. Raises ValueMalformed for values that contradict
+        their declared types.
+        """
+        try:
+            self._connection._execute_command(COMMAND.COM_QUERY, sql.encode())
+        except pymysql.err.Error as problem:
+            raise self._told(problem) from problem
+        reader = self._connection._rfile
+        buffer = memoryview(bytearray(_READ_BYTES))
+        start = filled = 0
+        while True:
+            start += result.feed(buffer[start:filled])
+            match result.state:
+                case "batch":
+                    yield result.take_batch()
+                    continue
+                case "done":
+                    break
+            # What is left is the beginning of a packet that has not come whole.
+            left = bytes(buffer[start:filled])
+            if len(left) == len(buffer):
+                # It has at most 16 MiB, so this ends.
+                buffer = memoryview(bytearray(2 * len(buffer)))
+            buffer[: len(left)] = left
+            try:
+                got = reader.readinto1(buffer[len(left) :])
+            except OSError as problem:
+                raise ConnectionLost(f"{self.address}: {problem}") from problem
+            if not got:
+                raise ConnectionLost(f"{self.address}: the connection is closed")
+            start, filled = 0, len(left) + got
+        if result.server_error is not None:
+            number, message = result.server_error
+            raise self._told(pymysql.err.OperationalError(number, message))
+
+    def literal(self, value: Any) -> str:
+        """Return a value as SQL writes it."""
+        return str(self._connection.literal(value))
+
+    def commit(self) -> None:
+        """End the transaction."""
+        self.execute(b"COMMIT")
+
+    def rollback(self) -> None:
+        """Undo what the open transaction did."""
+        self.execute(b"ROLLBACK")
+
+    def _told(self, problem: pymysql.err.Error) -> PenstockError:
+        return told(problem, str(self.address))
+
+
+def connect(address: ServerAddress, *statements: str) -> Session:
+    """Open a session that does not commit by itself, and run statements in it that settle how it works.
+
+    Its zone is UTC, its values are taken strictly, and zero dates are values. Raises AuthenticationFailed,
+    TlsFailed, ConnectionLost, ServerBusy, PrivilegeMissing, OptionInvalid.
+    """
+    try:
+        connection = dial(
+            address,
+            autocommit=False,
+            read_seconds=STATEMENT_SECONDS_MAX,
+            write_seconds=STATEMENT_SECONDS_MAX,
+            conv=_CONVERSIONS,
+        )
+    except pymysql.err.Error as problem:
+        raise told(problem, str(address)) from problem
+    session = Session(address, connection)
+    try:
+        session.run(f"SET SESSION time_zone='+00:00', SESSION sql_mode='{SQL_MODE}'")
+        for statement in statements:
+            session.run(statement)
+    except PenstockError:
+        session.close()
+        raise
+    return session
+
+
+# Values come as the text that the server sends, and whoever asks reads them.
+_CONVERSIONS: dict[Any, Any] = dict(pymysql.converters.encoders)
+# Strict, but for dates that the source has: no value is changed without an error.
+SQL_MODE = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+
+
+def told(problem: pymysql.err.Error, server: str) -> PenstockError:
+    """Return our error for one of PyMySQL's. `server` says where, without a password."""
+    match problem.args:
+        case (int(number), message, *_):
+            pass
+        case (message, *_):
+            number = 0
+        case _:
+            number, message = 0, ""
+    cause = getattr(problem, "original_exception", None)
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return TlsFailed(
+            f"{server}: TLS could not be set up: {cause.reason or cause}",
+            hint="Check ssl_mode and ssl_ca in the sink's url: does that authority sign for the server?",
+        )
+    if number == 0:
+        return ConnectionLost(f"{server}: {message or 'the connection is closed'}")
+    kind, hint = _CLASSES.get(number, (ServerUnsupported, None))
+    return kind(f"{server}: {message} (server error {number})", hint=hint)
+
+
+def number_of(error: PenstockError) -> int:
+    """Return the server's number of an error that a session raised, 0 where it had none."""
+    problem = error.__cause__
+    match problem.args if isinstance(problem, pymysql.err.Error) else ():
+        case (int(number), *_):
+            return number
+    return 0

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MySQL, MariaDB and TiDB: tables like the source's, with the batch number in the same commit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow
+from pydantic import Field, field_validator, model_validator
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
+from penstock.model import ServerAddress, TableName
+from penstock.settings.values import Bytes, in_our_words
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.mysql.check import encryption_findings, findings
+from penstock.sinks.mysql.connection import Session, connect
+from penstock.sinks.mysql.log import make_commit_log
+from penstock.sinks.mysql.read import rows_of
+from penstock.sinks.mysql.tables import comment_sql, layout_of, make_database, statements
+from penstock.sinks.mysql.transaction import are_remembered, make_positions, number_stored
+from penstock.sinks.mysql.writer import Manner, MysqlWriter
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
+from penstock.sinks.sql.rows import DoneWriter, feed_target
+from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
+
+EXTRA = ""
+
+
+class Settings(Endpoint):
+    """A server that takes MySQL's protocol: mysql://user@host:3306, with ?ssl_mode=required and the like."""
+
+    mode: Literal["mirror", "feed"] = Field(
+        default="mirror", description="mirror: the current rows of the source; feed: every change as a row"
+    )
+    apply: Literal["parallel", "serial"] | None = Field(
+        default=None,
+        description="serial: write a batch in one transaction, so that readers never see a partial source"
+        " transaction; default: the pipeline's `apply`",
+    )
+    connections: int = Field(
+        default=2, ge=1, le=64, description="connections per writer of a batch, for rows with a key"
+    )
+    positions: str = Field(
+        default="penstock.positions",
+        description="database.table for batch numbers; created if missing",
+    )
+    commit_log: str | None = Field(
+        default=None, description="database.table that logs the keys of all written rows"
+    )
+    truncate: bool = Field(
+        default=False,
+        description="true: empty tables with TRUNCATE, which commits at once; false: with DELETE, inside"
+        " the transaction",
+    )
+    foreign_key_checks: bool = Field(default=False, description="whether the target checks its foreign keys")
+    server_id: int | None = Field(
+        default=None, ge=1, lt=1 << 32, description="the server_id under which the target logs rows (MariaDB)"
+    )
+    gtid_tag: str | None = Field(
+        default=None,
+        pattern="^[a-z_][a-z0-9_]{0,31}$",
+        description="tag of the GTIDs that the target assigns (MySQL 8.3)",
+    )
+    statement_bytes: Bytes = Field(
+        default=1 << 20,
+        ge=1024,
+        description="approximate size of a statement; must be below max_allowed_packet",
+    )
+    held_bytes: Bytes = Field(
+        default=64 << 20, ge=1024, description="approximate bytes that one writer buffers before it writes"
+    )
+
+    take_over: bool = Field(
+        default=False,
+        description="true: take over tables that another pipeline created, and alter them",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        in_our_words(lambda: ServerAddress.parse(url))
+        return url
+
+    @field_validator("positions", "commit_log")
+    @classmethod
+    def _a_table(cls, text: str | None) -> str | None:
+        if text is not None:
+            in_our_words(lambda: TableName.parse(text))
+        return text
+
+    @model_validator(mode="after")
+    def _a_feed_has_no_log(self) -> "Settings":
+        if self.mode == "feed" and self.commit_log is not None:
+            raise ValueError("commit_log is for mode: mirror; a feed is a log of every change itself")
+        return self
+
+    def address(self) -> ServerAddress:
+        """Return where the server is. Raises OptionInvalid."""
+        return ServerAddress.parse(self.url, user=self.user, password=self.secret())
+
+
+def make(settings: Settings) -> Sink:
+    """Make the sink."""
+    return MysqlSink(settings)
+
+
+@dataclass
+class MysqlSink(Sink):
+    """Tables of a server; see the module's text."""
+
+    settings: Settings
+
+    kind = "mysql"
+    delivery = Delivery.EXACTLY_ONCE
+    metadata_read = ("absent", "unrepresentable")
+    keeps_texts = True
+    load_spread = Spread.RANGES
+
+    def __post_init__(self) -> None:
+        self._feed = self.settings.mode == "feed"
+        self._whole = self.settings.apply == "serial"
+        self.spread = Spread.WHOLE if self._whole else Spread.RANGES if self._feed else Spread.KEYS
+        self.keeps_state = not self._feed
+
+    @property
+    def positions(self) -> TableName:
+        """The table in which the numbers of batches stand."""
+        return TableName.parse(self.settings.positions)
+
+    def check(self) -> Sequence[Finding]:
+        try:
+            with self._session() as session:
+                told = findings(session, self.settings.statement_bytes)
+                return [*encryption_findings(self.settings.address()), *told]
+        except PenstockError as error:
+            return [Finding(str(self.settings.address()), error.message, mend=error.hint or "")]
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        with self._session() as session:
+            return self._statements(session, target, evolution)
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        with self._session() as session:
+            make_positions(session, self.positions)
+            if self.settings.commit_log is not None:
+                make_commit_log(session, TableName.parse(self.settings.commit_log))
+            for statement in self._statements(session, target, evolution):
+                session.run(statement)
+
+    def _statements(self, session: Session, target: Target, evolution: Evolution) -> list[str]:
+        target = feed_target(target) if self._feed else target
+        found = layout_of(session, target.name)
+        made = make_database(session, target.name.database) if found is None else []
+        wanted = statements(target, found, evolution, session.dialect, self.pipeline)
+        if found is not None and wanted:
+            name, owner = target.name.sql, found.owner
+            refuse_foreign(name, owner, self.pipeline, wanted, take_over=self.settings.take_over)
+            if is_taken_over(owner, self.pipeline):
+                wanted.append(f"ALTER TABLE {name} {comment_sql(self.pipeline)}")
+        return made + wanted
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look among the positions, which are of all tables, and into the tables."""
+        with self._session() as session:
+            return are_remembered(session, self.positions, pipeline) and any(
+                layout_of(session, target.name) is not None
+                and session.run(f"SELECT 1 FROM {target.name.sql} LIMIT 1")
+                for target in targets
+            )
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        with self._session() as session:
+            stored = number_stored(session, self.positions, mark, part)
+        if stored is not None and stored >= mark.number:
+            return DoneWriter()
+        manner = Manner(
+            self.positions,
+            self.settings.statement_bytes,
+            self.settings.held_bytes,
+            self.settings.connections,
+            self._whole,
+            self._feed,
+            self.settings.truncate,
+            TableName.parse(self.settings.commit_log) if self.settings.commit_log else None,
+        )
+        return MysqlWriter(self._session, manner, mark, part)
+
+    def read(
+        self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if self._feed:
+            raise OptionInvalid(
+                "a feed keeps changes, not the rows of a table", hint="Compare a sink with mode: mirror"
+            )
+        with self._session() as session:
+            layout = layout_of(session, target.name)
+            if layout is None:
+                raise SchemaChanged(
+                    f"the target has no table {target.name}",
+                    hint="Run the pipeline first: it makes the table",
+                )
+            yield from rows_of(session, target, layout, low, high)
+
+    def _session(self) -> Session:
+        told = self.settings
+        settled = ["SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"]
+        if not told.foreign_key_checks:
+            settled.append("SET SESSION foreign_key_checks=0")
+        if told.server_id is not None:
+            settled.append(f"SET SESSION server_id={told.server_id}")
+        if told.gtid_tag is not None:
+            settled.append(f"SET SESSION gtid_next='AUTOMATIC:{told.gtid_tag}'")
+        return connect(told.address(), *settled)

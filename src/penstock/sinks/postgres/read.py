@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a PostgreSQL table, in the types that changes have."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock.changes import Target
+from penstock.sinks.postgres.connection import Session
+from penstock.sinks.postgres.tables import quoted, table_sql
+
+
+def rows_of(
+    session: Session, target: Target, low: Mapping[str, Any] | None, high: Mapping[str, Any] | None
+) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows of a table, with bounds those from `low` to below `high`."""
+    schema = target.arrow()
+    shown = ", ".join(_expression(field) for field in schema)
+    query = f"SELECT {shown} FROM {table_sql(target.name)}"
+    conditions = [*_bound(low, ">=", schema), *_bound(high, "<", schema)]
+    if conditions:
+        query += f" WHERE {' AND '.join(conditions)}"
+    types = {field.name: _read_as(field.type) for field in schema}
+    for batch in session.copy_out(query, types):
+        arrays = [_in_type(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
+        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def without_zero_bytes(rows: pyarrow.RecordBatch, left: Collection[str]) -> pyarrow.RecordBatch:
+    """Return rows with null for texts that have a zero byte, which no text of PostgreSQL has; `left` are
+    columns that stay as they are."""
+    for place, field in enumerate(rows.schema):
+        if field.name in left or not pyarrow.types.is_string(field.type):
+            continue
+        zero = pc.fill_null(pc.match_substring(rows.column(place), "\0"), False)
+        if pc.any(zero).as_py():
+            kept = pc.if_else(zero, pyarrow.scalar(None, field.type), rows.column(place))
+            rows = rows.set_column(place, field.with_nullable(True), kept)
+    return rows
+
+
+def _expression(field: pyarrow.Field) -> str:
+    """Return what shows a column's value whole."""
+    name, kind = quoted(field.name), field.type
+    if pyarrow.types.is_date(kind):
+        return f"{name} - DATE '1970-01-01'"
+    if pyarrow.types.is_timestamp(kind) or pyarrow.types.is_duration(kind):
+        return f"(EXTRACT(EPOCH FROM {name}) * 1000000)::bigint"
+    if pyarrow.types.is_binary(kind):
+        return f"encode({name}, 'hex')"
+    if pyarrow.types.is_list(kind):
+        return f"array_to_json({name})"
+    return name
+
+
+def _read_as(kind: pyarrow.DataType) -> pyarrow.DataType:
+    if pyarrow.types.is_date(kind):
+        return pyarrow.int32()
+    if pyarrow.types.is_timestamp(kind) or pyarrow.types.is_duration(kind):
+        return pyarrow.int64()
+    if pyarrow.types.is_binary(kind) or pyarrow.types.is_list(kind):
+        return pyarrow.string()
+    return kind
+
+
+def _in_type(column: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
+    if pyarrow.types.is_binary(kind):
+        texts = column.to_pylist()
+        return pyarrow.array([None if text is None else bytes.fromhex(text) for text in texts], kind)
+    if pyarrow.types.is_list(kind):
+        return pyarrow.array(
+            [None if text is None else json.loads(text) for text in column.to_pylist()], kind
+        )
+    return pc.cast(column, kind)
+
+
+def _bound(key: Mapping[str, Any] | None, comparison: str, schema: pyarrow.Schema) -> list[str]:
+    if not key:
+        return []
+    names = ", ".join(_compared(name, schema) for name in key)
+    return [f"({names}) {comparison} ({', '.join(map(_literal, key.values()))})"]
+
+
+def _compared(name: str, schema: pyarrow.Schema) -> str:
+    # Text has the order of its bytes.
+    kind = schema.field(name).type
+    return quoted(name) + (' COLLATE "C"' if pyarrow.types.is_string(kind) else "")
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'::bytea"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        text = str(value).replace("'", "''")
+        return f"'{text}'"
+    return str(value)

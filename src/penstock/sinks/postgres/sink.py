@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PostgreSQL: one schema per source database, with the batch number in the same transaction."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow
+from pydantic import Field, field_validator
+
+from penstock.changes import Target
+from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
+from penstock.model import TableName
+from penstock.settings.values import Bytes, in_our_words
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.postgres.connection import Session
+from penstock.sinks.postgres.read import rows_of, without_zero_bytes
+from penstock.sinks.postgres.tables import comment_sql, layout_of, make_schema, statements, table_sql
+from penstock.sinks.postgres.writer import Manner, PostgresWriter
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, applications_of
+from penstock.sinks.sql.rows import DoneWriter, feed_target
+from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
+
+EXTRA = "postgres"
+
+
+class Settings(Endpoint):
+    """A server of PostgreSQL: postgresql://user@host:5432/database, with ?sslmode=require and the like."""
+
+    mode: Literal["mirror", "feed"] = Field(
+        default="mirror", description="mirror: the current rows of the source; feed: every change as a row"
+    )
+    apply: Literal["parallel", "serial"] | None = Field(
+        default=None,
+        description="serial: write a batch in one transaction, so that readers never see a partial source"
+        " transaction; default: the pipeline's `apply`",
+    )
+    positions: str = Field(
+        default="penstock.positions",
+        description="schema.table for batch numbers; created if missing",
+    )
+    truncate: bool = Field(
+        default=False,
+        description="true: empty tables with TRUNCATE, which waits for readers; false: with DELETE",
+    )
+    held_bytes: Bytes = Field(
+        default=64 << 20, ge=1024, description="approximate bytes that one writer buffers before it writes"
+    )
+
+    take_over: bool = Field(
+        default=False,
+        description="true: take over tables that another pipeline created, and alter them",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        if not url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("write postgresql://user@host:5432/database")
+        return url
+
+    @field_validator("positions")
+    @classmethod
+    def _a_table(cls, text: str) -> str:
+        in_our_words(lambda: TableName.parse(text))
+        return text
+
+
+def make(settings: Settings) -> Sink:
+    """Make the sink."""
+    return PostgresSink(settings)
+
+
+@dataclass
+class PostgresSink(Sink):
+    """Tables of a server; see the module's text."""
+
+    settings: Settings
+
+    kind = "postgres"
+    delivery = Delivery.EXACTLY_ONCE
+    metadata_read = ("absent", "unrepresentable")
+    load_spread = Spread.RANGES
+
+    def __post_init__(self) -> None:
+        self._feed = self.settings.mode == "feed"
+        whole = self.settings.apply == "serial"
+        self.spread = Spread.WHOLE if whole else Spread.RANGES if self._feed else Spread.KEYS
+        self.keeps_state = not self._feed
+
+    @property
+    def positions(self) -> TableName:
+        """The table in which the numbers of batches stand."""
+        return TableName.parse(self.settings.positions)
+
+    def check(self) -> Sequence[Finding]:
+        try:
+            with self._session() as session:
+                ((may, standby),) = session.run(
+                    "SELECT has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery()"
+                )
+        except PenstockError as error:
+            return [Finding(self.settings.url, error.message, mend=error.hint or "")]
+        told = []
+        if standby:
+            told.append(Finding(self.settings.url, "the server is a standby, which takes no changes"))
+        if not may:
+            mend = "GRANT CREATE ON DATABASE ... TO the sink's account; or make schemas and tables by hand"
+            told.append(Finding(self.settings.url, "the account makes no schemas", fatal=False, mend=mend))
+        return told
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        with self._session() as session:
+            return self._statements(session, target, evolution)
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        with self._session() as session:
+            self._make_positions(session)
+            for statement in self._statements(session, target, evolution):
+                session.run(statement)
+            session.commit()
+
+    def _statements(self, session: Session, target: Target, evolution: Evolution) -> list[str]:
+        target = feed_target(target) if self._feed else target
+        found = layout_of(session, target.name)
+        made = make_schema(session, target.name.database) if found is None else []
+        wanted = statements(target, found, evolution, self.pipeline)
+        if found is not None and wanted:
+            owner = found.owner
+            refuse_foreign(str(target.name), owner, self.pipeline, wanted, take_over=self.settings.take_over)
+            if is_taken_over(owner, self.pipeline):
+                wanted.append(comment_sql(target.name, self.pipeline))
+        return made + wanted
+
+    def _make_positions(self, session: Session) -> None:
+        if layout_of(session, self.positions) is not None:
+            return
+        for statement in make_schema(session, self.positions.database):
+            session.run(statement)
+        session.run(
+            f"CREATE TABLE IF NOT EXISTS {table_sql(self.positions)} (application text, part integer,"
+            " number bigint NOT NULL, written timestamptz NOT NULL DEFAULT now(),"
+            " PRIMARY KEY (application, part))"
+        )
+
+    def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
+        """Look among the positions, which are of all tables, and into the tables."""
+        begin = applications_of(pipeline)
+        with self._session() as session:
+            if layout_of(session, self.positions) is None:
+                return False
+            query = f"SELECT 1 FROM {table_sql(self.positions)} WHERE left(application, %s) = %s LIMIT 1"
+            return bool(session.run(query, (len(begin), begin))) and any(
+                layout_of(session, target.name) is not None
+                and session.run(f"SELECT 1 FROM {table_sql(target.name)} LIMIT 1")
+                for target in targets
+            )
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        with self._session() as session:
+            stored: list[tuple[Any, ...]] = []
+            if layout_of(session, self.positions) is not None:
+                stored = session.run(
+                    f"SELECT number FROM {table_sql(self.positions)} WHERE application = %s AND part = %s",
+                    (mark.application, part),
+                )
+        if stored and stored[0][0] >= mark.number:
+            return DoneWriter()
+        told = self.settings
+        manner = Manner(self.positions, told.held_bytes, self._feed, told.truncate)
+        return PostgresWriter(self._session, manner, mark, part)
+
+    def read(
+        self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if self._feed:
+            raise OptionInvalid(
+                "a feed keeps changes, not the rows of a table", hint="Compare a sink with mode: mirror"
+            )
+        with self._session() as session:
+            if layout_of(session, target.name) is None:
+                raise SchemaChanged(
+                    f"the target has no table {target.name}",
+                    hint="Run the pipeline first: it makes the table",
+                )
+            yield from rows_of(session, target, low, high)
+
+    def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        return without_zero_bytes(rows, left=target.primary_key)
+
+    def _session(self) -> Session:
+        return Session(self.settings.url, self.settings.user, self.settings.secret())

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes one part of a batch into PostgreSQL, in one transaction with the batch's number.
+
+Rows go into a temporary table by COPY, and from there into the table by one statement for all. As in a MySQL
+target, the rows at the end of a batch share no value of a unique key, so whatever stands in the way of one is
+out of date and is taken away.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow
+import pyarrow.compute as pc
+
+from penstock import _native
+from penstock.changes import Changes, Target
+from penstock.errors import ConnectionLost, PenstockError, SchemaChanged, ServerBusy, TransientError
+from penstock.model import TableName
+from penstock.sinks.images import LastImages, puts
+from penstock.sinks.postgres.connection import Session
+from penstock.sinks.postgres.tables import Layout, layout_of, names_sql, quoted, table_sql
+from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
+from penstock.sinks.sql.held_rows import HeldRows
+from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, refuse_partial, runs
+
+ATTEMPTS_MAX = 5
+_PAUSE_SECONDS = 0.05
+# From so many staged rows on the planner is told how many there are.
+_ROWS_ANALYZED = 1000
+_STAGE = "pg_temp.penstock_stage"
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a part is written; see the sink's settings. `truncate` does so inside the transaction."""
+
+    positions: TableName
+    held_bytes: int = 64 << 20
+    feed: bool = False
+    truncate: bool = False
+
+
+class PostgresWriter(Writer):
+    """One part of one batch."""
+
+    def __init__(self, connect: Callable[[], Session], manner: Manner, mark: BatchMark, part: int) -> None:
+        self._connect = connect
+        self._manner = manner
+        self._mark = mark
+        self._part = part
+        self._session = connect()
+        self._held = HeldRows(manner.held_bytes, self._write_held, feed=manner.feed)
+        # What is to be done in this transaction, to be done again where the server ended it; None once that
+        # would be too much to keep.
+        self._kept: list[Callable[[], None]] | None = []
+        self._kept_bytes = 0
+        self._claimed = False
+        self._layouts: dict[TableName, Layout] = {}
+        self._counted = Counted()
+
+    def write(self, changes: Changes) -> None:
+        with self.working_on(changes.target.name):
+            refuse_partial(changes)
+            self._counted.add(changes)
+            self._held.add(changes)
+        if self._held.is_full():
+            self._write_all()
+
+    def empty(self, target: Target, version: int) -> None:
+        if self._manner.feed:
+            return
+        self._held.empty(target, version)
+        verb = "TRUNCATE" if self._manner.truncate else "DELETE FROM"
+        with self.working_on(target.name):
+            self._do(lambda: self._run(f"{verb} {table_sql(target.name)}"), 0)
+
+    def finish(self) -> Receipt:
+        self._write_all()
+        self._do(self._store_number, 0)
+        if self._claimed:
+            self._session.commit()
+        self._session.close()
+        return self._counted.receipt()
+
+    def abort(self) -> None:
+        self._held.clear()
+        self._session.close()
+
+    # --- The transaction --------------------------------------------------------------------
+
+    def _do(self, job: Callable[[], None], size: int) -> None:
+        """Do a part of the transaction, and all of that again where the server ended it."""
+        self._kept_bytes += size
+        if self._kept_bytes > 2 * self._manner.held_bytes:
+            # Too much to keep: a failure now ends the attempt, and the batch comes again.
+            self._kept = None
+        if self._kept is None:
+            job()
+            return
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                if attempt:
+                    self._session.close()
+                    self._session = self._connect()
+                    self._do_again(self._kept)
+                job()
+                break
+            except (ServerBusy, ConnectionLost):
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
+        self._kept.append(job)
+
+    @staticmethod
+    def _do_again(jobs: Sequence[Callable[[], None]]) -> None:
+        for job in jobs:
+            try:
+                job()
+            except TransientError:
+                raise
+            except PenstockError as problem:
+                # It was done before, and is of another table than the one that is written now.
+                raise ServerBusy(
+                    f"what was written before the server ended its transaction is refused now: {problem}",
+                    hint="The batch is tried again",
+                ) from problem
+
+    def _run(self, sql: str) -> None:
+        self._session.run(sql)
+
+    def _store_number(self) -> None:
+        # Another process may have been given the part since, while this one was thought dead: one of them
+        # waits here for the other, and then leaves its own work undone.
+        stored = self._session.run(
+            f"INSERT INTO {table_sql(self._manner.positions)} AS p (application, part, number)"
+            " VALUES (%s, %s, %s) ON CONFLICT (application, part) DO UPDATE SET number = EXCLUDED.number,"
+            " written = now() WHERE p.number < EXCLUDED.number RETURNING number",
+            (self._mark.application, self._part, self._mark.number),
+        )
+        self._claimed = bool(stored)
+
+    # --- Writing ----------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        for target, images in self._held.take().items():
+            with self.working_on(target.name):
+                self._write_held(target, images)
+
+    def _write_held(self, target: Target, images: LastImages) -> None:
+        rows = images.rows()
+        if rows is None or not rows.num_rows:
+            return
+        key = images.target.primary_key
+        layout = self._layout(target)
+        columns = [
+            name for name in target.column_names if name in layout.columns and name not in layout.generated
+        ]
+        if self._manner.feed:
+            batch = in_one_batch(rows)
+            self._count_lost(target, batch, columns)
+            self._do(lambda: self._copy(table_sql(target.name), batch, columns), rows.nbytes)
+        elif not key:
+            batch = in_one_batch(rows)
+            self._count_lost(target, batch, columns)
+            self._do(lambda: self._in_order(target, batch, columns), rows.nbytes)
+        else:
+            is_put = puts(rows)
+            gone = in_one_batch(rows.filter(pc.invert(is_put)))
+            there = in_one_batch(rows.filter(is_put))
+            self._count_lost(target, there, columns)
+            self._do(lambda: self._put_images(target, key, gone, there, columns, layout), rows.nbytes)
+
+    def _count_lost(self, target: Target, batch: pyarrow.RecordBatch, columns: Sequence[str]) -> None:
+        texts = pc.struct_field(batch.column("_metadata"), "unrepresentable")
+        for name in columns:
+            kind = batch.schema.field(name).type
+            column = batch.column(name)
+            if texts.null_count < len(texts):
+                lost = pc.is_valid(pc.map_lookup(texts, name, "first"))
+                self._counted.lose(target, name, pc.sum(lost).as_py() or 0)
+            if pyarrow.types.is_string(kind):
+                zero = pc.fill_null(pc.match_substring(column, "\0"), False)
+                self._counted.lose(target, name, pc.sum(zero).as_py() or 0)
+
+    def _put_images(
+        self,
+        target: Target,
+        key: tuple[str, ...],
+        gone: pyarrow.RecordBatch,
+        there: pyarrow.RecordBatch,
+        columns: list[str],
+        layout: Layout,
+    ) -> None:
+        table = table_sql(target.name)
+        if gone.num_rows:
+            with_stage = self._stage(table, gone, key)
+            self._session.run(f"DELETE FROM {table} t USING {with_stage} s WHERE {_same(key)}")
+        if not there.num_rows:
+            return
+        stage = self._stage(table, there, columns)
+        single = key in layout.keys.values()
+        for other in layout.keys.values():
+            if other != key and set(other) <= set(columns):
+                # Those of the same key are put in place below.
+                differs = f" AND ({_named('t', key)}) IS DISTINCT FROM ({_named('s', key)})" if single else ""
+                self._session.run(f"DELETE FROM {table} t USING {stage} s WHERE {_same(other)}{differs}")
+        names = names_sql(columns)
+        insert = f"INSERT INTO {table} ({names}) SELECT {names} FROM {stage}"
+        if single:
+            others = [name for name in columns if name not in key]
+            updates = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in others)
+            action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
+            self._session.run(f"{insert} ON CONFLICT ({names_sql(key)}) {action}")
+        else:
+            self._session.run(f"DELETE FROM {table} t USING {stage} s WHERE {_same(key)}")
+            self._session.run(insert)
+
+    def _in_order(self, target: Target, rows: pyarrow.RecordBatch, columns: list[str]) -> None:
+        """Write rows of a table without a key: one that goes takes one that is equal with it."""
+        table = table_sql(target.name)
+        for is_put, some in runs(rows):
+            if is_put:
+                self._copy(table, some, columns)
+                continue
+            stage = self._stage(table, some, columns)
+            there, gone = f"ROW({_named('t', columns)})::text", f"ROW({_named('s', columns)})::text"
+            self._session.run(
+                f"DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT m.place FROM ("
+                f"SELECT t.ctid AS place, g.count, row_number() OVER (PARTITION BY g.row_text) AS number"
+                f" FROM {table} t JOIN (SELECT {gone} AS row_text, count(*) FROM {stage} s GROUP BY 1) g"
+                f" ON {there} = g.row_text) m WHERE m.number <= m.count))"
+            )
+
+    def _stage(self, table: str, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> str:
+        """Return a temporary table that has rows, until the next one or the transaction's end."""
+        self._session.run(f"DROP TABLE IF EXISTS {_STAGE}")
+        self._session.run(
+            "CREATE TEMPORARY TABLE penstock_stage ON COMMIT DROP AS"
+            f" SELECT {names_sql(columns)} FROM {table} WITH NO DATA"
+        )
+        self._copy(_STAGE, rows, columns)
+        if rows.num_rows >= _ROWS_ANALYZED:
+            self._session.run(f"ANALYZE {_STAGE}")
+        return _STAGE
+
+    def _copy(self, table: str, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> None:
+        self._session.copy_in(f"COPY {table} ({names_sql(columns)}) FROM STDIN", _pieces(rows, columns))
+
+    def _layout(self, target: Target) -> Layout:
+        layout = self._layouts.get(target.name)
+        if layout is None or not set(target.column_names) <= set(layout.columns):
+            layout = layout_of(self._session, target.name)
+            if layout is None:
+                raise SchemaChanged(
+                    f"the target has no table {target.name}",
+                    hint=HINT_GONE,
+                )
+            self._layouts[target.name] = layout
+        return layout
+
+
+def _pieces(rows: pyarrow.RecordBatch, columns: Sequence[str]) -> Iterator[bytes]:
+    for some in bounded(rows):
+        pieces, _ = _native.copy_text(some, columns)
+        for _, text in pieces:
+            yield text
+
+
+def _same(key: Sequence[str]) -> str:
+    return " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in key)
+
+
+def _named(table: str, columns: Sequence[str]) -> str:
+    return ", ".join(f"{table}.{quoted(name)}" for name in columns)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Redis: values, hashes and lists that follow tables, or cache invalidation.
+
+Arrow arrays become Redis commands (`redis_commands.py`), which each task pipelines over one connection.
+Replaying a batch is idempotent, except for lists.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy
+import pyarrow
+import pyarrow.compute as pc
+from pydantic import Field
+
+from penstock import _native
+from penstock.changes import Changes, Origin, Target
+from penstock.errors import OptionInvalid
+from penstock.model import Secret
+from penstock.settings.values import Seconds
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.images import last_of_each, puts
+from penstock.sinks.redis.commands import commands, hash_commands, join
+from penstock.sinks.redis.connection import Pipeline, connect, is_cluster_node, keys_like
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
+from penstock.sinks.sql.rows import refuse_partial
+from penstock.sinks.template import Template, column_texts, default_key
+
+EXTRA = "redis"
+
+_URL_DEFAULT = "redis://127.0.0.1:6379/0"
+# Commands are made for so many bytes of rows at a time.
+_BYTES_AT_ONCE = 64 << 20
+
+
+class Settings(Endpoint):
+    """A Redis server, and what is written there for a row."""
+
+    url: str = Field(default=_URL_DEFAULT, description="redis://host:port/db, rediss:// with TLS, or unix://")
+    write: Literal["set", "hash", "list", "invalidate"] = Field(
+        default="set",
+        description="set: the row as a value; hash: the row as a hash of columns; list: append changes to"
+        " a list; invalidate: delete the keys of changed rows, for a cache filled by its"
+        " readers",
+    )
+    key: str | None = Field(
+        default=None, description="the key, a template; default: database:table:primary key"
+    )
+    value: str | None = Field(default=None, description="the value, a template; default: the row as JSON")
+    expire: Seconds | None = Field(
+        default=None, ge=0.001, description="time to live of a key after each write"
+    )
+    deletes: Literal["delete", "keep"] = Field(
+        default="delete", description="what happens to the key of a deleted row"
+    )
+    push: Literal["left", "right"] = Field(default="right", description="the end of the list to push to")
+    length_max: int | None = Field(default=None, ge=1, description="maximum length of a list")
+
+
+def make(settings: Settings) -> "RedisSink":
+    """Make the sink."""
+    return RedisSink(settings)
+
+
+class RedisSink(Sink):
+    """Writes keys of a Redis server."""
+
+    kind = "redis"
+    # A table's rows go one after the other: keys may be shared by rows, and emptying a table takes them all.
+    spread = Spread.TABLES
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.password: Secret | None = settings.secret()
+        listed = settings.write == "list"
+        self.delivery = Delivery.AT_LEAST_ONCE if listed else Delivery.IDEMPOTENT
+        # An update may move a row from one key of a template to another: then every image counts.
+        self.keeps_state = self.shares_columns = settings.key is None and not listed
+        self.load_spread = Spread.RANGES if self.keeps_state else None
+        # Connections between two batches: a relay writes many small ones.
+        self._idle: deque[Pipeline] = deque()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_idle": deque()}
+
+    def check(self) -> Sequence[Finding]:
+        connect(self.settings, self.password).close()
+        if is_cluster_node(self.settings, self.password):
+            return [Finding(self.settings.url, "a node of a cluster, which has only some of its keys")]
+        return []
+
+    def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
+        self.prepare(target, evolution)
+        return [f"{self.settings.write} {self.key(target).text}"]
+
+    def prepare(self, target: Target, evolution: Evolution) -> None:
+        # There is nothing to make, and the templates have to fit.
+        self.key(target)
+        self.value(target)
+
+    def check_together(self, targets: Sequence[Target]) -> None:
+        """Raise OptionInvalid where emptying one table would take the keys of another."""
+        if self.settings.write not in ("set", "hash") or self.settings.deletes == "keep":
+            return
+        made = sorted(((self.key(target), target) for target in targets), key=lambda one: one[0].stem)
+        for number, (key, target) in enumerate(made):
+            for other, beside in made[number + 1 :]:
+                # Behind the first whose keys begin otherwise none can be equal.
+                if not other.stem.startswith(key.stem):
+                    break
+                if key.may_equal(other):
+                    raise OptionInvalid(
+                        f"a TRUNCATE of {target.name} would delete {key.glob()}, and keys of {beside.name}"
+                        f" are {other.glob()}",
+                        hint="Let the keys of each table begin with a word of its own, such as order:{id}; or"
+                        " keep them: deletes: keep",
+                    )
+
+    def key(self, target: Target) -> Template:
+        """Return what makes the keys of a table's rows. Raises OptionInvalid."""
+        if self.settings.key is not None:
+            return Template(self.settings.key, target)
+        if self.settings.write == "list":
+            return Template("{database}:{table}", target)
+        if not target.primary_key:
+            raise OptionInvalid(
+                f"{target.name} has no primary key that could name its rows",
+                hint="Give the redis sink a template: key: '{database}:{table}:{column}'",
+            )
+        return Template(default_key(target), target)
+
+    def value(self, target: Target) -> Template | None:
+        """Return what makes the values, None for the row as JSON. Raises OptionInvalid."""
+        return None if self.settings.value is None else Template(self.settings.value, target)
+
+    def open(self, mark: BatchMark, part: int) -> Writer:
+        return _Writer(self)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def take_connection(self) -> Pipeline:
+        """Return a connection that is ready for commands. Raises what `connect` raises."""
+        while self._idle:
+            pipeline = self._idle.pop()
+            if pipeline.is_open:
+                return pipeline
+            pipeline.close()
+        return connect(self.settings, self.password)
+
+    def give_back(self, pipeline: Pipeline) -> None:
+        """Keep a connection, all of whose commands were answered, for the next batch."""
+        pipeline.bytes = 0
+        self._idle.append(pipeline)
+
+
+class _Writer(Writer):
+    """Writes one task's part."""
+
+    def __init__(self, sink: RedisSink) -> None:
+        self._sink = sink
+        self._settings = sink.settings
+        self._pipeline: Pipeline | None = None
+        self._rows: Counter[str] = Counter()
+        self._unrepresentable: Counter[str] = Counter()
+
+    def write(self, changes: Changes) -> None:
+        if self._settings.write == "invalidate" and changes.origin is Origin.LOAD:
+            # What a load reads has not changed, so nobody has cached anything else.
+            return
+        if not self._sink.keeps_state:
+            # Elsewhere rows in part are refused before they come.
+            refuse_partial(changes)
+        step = max(1, len(changes) * _BYTES_AT_ONCE // max(1, changes.rows.nbytes))
+        for start in range(0, len(changes), step):
+            piece = changes.with_rows(changes.rows.slice(start, step))
+            if self._settings.write == "list":
+                self._push(piece)
+            else:
+                self._follow(piece)
+        self._rows[str(changes.target.name)] += len(changes)
+
+    def empty(self, target: Target, version: int) -> None:
+        if self._settings.write == "list" or self._settings.deletes == "keep":
+            return
+        with self.working_on(target.name):
+            pattern = self._pattern(target)
+        if self._pipeline is not None:
+            # What was put before has to be there to be found.
+            self._pipeline.finish()
+        for keys in keys_like(self._settings, self._sink.password, pattern):
+            self._take(keys)
+
+    def _pattern(self, target: Target) -> str:
+        """Return what the keys of a table look like. Raises OptionInvalid where others look alike."""
+        pattern = self._sink.key(target).glob()
+        if not pattern.strip("*?"):
+            raise OptionInvalid(
+                f"{target.name} was emptied, and the template of its keys begins like every other key",
+                hint="Let the key begin with a word of its own: key: 'order:{id}'",
+            )
+        return pattern
+
+    def finish(self) -> Receipt:
+        written = 0
+        if self._pipeline is not None:
+            self._pipeline.finish()
+            written = self._pipeline.bytes
+            self._sink.give_back(self._pipeline)
+            self._pipeline = None
+        return Receipt(sum(self._rows.values()), written, self._rows, (), self._unrepresentable)
+
+    def abort(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+
+    def _open(self) -> Pipeline:
+        if self._pipeline is None:
+            self._pipeline = self._sink.take_connection()
+        return self._pipeline
+
+    def _follow(self, changes: Changes) -> None:
+        """Do what the last event of each key tells."""
+        keys = self._sink.key(changes.target).texts(changes)
+        kept = pc.is_valid(keys)
+        if self._settings.write == "invalidate":
+            self._take(pc.unique(keys.filter(kept)))
+            return
+        last = last_of_each([pyarrow.chunked_array([keys])], numpy.arange(len(keys)))
+        newest = numpy.zeros(len(keys), numpy.bool_)
+        newest[last] = True
+        kept = pc.and_(kept, pyarrow.array(newest))
+        put = puts(changes.rows)
+        if self._settings.deletes == "delete":
+            self._take(keys.filter(pc.and_(kept, pc.invert(put))))
+        kept = pc.and_(kept, put)
+        left = changes.with_rows(changes.rows.filter(kept))
+        if len(left):
+            self._put(keys.filter(kept), left)
+
+    def _take(self, keys: pyarrow.Array) -> None:
+        if len(keys):
+            self._open().send(commands(["UNLINK", keys]), keys)
+
+    def _put(self, keys: pyarrow.Array, changes: Changes) -> None:
+        if self._settings.write == "hash":
+            self._put_hashes(keys, changes)
+            return
+        words: list[Any] = ["SET", keys, self._values(changes)]
+        if self._settings.expire is not None:
+            words += ["PX", self._milliseconds]
+        self._open().send(commands(words), keys)
+
+    def _put_hashes(self, keys: pyarrow.Array, changes: Changes) -> None:
+        columns = [(name, column_texts(changes, name)) for name in changes.target.column_names]
+        pipeline = self._open()
+        for made, about in hash_commands(keys, columns):
+            pipeline.send(made, about)
+        if self._settings.expire is not None:
+            pipeline.send(commands(["PEXPIRE", keys, self._milliseconds]), keys)
+
+    def _push(self, changes: Changes) -> None:
+        """Add what was put and what was deleted to the lists, in order."""
+        listed = pc.not_equal(changes.rows.column("_change_type"), "update_preimage")
+        changes = changes.with_rows(changes.rows.filter(listed))
+        keys = self._sink.key(changes.target).texts(changes)
+        kept = pc.is_valid(keys)
+        changes, keys = changes.with_rows(changes.rows.filter(kept)), keys.filter(kept)
+        if not len(keys):
+            return
+        settings = self._settings
+        word = "LPUSH" if settings.push == "left" else "RPUSH"
+        made = [commands([word, keys, self._values(changes)])]
+        if settings.length_max is not None:
+            ends = (
+                ["0", str(settings.length_max - 1)]
+                if settings.push == "left"
+                else [f"-{settings.length_max}", "-1"]
+            )
+            made.append(commands(["LTRIM", keys, *ends]))
+        if settings.expire is not None:
+            made.append(commands(["PEXPIRE", keys, self._milliseconds]))
+        # All of a row stand together, so that no list is ever longer.
+        self._open().send(join(made), keys, len(made))
+
+    def _values(self, changes: Changes) -> pyarrow.Array:
+        value = self._sink.value(changes.target)
+        if value is not None:
+            return pc.fill_null(value.texts(changes), "")
+        target, rows = changes.target, changes.rows
+        objects = pyarrow.array(
+            _native.json_objects(rows, target.declared, mariadb=target.mariadb, exact=True)
+        )
+        if self._settings.write != "list":
+            return objects
+        versions = rows.column("_commit_version").cast(pyarrow.string())
+        head = ['{"change":"', rows.column("_change_type"), '","commit_version":', versions, ',"row":']
+        return join([*head, objects, "}"])
+
+    @property
+    def _milliseconds(self) -> str:
+        assert self._settings.expire is not None
+        return str(round(self._settings.expire * 1000))

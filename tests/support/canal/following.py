@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that are committed, and clients of Canal that follow them through a daemon."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.store import CoordinationStore, open_store
+from penstock.coordinate.subscription_record import Subscriptions
+from penstock.model import Position
+from tests.support.canal.client import TRANSACTIONEND, CanalClient, entry_of, told
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.servers import Server
+
+_client_ids = itertools.count(1)
+_row_ids = itertools.count(1)
+
+
+def settings_of(server: Server, **listen: Any) -> dict[str, Any]:
+    """Return the settings of a daemon without credentials, where who is new begins at the head."""
+    return {
+        "listen": {"canal": "127.0.0.1:0", "canal_start": "latest", **listen},
+        "instances": {"shop": {"source": server.url(), "start": str(head_of(server))}},
+    }
+
+
+def write(
+    server: Server, daemon: DaemonProcess, count: int, table: str = "canal_p.t", width: int = 10
+) -> list[str]:
+    """Commit so many rows, each in a transaction of its own; return their ids once the daemon has them."""
+    ids = list(itertools.islice(_row_ids, count))
+    server.sql(";".join(f"INSERT INTO {table} VALUES ({one}, REPEAT('x', {width}))" for one in ids))
+    arrived(server, daemon)
+    return [str(one) for one in ids]
+
+
+def arrived(server: Server, daemon: DaemonProcess) -> None:
+    """Wait until a daemon has everything that a server has committed."""
+    head = head_of(server)
+    daemon.wait_for_head(head.file, head.offset)
+
+
+def connect(daemon: DaemonProcess, client_id: int | None = None) -> CanalClient:
+    """Return a connection that is let in, as a client that was never here where no id is given."""
+    number = next(_client_ids) if client_id is None else client_id
+    return CanalClient(daemon.ports["canal"], "shop", str(number)).log_in()
+
+
+def ids_of(entries: list[bytes]) -> list[str]:
+    """Return the ids of the rows that entries insert."""
+    return [one[3]["id"] for one in told(entries) if one[0] == "INSERT"]
+
+
+def drain(client: CanalClient, size: int = 1000) -> list[str]:
+    """Take and acknowledge whatever there is, and return the ids of the rows."""
+    found: list[str] = []
+    while True:
+        batch_id, entries = client.get(size)
+        if batch_id == -1:
+            return found
+        found += ids_of(entries)
+        client.ack(batch_id)
+
+
+def checkpoint_of(daemon: DaemonProcess, client: CanalClient) -> Checkpoint:
+    """Return what is durable of a client whose session has ended."""
+    until_gone(daemon, client)
+    with store_of(daemon) as store:
+        checkpoint = stored(store, client)
+        assert checkpoint is not None
+        return checkpoint
+
+
+def until_durable(daemon: DaemonProcess, client: CanalClient, acknowledged: list[bytes]) -> None:
+    """Wait until a store holds what a client has acknowledged, to the end of the last whole transaction."""
+    headers = [one.header for one in map(entry_of, acknowledged) if one.entryType == TRANSACTIONEND]
+    ends = [Position(0, one.logfileName, one.logfileOffset + one.eventLength) for one in headers]
+    with store_of(daemon) as store:
+
+        def holds() -> bool:
+            checkpoint = stored(store, client)
+            return checkpoint is not None and Position.parse(checkpoint.position) >= max(ends)
+
+        if ends:
+            wait_until(holds)
+
+
+@contextmanager
+def store_of(daemon: DaemonProcess) -> Iterator[CoordinationStore]:
+    """Open the store in which a daemon keeps its clients' cursors, inside the block."""
+    url = daemon.settings.get("coordination", f"sqlite:///{daemon.folder}/log/coordination.db")
+    store = open_store(url, WAIT_SECONDS_MAX)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def stored(store: CoordinationStore, client: CanalClient) -> Checkpoint | None:
+    """Return what a store holds of a client now."""
+    found = Subscriptions(store).get("shop", f"canal-{client.client_id}")
+    return None if found is None else found.checkpoints(store).read(0)
+
+
+def followed(daemon: DaemonProcess) -> list[str]:
+    """Return the ids of clients that are connected."""
+    shown = daemon.get("/v1/subscribers")["subscribers"]
+    return [one["subscriber"].removeprefix("canal-") for one in shown if one["requests"]]
+
+
+def until_gone(daemon: DaemonProcess, client: CanalClient) -> None:
+    """Wait until a daemon has noticed that a client has left."""
+    wait_until(lambda: client.client_id not in followed(daemon))
+
+
+def assert_ended(client: CanalClient) -> None:
+    """Assert that the daemon closes a connection, without a word."""
+    with pytest.raises((EOFError, ConnectionError)):
+        client.receive_bytes()
+
+
+def assert_refused(client: CanalClient) -> None:
+    """Assert that a client that takes what there is is put out: once its acknowledgement is to be written."""
+
+    def go_on() -> None:
+        drain(client)
+        client.receive_bytes()
+
+    with pytest.raises((EOFError, ConnectionError)):
+        go_on()
+
+
+def without_repeats(found: list[str], more: list[str]) -> list[str]:
+    """Return rows with those that follow, which may begin with the last of them again."""
+    begin = found.index(more[0]) if more and more[0] in found else len(found)
+    assert found[begin:] == more[: len(found) - begin] or found[begin : begin + len(more)] == more
+    return found[:begin] + more if len(more) > len(found) - begin else found

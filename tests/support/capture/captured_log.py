@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture in this process, and the proof that its log is the server's own."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.capture.run import Capture
+from penstock.capture.status import CaptureStatus, State
+from penstock.daemon import make_capture
+from penstock.logstore.reader import LogReader
+from penstock.model import Position
+from penstock.settings.daemon import Settings
+from tests.support.suite.patience import PAUSE_SECONDS, WAIT_SECONDS_MAX, wait_until
+from tools.servers import Server
+
+BINLOG_CHECKPOINT = 161
+
+
+def head_of(server: Server) -> Position:
+    """Return the end of a server's log."""
+    statement = "SHOW MASTER STATUS" if server.family == "mariadb" else "SHOW BINARY LOG STATUS"
+    row = server.sql(statement)[0]
+    return Position(0, row[0], row[1])
+
+
+def rotate(server: Server) -> None:
+    """Begin a new file, and wait for what MariaDB writes into it by itself a while later."""
+    server.sql("FLUSH BINARY LOGS")
+    if server.family == "mariadb":
+        # It writes so once its storage engine is synced, by itself or at once where that is asked for.
+        server.sql(
+            "SET @kept = @@GLOBAL.innodb_flush_log_at_trx_commit; SET GLOBAL"
+            " innodb_flush_log_at_trx_commit = 1; FLUSH LOCAL ENGINE LOGS;"
+            " SET GLOBAL innodb_flush_log_at_trx_commit = @kept"
+        )
+        wait_until(lambda: _is_checkpointed(server))
+
+
+def _is_checkpointed(server: Server) -> bool:
+    """Tell whether a MariaDB server has written into its last file that it needs no earlier one."""
+    file = server.sql("SHOW MASTER STATUS")[0][0]
+    events = server.sql(f"SHOW BINLOG EVENTS IN '{file}'")
+    return any(event[2] == "Binlog_checkpoint" and event[5] == file for event in events)
+
+
+def purge(server: Server) -> str:
+    """Purge every file but the last, and return the name of that one.
+
+    A server keeps what a dump reads whose client has gone unnoticed, and MariaDB what it would need after a
+    crash: both for a while only.
+    """
+
+    def is_alone() -> bool:
+        server.sql(f"PURGE BINARY LOGS TO '{head_of(server).file}'")
+        return len(server.sql("SHOW BINARY LOGS")) == 1
+
+    wait_until(is_alone)
+    return head_of(server).file
+
+
+def settings_of(folder: Path, source: str, log: dict[str, Any] | None = None, **instance: Any) -> Settings:
+    """Return the settings of one instance, `shop`, with its log in a folder."""
+    return Settings.model_validate(
+        {
+            "log": {"folder": str(folder), **(log or {})},
+            "instances": {"shop": {"source": source, **instance}},
+        }
+    )
+
+
+@contextmanager
+def capturing(settings: Settings, arrived: Callable[[str], None] = lambda name: None) -> Iterator[Capture]:
+    """Capture inside the block, and end in order."""
+    capture = make_capture("shop", settings, arrived)
+    capture.start()
+    try:
+        yield capture
+    finally:
+        capture.stop()
+        assert capture.join(WAIT_SECONDS_MAX), "the capture does not end"
+
+
+def wait_for(capture: Capture, condition: Callable[[CaptureStatus], bool]) -> CaptureStatus:
+    """Wait until the capture's status fits, and return it."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition(status := capture.snapshot()):
+        assert time.monotonic() < deadline, status
+        time.sleep(PAUSE_SECONDS)
+    return status
+
+
+def wait_for_state(capture: Capture, state: State) -> CaptureStatus:
+    """Wait until the capture is in a state."""
+    return wait_for(capture, lambda status: status.state is state)
+
+
+def wait_for_position(capture: Capture, position: Position) -> CaptureStatus:
+    """Wait until the log holds everything before a position, whatever the epoch."""
+
+    def holds(status: CaptureStatus) -> bool:
+        if status.position is None:
+            return False
+        here = Position.parse(status.position)
+        return (here.file_number, here.offset) >= (position.file_number, position.offset)
+
+    return wait_for(capture, holds)
+
+
+def assert_equal_to_server(folder: Path, server: Server, start: Position | None = None) -> int:
+    """Assert that a log's latest epoch is byte for byte what the server's files hold; return how many bytes.
+
+    Without a hole, from `start` (else wherever it begins) to the end of the server's log.
+    """
+    log = LogReader.open(folder)
+    epoch = log.epochs.latest
+    assert epoch is not None
+    extents = [one for one in log.extents() if one.epoch == epoch.epoch]
+    files = {path.name: path for path in server.binlog_files()}
+    compared = 0
+    for before, one in zip([None, *extents], extents, strict=False):
+        if before is not None:
+            assert before.file != one.file, f"a hole between {before} and {one}"
+            assert before.end == files[before.file].stat().st_size, f"{before} lacks the end of its file"
+        own = files[one.file].read_bytes()[one.start : one.end]
+        assert b"".join(log.read(one.epoch, one.file, one.start, one.end)) == own, one
+        compared += len(own)
+    if start is not None:
+        assert (extents[0].file, extents[0].start) == (start.file, start.offset)
+    head, end = head_of(server), extents[-1].last
+    assert end.file == head.file
+    assert_only_checkpoints(files[head.file].read_bytes()[end.offset : head.offset])
+    return compared
+
+
+def assert_only_checkpoints(events: bytes) -> None:
+    """Assert that nothing but MariaDB's checkpoints follows, which come a while after a file's beginning."""
+    while events:
+        assert events[4] == BINLOG_CHECKPOINT, events[:40]
+        events = events[int.from_bytes(events[9:13], "little") :]

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table whose changes subscribers consume, and subscribers that run beside the test."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.client import ChangeBatch, Subscriber
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.servers import Server
+
+# No member ends without saying so, and none is to lose its shards while the machine stands still.
+SESSION_SECONDS = WAIT_SECONDS_MAX
+
+
+class Orders:
+    """A table of orders on a server, and what subscribes to it."""
+
+    def __init__(self, server: Server, database: str, daemon: DaemonProcess, folder: Path) -> None:
+        self.server = server
+        self.table = f"{database}.orders"
+        self.daemon = daemon
+        self.coordination = f"sqlite://{folder}/coordination.db"
+        self.url = f"penstock://127.0.0.1:{daemon.port}/shop"
+        server.sql(f"CREATE TABLE {self.table} (id INT PRIMARY KEY, customer INT, step INT)")
+        self.settle()
+
+    def insert(self, *ids: int, step: int = 0) -> None:
+        """Insert orders in one transaction; an order's customer is its id modulo ten."""
+        values = ", ".join(f"({one}, {one % 10}, {step})" for one in ids)
+        self.server.sql(f"INSERT INTO {self.table} VALUES {values}")
+
+    def server_key(self) -> str:
+        """Return what tells this server from others."""
+        found: str = self.daemon.get("/v1/instances/shop/epochs")["epochs"][0]["server_key"]
+        return found
+
+    def settle(self) -> None:
+        """Wait until the daemon has all that the server has."""
+        head = head_of(self.server)
+        self.daemon.wait_for_head(head.file, head.offset)
+
+    def words(self, name: str = "cache", **options: Any) -> dict[str, Any]:
+        """Return what a subscriber of this table is told."""
+        known = {
+            "name": name,
+            "tables": [self.table],
+            "coordination": self.coordination,
+            "session_seconds": SESSION_SECONDS,
+        }
+        return {**known, **options}
+
+    def subscriber(self, name: str = "cache", **options: Any) -> Subscriber:
+        """Return a subscriber to this table."""
+        return Subscriber(self.url, **self.words(name, **options))
+
+
+class Running:
+    """A subscriber that runs in a thread; as a context manager it is stopped at the end.
+
+    `rows` are (shard, id, step), as they came; `batches` what they came in.
+    """
+
+    def __init__(self, subscriber: Subscriber, callback: Callable[[ChangeBatch], None] | None = None) -> None:
+        self.subscriber = subscriber
+        self.rows: list[tuple[int, int, int]] = []
+        self.batches: list[ChangeBatch] = []
+        self.failure: BaseException | None = None
+        self._callback = callback
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.subscriber.stop()
+        self.join()
+
+    def join(self) -> None:
+        """Wait for its end, and raise what it ended with."""
+        self._thread.join(WAIT_SECONDS_MAX)
+        assert not self._thread.is_alive(), "it does not end"
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self) -> None:
+        try:
+            self.subscriber.run(self._keep)
+        except BaseException as problem:  # noqa: BLE001 - it is raised where the test waits.
+            self.failure = problem
+
+    def _keep(self, batch: ChangeBatch) -> None:
+        if self._callback is not None:
+            self._callback(batch)
+        self.batches.append(batch)
+        image = [row.after if row.after is not None else row.before for row in batch.rows()]
+        self.rows += [(batch.shard, one["id"], one["step"]) for one in image if one is not None]
+
+    def wait_for(self, count: int) -> None:
+        """Wait for so many rows, and for no more."""
+        self._wait(lambda: len(self.rows) >= count)
+        assert len(self.rows) == count
+
+    def wait_owning(self, count: int) -> None:
+        """Wait until so many shards are ours."""
+        self._wait(lambda: len(self.subscriber.status().shards) == count)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, or for the end of the subscriber, which is then none to wait for."""
+        try:
+            wait_until(lambda: self.failure is not None or condition())
+        except AssertionError as problem:
+            problem.add_note(f"{len(self.rows)} rows, {self.subscriber.status()}")
+            raise
+        if self.failure is not None:
+            raise self.failure

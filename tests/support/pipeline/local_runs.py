@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines over a binlog file that run in this process, without a server and without Spark."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.run import PipelineRun
+from penstock.local.driver import LocalDriver
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.pipeline.state import Standing
+from tests.support.binlog.forged_log import write_forged_log
+
+# The rows of a batch: the log has 79 inserts, so it has two batches.
+NOTES_BATCH_ROWS = 40
+
+
+def notes_pipeline(folder: Path, sink: Mapping[str, Any], **more: Any) -> PipelineSettings:
+    """Return a pipeline of the notes of a forged log into a sink."""
+    path = write_forged_log(folder / "log", blob_bytes=50_000)
+    values = {
+        "name": "notes",
+        "source": {"path": str(path), "name": "shop", "tables": "shop.notes"},
+        "load": "none",
+        "sink": dict(sink),
+        "batch": {"interval": 0, "rows": NOTES_BATCH_ROWS},
+    }
+    return pipeline_of_values(values | more, folder)
+
+
+def run_here(
+    settings: PipelineSettings,
+    driver: LocalDriver | None = None,
+    told: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Standing:
+    """Run a pipeline to the end of its log."""
+    return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, told=told).run()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running pipelines in tests: to the end of what there is, or in a thread while a writer is busy.
+
+They run on a Spark session, or without one: with `LocalDriver()` in its place.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.engine.driver import Driver
+from penstock.engine.run import PipelineRun
+from penstock.local.driver import LocalDriver
+from penstock.pipeline import state as state_module
+from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.pipeline.state import PipelineState, Standing
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.servers import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A batch may be tried several times on a machine that is busy, as Spark gives a worker ten seconds to start.
+BATCH_SECONDS_MAX = 2 * WAIT_SECONDS_MAX
+
+
+def pipeline_of(
+    server: Server, database: str, sink: Mapping[str, Any], folder: Path, **more: Any
+) -> PipelineSettings:
+    """Return a pipeline of a server's database into a sink; what it keeps lies in a folder."""
+    source = {"url": server.url("root"), "name": "shop", "tables": f"{database}.*"}
+    values = {"name": "test", "source": source, "sink": dict(sink), "batch": {"interval": 0}}
+    return pipeline_of_values(values | more, folder)
+
+
+def driver_of(place: "SparkSession | LocalDriver") -> Driver:
+    """Return the driver of a Spark session, or the one that was given."""
+    if isinstance(place, LocalDriver):
+        return place
+    from penstock.spark.driver import SparkDriver
+
+    return SparkDriver(place)
+
+
+def run_to_end(place: "SparkSession | LocalDriver", settings: PipelineSettings) -> list[dict[str, Any]]:
+    """Run until all there is now is in the target; return what was shown of each batch."""
+    shown: list[dict[str, Any]] = []
+    run = PipelineRun(
+        settings, driver_of(place), until_caught_up=True, told=lambda one: shown.append(dict(one))
+    )
+    with patient_leases():
+        run.run()
+    return shown
+
+
+@contextmanager
+def running(
+    place: "SparkSession | LocalDriver",
+    settings: PipelineSettings,
+    told: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Iterator[PipelineRun]:
+    """Run a pipeline in a thread while the block runs, which it does from when the pipeline has its lease.
+
+    What ended the pipeline is raised.
+    """
+    run = PipelineRun(settings, driver_of(place), told=told)
+    failed: list[BaseException] = []
+
+    def go() -> None:
+        try:
+            run.run()
+        # Whatever it is, it is raised again where the block ends.
+        except BaseException as problem:  # noqa: BLE001
+            failed.append(problem)
+
+    thread = threading.Thread(target=go, name="pipeline", daemon=True)
+    with patient_leases():
+        thread.start()
+        try:
+            with opened(settings) as state:
+                wait_until(lambda: state.runner() is not None or failed)
+            yield run
+        finally:
+            run.stop()
+            thread.join(BATCH_SECONDS_MAX)
+            if failed:
+                raise failed[0]
+    assert not thread.is_alive(), "a stopped pipeline ends after its batch"
+
+
+@contextmanager
+def patient_leases() -> Iterator[None]:
+    """Let runners of this process keep their pipelines over any pause of the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_module, "_LEASE_SECONDS", WAIT_SECONDS_MAX)
+        yield
+
+
+def wait_until_loaded(settings: PipelineSettings) -> int:
+    """Wait until a pipeline that runs has loaded its tables; return how many batches are done."""
+    return _wait(settings, lambda standing: not standing.loading)
+
+
+def wait_for_batches(settings: PipelineSettings, number: int) -> int:
+    """Wait until a pipeline that runs has done so many batches in all; return how many are done."""
+    return _wait(settings, lambda standing: standing.number >= number)
+
+
+def _wait(settings: PipelineSettings, reached: Callable[[Standing], bool]) -> int:
+    with opened(settings) as state:
+
+        def standing() -> Standing:
+            return state.standing() or Standing.new()
+
+        wait_until(lambda: reached(standing()) or state.runner() is None, BATCH_SECONDS_MAX)
+        assert state.runner() is not None, "the pipeline runs"
+        return standing().number
+
+
+@contextmanager
+def opened(settings: PipelineSettings) -> Iterator[PipelineState]:
+    """Open what a pipeline must not forget."""
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        yield state

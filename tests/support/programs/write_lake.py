@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes batches into a lake, and dies by SIGKILL at the n-th step of one.
+
+    python -m tests.support.programs.write_lake KIND SETTINGS
+
+SETTINGS are the sink's, as JSON. Each line of the input is the number of a batch and an n; the answer is
+"killed", or "done" where the batch had fewer steps. Before and after what makes something
+durable is a step: the end of files, the move of one, a commit.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from penstock.changes import Changes
+from penstock.sinks.lake.parquet_files import PartFiles
+from penstock.sinks.sink import BatchMark, Evolution, Sink, make_sink, settings_of
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+
+ORDERS = target_of({"id": "int", "note": "varchar(20)"})
+VISITS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.visits")
+# Where the steps of each kind are, beside the files that are finished.
+STEPS = {
+    "delta": [("penstock.sinks.delta.table", "Delta", "commit")],
+    "iceberg": [("penstock.sinks.iceberg.table", "Iceberg", "commit")],
+    "files": [
+        ("penstock.sinks.files.sink", "FilesSink", "_publish"),
+        ("penstock.sinks.files.sink", None, "_put"),
+    ],
+}
+
+
+def batch(number: int) -> list[list[Changes]]:
+    """Return the parts of a batch: a row comes, the one before it changes, the one before that goes."""
+    made = [insert(10 * number, id=number, note="new")]
+    if number > 1:
+        made.append(
+            update(10 * number + 1, {"id": number - 1, "note": "new"}, {"id": number - 1, "note": "old"})
+        )
+    if number > 2:
+        made.append(delete(10 * number + 2, id=number - 2, note="old"))
+    return [[changes_of(target, *made)] for target in (ORDERS, VISITS)]
+
+
+def write(sink: Sink, number: int) -> None:
+    """Write a batch, as a pipeline does."""
+    mark = BatchMark("shop", "g", number)
+    receipts = []
+    for part, changes in enumerate(batch(number)):
+        for one in changes:
+            sink.prepare(one.target, Evolution.EVOLVE)
+        writer = sink.open(mark, part)
+        for one in changes:
+            writer.write(one)
+        receipts.append(writer.finish())
+    sink.commit(mark, receipts)
+
+
+def main() -> None:
+    """Take lines until the input ends."""
+    kind, settings = sys.argv[1], json.loads(sys.argv[2])
+    sink = make_sink(kind, settings_of(kind)(**settings))
+    for module, _, _ in STEPS[kind]:
+        import_module(module)
+    for line in sys.stdin:
+        number, last_step = map(int, line.split())
+        child = os.fork()
+        if not child:
+            _die_at(kind, last_step)
+            write(sink, number)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):
+            raise SystemExit("the writer failed")
+        print("killed" if os.WIFSIGNALED(status) else "done", flush=True)
+
+
+def _die_at(kind: str, last_step: int) -> None:
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        if steps == last_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps += 1
+
+    def around(work: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*told: Any, **named: Any) -> Any:
+            step()
+            result = work(*told, **named)
+            step()
+            return result
+
+        return stepped
+
+    PartFiles.finish = around(PartFiles.finish)  # type: ignore[method-assign]
+    for module, name, method in STEPS[kind]:
+        place: Any = import_module(module)
+        place = place if name is None else getattr(place, name)
+        setattr(place, method, around(getattr(place, method)))
+
+
+if __name__ == "__main__":
+    main()

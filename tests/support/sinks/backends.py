@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The targets of the sinks' conformance suite: a real server or a folder each, with a way to read it back.
+
+A backend is a class here, found by its `NAME`. It makes sinks into one place, where every test has a database
+of its own, and returns the rows that a target's table has there. `running_backend` shares a backend among all
+tests of a process; a test that kills or configures the server starts one of its own.
+"""
+
+import itertools
+import json
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import clickhouse_connect
+import deltalake
+import psycopg
+import pyarrow
+import pyarrow.dataset
+import pymysql
+import pytest
+import redis
+
+from penstock.changes import Target
+from penstock.sinks.elasticsearch.documents import Number, rows_of_sources
+from penstock.sinks.iceberg.table import catalog_of
+from penstock.sinks.postgres import connection as postgres_connection
+from penstock.sinks.sink import Sink, make_sink, settings_of
+from tests.support.pipeline.oracle import mysql_rows, postgres_rows
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tools.clickhouse import ClickHouse
+from tools.elasticsearch import Elasticsearch
+from tools.mongo import Mongo
+from tools.postgres import Postgres
+from tools.redis import Redis
+from tools.servers import PartMissing, Server
+
+Row = dict[str, Any]
+
+ServerOf = Callable[[str], Server]
+
+_places = itertools.count(1)
+_RUNNING = pytest.StashKey[dict[str, "SinkBackend"]]()
+_CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
+_NO_SUCH_THREAD = 1094
+_FEED_COLUMNS = ("id", "name", "_change_type", "_commit_version", "_row")
+
+
+class FeedRow(NamedTuple):
+    """A row of a feed of a table with the columns `id` and `name`."""
+
+    id: int
+    name: str | None
+    change: str
+    version: int
+    row: int
+
+
+class SinkBackend(ABC):
+    """A place that a kind of sink writes to."""
+
+    NAME: ClassVar[str]
+    #: Whether its cases wait for the deep tier; those of the other backends guard them.
+    DEEP: ClassVar[bool] = False
+    #: Whether it keeps the source's rows as they are now.
+    MIRRORS: ClassVar[bool] = True
+    #: The settings with which it keeps every change as a row, None where it cannot.
+    FEED: ClassVar[Mapping[str, Any] | None] = None
+    #: Whether the rows of a feed carry `_metadata`.
+    FEED_HAS_METADATA: ClassVar[bool] = False
+    #: Column types whose values do not come back, or not the same, as the sink's guide says.
+    LOSES: ClassVar[frozenset[str]] = frozenset()
+    #: Whether a value that its column cannot hold stands in the target as its exact text.
+    KEEPS_UNREPRESENTABLE: ClassVar[bool] = False
+    #: Whether tables there have columns that follow the source's.
+    HAS_COLUMNS: ClassVar[bool] = True
+    #: Whether it refuses tables without a primary key.
+    NEEDS_KEY: ClassVar[bool] = True
+    #: An address with a password at which nothing listens, None for folders.
+    NOWHERE: ClassVar[str | None] = None
+
+    @classmethod
+    def shared(cls, server_of: ServerOf) -> Self:
+        """Return a backend for all tests of a process, on the shared database server where it needs one."""
+        return cls()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start what it needs. Raises PartMissing."""
+
+    def close(self) -> None:
+        """Stop it."""
+
+    @abstractmethod
+    def sink(self, **settings: Any) -> Sink:
+        """Return a sink that mirrors tables, with further settings of its kind."""
+
+    def sink_to_nowhere(self) -> Sink:
+        """Return a sink whose server does not run."""
+        return make_sink(self.NAME, settings_of(self.NAME)(url=self.NOWHERE))
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        """Have a target's table refuse two rows of one name."""
+
+    @classmethod
+    def has_table_errors(cls) -> bool:
+        """Tell whether one table can fail while others do not."""
+        return cls.spoil is not SinkBackend.spoil
+
+    def rows(self, sink: Sink, target: Target) -> list[Row]:
+        """Return the rows that a target has, in the order of its key, in the types of `target.arrow()`."""
+        columns = list(target.column_names)
+        rows = [row for batch in sink.read(target) for row in batch.select(columns).to_pylist()]
+        return sorted(rows, key=lambda row: tuple(row[name] for name in target.primary_key))
+
+    def feed_rows(self, sink: Any, target: Target) -> list[FeedRow]:
+        """Return the rows of a feed, in commit order."""
+        rows = [
+            FeedRow(row["id"], row["name"], row["_change_type"], row["_commit_version"], _row_number(row))
+            for row in self.stored_feed(sink, target)
+        ]
+        return sorted(rows, key=lambda row: (row.version, row.row, _CHANGE_TYPES.index(row.change)))
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        """Return the rows of a feed as the target's own reader has them, with `_row` or `_metadata`."""
+        raise AssertionError(f"{self.NAME} keeps no feed")
+
+
+def _row_number(row: Row) -> int:
+    return int(row["_metadata"]["row"] if "_metadata" in row else row["_row"])
+
+
+class _ServerBackend(SinkBackend):
+    """A backend with a server of its own."""
+
+    SERVER: ClassVar[type]
+    SETTINGS: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self) -> None:
+        self.server = self.SERVER()
+
+    def start(self) -> None:
+        self.server.start()
+
+    def close(self) -> None:
+        self.server.close()
+
+    def sink(self, **settings: Any) -> Sink:
+        given = {"url": self.server.url, **self.SETTINGS, **settings}
+        return make_sink(self.NAME, settings_of(self.NAME)(**given))
+
+
+class ClickHouseBackend(_ServerBackend):
+    """ClickHouse's own engine."""
+
+    NAME = "clickhouse"
+    DEEP = True
+    SERVER = ClickHouse
+    FEED: ClassVar[Mapping[str, Any]] = {"write": "append"}
+    NOWHERE = "http://somebody:hunter2@127.0.0.1:1"
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        sink.session.run(f"DROP TABLE {sink.place(target).sql}")
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        client = clickhouse_connect.get_client(host="127.0.0.1", port=self.server.port)
+        try:
+            result = client.query(f"SELECT {', '.join(_FEED_COLUMNS)} FROM {sink.place(target).sql}")
+            return [dict(zip(_FEED_COLUMNS, row, strict=True)) for row in result.result_rows]
+        finally:
+            client.close()
+
+
+class MongoBackend(_ServerBackend):
+    """A server of MongoDB's protocol."""
+
+    NAME = "mongodb"
+    DEEP = True
+    SERVER = Mongo
+    HAS_COLUMNS = False
+    NOWHERE = "mongodb://somebody:hunter2@127.0.0.1:1"
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        database, collection = sink.place(target)
+        sink.client[database][collection].create_index("name", unique=True)
+
+
+class ElasticsearchBackend(_ServerBackend):
+    """A real node."""
+
+    NAME = "elasticsearch"
+    DEEP = True
+    SERVER = Elasticsearch
+    SETTINGS: ClassVar[Mapping[str, Any]] = {"refresh": "now"}
+    LOSES = frozenset({"geometry"})
+    NOWHERE = "http://somebody:hunter2@127.0.0.1:1"
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        sink.client.indices.delete(index=sink.index(target))
+
+
+class RedisBackend(_ServerBackend):
+    """A real server, whose values are rows as JSON."""
+
+    NAME = "redis"
+    SERVER = Redis
+    LOSES = frozenset({"geometry"})
+    KEEPS_UNREPRESENTABLE = True
+    HAS_COLUMNS = False
+    NOWHERE = "redis://somebody:hunter2@127.0.0.1:1/0"
+
+    def rows(self, sink: Sink, target: Target) -> list[Row]:
+        with redis.Redis.from_url(self.server.url, socket_timeout=WAIT_SECONDS_MAX) as client:
+            keys = list(client.scan_iter(f"{target.name.database}:{target.name.table}:*", 1000))
+            values = client.mget(keys) if keys else []
+        sources = [json.loads(value, parse_float=Number) for value in values]
+        found = rows_of_sources(target, sources).to_pylist()
+        return sorted(found, key=lambda row: tuple(row[name] for name in target.primary_key))
+
+
+class SqlBackend(SinkBackend):
+    """A server of SQL: tables with unique keys, in transactions. Its sinks have an account of their own."""
+
+    NEEDS_KEY = False
+    FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
+    #: Further settings under which rows go other ways, by name.
+    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]]
+    #: Those of them whose cases wait for the deep tier.
+    DEEP_VARIANTS: ClassVar[frozenset[str]] = frozenset()
+    #: The settings with which a part is written in many statements, and nobody sees half of it.
+    WHOLE_PARTS: ClassVar[Mapping[str, Any]]
+    #: Whether a column that is added stands where the source has it; else it is the last.
+    PLACES_COLUMNS: ClassVar[bool]
+
+    server: Any
+
+    @abstractmethod
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+
+    @abstractmethod
+    def oracle_rows(self, target: Target) -> list[Row]:
+        """Return a table's rows by the server's own client, as `assert_same` takes them."""
+
+    @abstractmethod
+    def disconnect_sinks(self) -> None:
+        """End the connections of all sinks."""
+
+    def create_table(self, target: Target, columns: str) -> None:
+        """Create a table as somebody else would."""
+        self.sql(f"CREATE SCHEMA IF NOT EXISTS {target.name.database}")
+        self.sql(f"CREATE TABLE {target.name} ({columns})")
+
+    def stored(self, target: Target, *names: str) -> list[tuple[Any, ...]]:
+        """Return some columns of all rows, sorted; by default all that the target has."""
+        columns = ", ".join(names or target.column_names)
+        return sorted(self.sql(f"SELECT {columns} FROM {target.name}"))
+
+    def stored_columns(self, target: Target) -> list[str]:
+        """Return the names of a table's columns, in order."""
+        rows = self.sql(
+            "SELECT column_name FROM information_schema.columns"
+            f" WHERE table_schema = '{target.name.database}' AND table_name = '{target.name.table}'"
+            " ORDER BY ordinal_position"
+        )
+        return [name for (name,) in rows]
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        self.sql(f"DROP TABLE {target.name}")
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        return [dict(zip(_FEED_COLUMNS, row, strict=True)) for row in self.stored(target, *_FEED_COLUMNS)]
+
+
+class MysqlBackend(SqlBackend):
+    """A real MySQL server: the shared one, or one that `start` starts."""
+
+    NAME = "mysql"
+    FLAVOR: ClassVar[str] = "mysql"
+    KEEPS_UNREPRESENTABLE = True
+    NOWHERE = "mysql://somebody:hunter2@127.0.0.1:1"
+    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "one_connection": {"connections": 1, "statement_bytes": 4096},
+        "four_connections": {"connections": 4, "statement_bytes": 4096},
+        "long_statements": {"connections": 3, "statement_bytes": 1 << 20},
+        "serial": {"apply": "serial", "statement_bytes": 4096},
+    }
+    WHOLE_PARTS: ClassVar[Mapping[str, Any]] = {
+        "apply": "serial",
+        "held_bytes": 1024,
+        "statement_bytes": 1024,
+    }
+    DEEP_VARIANTS = frozenset({"one_connection", "long_statements"})
+    PLACES_COLUMNS = True
+    ACCOUNT = "sink_writer"
+
+    def __init__(self, server: Server | None = None) -> None:
+        self.server = server
+        self._shared = server is not None
+
+    @classmethod
+    def shared(cls, server_of: ServerOf) -> Self:
+        return cls(server_of(cls.FLAVOR))
+
+    def start(self) -> None:
+        if self.server is None:
+            self.server = Server(self.FLAVOR)
+        if not self.server.running:
+            self.server.start()
+        # The sinks' connections are told apart from all others by their account.
+        self.sql(f"CREATE USER IF NOT EXISTS {self.ACCOUNT}@'%'; GRANT ALL ON *.* TO {self.ACCOUNT}@'%'")
+
+    def close(self) -> None:
+        if not self._shared:
+            self.server.close()
+
+    def sink(self, **settings: Any) -> Sink:
+        # Batches of different tests have the same numbers.
+        given = {
+            "url": self.server.url(self.ACCOUNT),
+            "positions": f"penstock.positions_{next(_places)}",
+            "statement_bytes": 2048,
+            **settings,
+        }
+        return make_sink("mysql", settings_of("mysql")(**given))
+
+    def sink_to_nowhere(self) -> Sink:
+        return make_sink("mysql", settings_of("mysql")(url=self.NOWHERE))
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = self.server.sql(statement)
+        return rows
+
+    def oracle_rows(self, target: Target) -> list[Row]:
+        return mysql_rows(self.server, target.name.database, target.name.table)
+
+    def disconnect_sinks(self) -> None:
+        with self.server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT ID FROM information_schema.PROCESSLIST WHERE USER = '{self.ACCOUNT}'")
+            for (number,) in cursor.fetchall():
+                try:
+                    cursor.execute(f"KILL {number}")
+                except pymysql.err.MySQLError as problem:
+                    # A connection that another test has closed may be gone by now.
+                    if problem.args[0] != _NO_SUCH_THREAD:
+                        raise
+
+
+class MariadbBackend(MysqlBackend):
+    """A real MariaDB server."""
+
+    NAME = "mariadb"
+    FLAVOR = "mariadb"
+    DEEP_VARIANTS = frozenset({"one_connection", "long_statements", "serial"})
+
+
+class PostgresBackend(_ServerBackend, SqlBackend):
+    """A real PostgreSQL server; sinks wait for its greeting as long as tests wait for anything."""
+
+    NAME = "postgres"
+    SERVER = Postgres
+    NOWHERE = "postgresql://somebody:hunter2@127.0.0.1:1/postgres"
+    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "default": {},
+        "small_buffer": {"held_bytes": 200_000},
+    }
+    WHOLE_PARTS: ClassVar[Mapping[str, Any]] = {"held_bytes": 1024}
+    PLACES_COLUMNS = False
+
+    def start(self) -> None:
+        self._patience = patient_connections()
+        super().start()
+
+    def close(self) -> None:
+        self._patience.undo()
+        super().close()
+
+    def sink(self, **settings: Any) -> Sink:
+        return super().sink(**{"positions": f"penstock.positions_{next(_places)}"} | settings)
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.server.url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def oracle_rows(self, target: Target) -> list[Row]:
+        return postgres_rows(self.server.url, f'"{target.name.database}"."{target.name.table}"')
+
+    def disconnect_sinks(self) -> None:
+        self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock'")
+
+
+class _FolderBackend(SinkBackend):
+    """A folder of this host."""
+
+    SETTINGS: ClassVar[Mapping[str, Any]] = {}
+
+    def start(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"penstock-{self.NAME}-"))
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder)
+
+    def sink(self, **settings: Any) -> Sink:
+        given = {"path": str(self.folder), **self.SETTINGS, **settings}
+        return make_sink(self.NAME, settings_of(self.NAME)(**given))
+
+
+class DeltaBackend(_FolderBackend):
+    """Delta tables in a folder of this host."""
+
+    NAME = "delta"
+    FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
+    FEED_HAS_METADATA = True
+    # Small files, so that a table has several.
+    SETTINGS: ClassVar[Mapping[str, Any]] = {"file_bytes": 1 << 16, "memory_bytes": 1 << 20}
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        shutil.rmtree(sink.place(target))
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        table: pyarrow.Table = deltalake.DeltaTable(sink.place(target)).to_pyarrow_table()
+        return list(table.to_pylist())
+
+
+class IcebergBackend(DeltaBackend):
+    """Iceberg tables in a folder of this host, with a catalog in SQLite."""
+
+    NAME = "iceberg"
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        catalog_of(sink._catalog()).drop_table(sink.place(target))
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        name = (target.name.database, target.name.table)
+        return list(catalog_of(sink._catalog()).load_table(name).scan().to_arrow().to_pylist())
+
+
+class FilesBackend(_FolderBackend):
+    """Parquet files in a folder of this host: a feed, and no mirror."""
+
+    NAME = "files"
+    MIRRORS = False
+    FEED: ClassVar[Mapping[str, Any]] = {}
+    FEED_HAS_METADATA = True
+
+    def sink(self, **settings: Any) -> Sink:
+        # A folder knows the batches that it has, and those of different tests have the same numbers.
+        return super().sink(**{"path": str(self.folder / str(next(_places)))} | settings)
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        folder = Path(sink.settings.path) / target.name.database / target.name.table
+        return list(pyarrow.dataset.dataset(folder, format="parquet").to_table().to_pylist())
+
+
+def patient_connections() -> pytest.MonkeyPatch:
+    """Let sinks wait for PostgreSQL's greeting as long as tests wait for anything, until it is undone."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(postgres_connection, "CONNECT_SECONDS_MAX", int(WAIT_SECONDS_MAX))
+    return patch
+
+
+def sink_backends() -> dict[str, type[SinkBackend]]:
+    """Return the backends by name."""
+    backends: dict[str, type[SinkBackend]] = {}
+    waiting: list[type[SinkBackend]] = [SinkBackend]
+    while waiting:
+        backend = waiting.pop()
+        waiting += backend.__subclasses__()
+        if "NAME" in vars(backend):
+            backends[backend.NAME] = backend
+    return dict(sorted(backends.items()))
+
+
+def running_backend(
+    name: str, config: pytest.Config, server_of: ServerOf, missing_part: MissingPart
+) -> SinkBackend:
+    """Return this process's backend of a name: started at its first use, closed when the run ends."""
+    running = config.stash.setdefault(_RUNNING, {})
+    if name not in running:
+        backend = sink_backends()[name].shared(server_of)
+        try:
+            backend.start()
+        except PartMissing as error:
+            missing_part(name, str(error))
+        config.add_cleanup(backend.close)
+        running[name] = backend
+    return running[name]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Kafka broker holds, read by the library's own consumer."""
+
+import json
+from base64 import b64decode
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import confluent_kafka
+
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.kafka import Kafka
+
+CONNECTION_LOST = (
+    confluent_kafka.KafkaError._TRANSPORT,
+    confluent_kafka.KafkaError._ALL_BROKERS_DOWN,
+    confluent_kafka.KafkaError._TIMED_OUT,
+)
+
+
+class Record(NamedTuple):
+    """A message as a consumer has it."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def told(self) -> Any:
+        return None if self.value is None else json.loads(self.value)
+
+
+def consumer(broker: Kafka, isolation: str) -> confluent_kafka.Consumer:
+    given = {
+        "bootstrap.servers": broker.servers,
+        "group.id": "tests",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "isolation.level": isolation,
+    }
+    return confluent_kafka.Consumer(given)
+
+
+def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool = True) -> list[Record]:
+    """All messages of topics, in the order of each partition.
+
+    What a commit made visible shows a moment after it, so where it is `settled` that no transaction is open,
+    the moment is waited for.
+    """
+    everything = consumer(broker, "read_uncommitted")
+    chosen = consumer(broker, "read_committed" if committed else "read_uncommitted")
+    found: list[Record] = []
+    try:
+        places = []
+        for topic in topics:
+            there = chosen.list_topics(topic, timeout=WAIT_SECONDS_MAX).topics[topic].partitions
+            assert there, f"{topic} has no partitions"
+            places += [confluent_kafka.TopicPartition(topic, one, 0) for one in there]
+        if settled:
+            wait_until(lambda: all(ends(everything, one) == ends(chosen, one) for one in places))
+        chosen.assign(places)
+        left = {(one.topic, one.partition) for one in places}
+        while left:
+            message = chosen.poll(WAIT_SECONDS_MAX)
+            assert message is not None, "the broker does not answer"
+            problem = message.error()
+            if problem is None:
+                found.append(Record(*read_from(message)))
+            elif problem.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                left.discard((message.topic(), message.partition()))
+            else:
+                # A connection was slow or lost: the library makes another one.
+                assert problem.retriable() or problem.code() in CONNECTION_LOST, problem
+    finally:
+        chosen.close()
+        everything.close()
+    return found
+
+
+def ends(reader: confluent_kafka.Consumer, place: confluent_kafka.TopicPartition) -> Any:
+    return reader.get_watermark_offsets(place, timeout=WAIT_SECONDS_MAX)
+
+
+def read_from(message: Any) -> tuple[str, int, bytes | None, bytes | None]:
+    return message.topic(), message.partition(), message.key(), message.value()
+
+
+def rows_held(broker: Kafka, topic: str, binary: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows that a topic of Penstock's own JSON holds for a reader that keeps the last of each key.
+
+    Its keys have to come in the order of their changes. `binary` names columns that are base64.
+    """
+    held: dict[bytes | None, Any] = {}
+    for record in records(broker, topic):
+        if record.value is None:
+            held.pop(record.key, None)
+        else:
+            held[record.key] = json.loads(record.value, parse_float=Decimal)["after"]
+    for row in held.values():
+        row.update({column: row[column] and b64decode(row[column]) for column in binary})
+    return list(held.values())

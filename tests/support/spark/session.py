@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One small Spark session for a test process, and the words that Spark tests share."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock import open_source
+from penstock.source.source import SourceOptions
+from tests.support.spark.cluster import JVM_OPTIONS, run_query
+from tools.servers import Server
+
+SYSTEM_COLUMNS = ["_change_type", "_commit_version", "_commit_timestamp", "_metadata"]
+
+
+def session_settings() -> dict[str, str]:
+    """Return the settings of a session that fits a test machine."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "700m",
+        # A test's JVM lives a minute or two: it never earns back what the optimizing compiler costs.
+        "spark.driver.extraJavaOptions": JVM_OPTIONS,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.log.level": "ERROR",
+    }
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session of this test process, local[2]."""
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    builder = SparkSession.builder.master("local[2]").appName("penstock-tests")
+    session = builder.config(map=session_settings()).getOrCreate()
+    yield session
+    session.stop()
+
+
+def head_of(server: Server) -> str:
+    """Return where a server's log ends, as text that startingOffsets takes."""
+    source = open_source(SourceOptions.parse(server.url()))
+    try:
+        return str(source.head())
+    finally:
+        source.close()
+
+
+def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    """Return a frame's rows in commit order: the given columns, or all but the system's."""
+    # A partition is in commit order, and the sort is stable within one transaction's change.
+    ordered = frame.orderBy("_commit_version", "_metadata.row", frame["_change_type"].desc())
+    names = columns or [name for name in frame.columns if name not in SYSTEM_COLUMNS]
+    return [tuple(row) for row in ordered.select(*names).collect()]
+
+
+class Collected:
+    """What a stream's batches held, by batch id: a batch that runs again takes the place of the first run."""
+
+    def __init__(self, *columns: str) -> None:
+        self._columns = columns
+        self.batches: dict[int, list[tuple[Any, ...]]] = {}
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        ordered = frame.orderBy("_commit_version", "_metadata.row", frame["_change_type"].desc())
+        self.batches[batch] = [tuple(row) for row in ordered.select(*self._columns).collect()]
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """All rows, in the order of the batches."""
+        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
+
+
+def stream_of(session: SparkSession, server: Server, table: str, **options: object) -> DataFrame:
+    """Return a stream of one table of a server."""
+    given = {"source": server.url(), "tables": table} | options
+    return session.readStream.format("penstock").options(**given).load()
+
+
+def process_all(query: StreamingQuery) -> None:
+    """Wait until a running stream has processed all that was committed before; raise what it fails with.
+
+    Spark waits for a trigger that finds nothing new. The first one to end may have asked for the end of the
+    log before the last commit; the one after it has not.
+    """
+    query.processAllAvailable()
+    query.processAllAvailable()
+
+
+def run_to_head(frame: DataFrame, into: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
+    """Run a stream until what there is now is read; raise what it raises."""
+    writer = frame.writeStream.foreachBatch(into).option("checkpointLocation", str(checkpoint))
+    run_query(writer.trigger(availableNow=True).start)

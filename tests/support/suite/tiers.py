@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests run when, and how long each part of a run took.
+
+Every test belongs to one tier:
+
+- everyday: the default; `make test` runs it, and it decides whether a change lands;
+- deep: marked `deep(guard="tests/...::test_...")`; `make test-all` adds it. The guard is the everyday test of
+  the same capability. `deep(keep=("word",))` leaves the cases with the word in their id in the everyday tier,
+  where they guard the others;
+- long: marked `long`; only `make test-long` runs it, so it guards no other test.
+
+The brokers of Kafka and the nodes of Elasticsearch take too long to start for the everyday tier: no everyday
+test sends anything to a real one. In their stead tests/unit/test_sink_messages.py holds the messages,
+tests/integration/test_sink_http.py the order, the bounds and the refusals of a sink that sends requests, and
+tests/conformance the contract of every sink, on embedded stores and SQL servers.
+"""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.servers.starting import LATE_STARTS_VARIABLE
+from tools.suite.run import STEPS_VARIABLE, area_words, has_tests, in_area
+
+TESTS = Path(__file__).resolve().parents[2]
+TIERS = ("everyday", "deep", "long")
+SELECTIONS = {"everyday": ("everyday",), "deep": ("deep",), "all": ("everyday", "deep")}
+# Set by a run for its own workers.
+TIERS_VARIABLE = "PENSTOCK_TIERS"
+# Cases of these parameters are deep wherever the same test has a case with the second one, its guard.
+GUARDED_PARAMETERS = {"mariadb11": "mariadb", "zookeeper": "sqlite"}
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Return a test's tier."""
+    if item.get_closest_marker("long") is not None:
+        return "long"
+    is_deep = any(not is_kept(item, marker) for marker in item.iter_markers("deep"))
+    return "deep" if is_deep else "everyday"
+
+
+def is_kept(item: pytest.Item, marker: pytest.Mark) -> bool:
+    """Tell whether a deep marker leaves this case in the everyday tier: its id has a word of `keep`."""
+    case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+    return any(word in case for word in marker.kwargs.get("keep", ()))
+
+
+def check_kept_cases(items: Iterable[pytest.Item]) -> None:
+    """Raise UsageError where a test keeps cases for the everyday tier that it does not have."""
+    kept: dict[str, bool] = defaultdict(bool)
+    for item in items:
+        for marker in item.iter_markers("deep"):
+            if marker.kwargs.get("keep"):
+                kept[item.nodeid.partition("[")[0]] |= is_kept(item, marker)
+    if empty := sorted(test for test, has_case in kept.items() if not has_case):
+        raise pytest.UsageError(f"deep(keep=...) keeps no case of {', '.join(empty)}")
+
+
+def mark_guarded_parameters(items: list[pytest.Item]) -> None:
+    """Mark the cases that another case of the same test guards.
+
+    `deep_flavors("mariadb")` on a module or test does the same for its MariaDB cases, guarded by MySQL's.
+    """
+    names = {item.nodeid for item in items}
+    for item in items:
+        guarded = dict(GUARDED_PARAMETERS)
+        for marker in item.iter_markers("deep_flavors"):
+            guarded |= dict.fromkeys(("mariadb11", *marker.args), "mysql")
+        for parameter, guard in guarded.items():
+            case = item.nodeid.replace(parameter, guard)
+            if case != item.nodeid and case in names:
+                item.add_marker(pytest.mark.deep(guard=case))
+
+
+def selected_tiers(config: pytest.Config) -> tuple[str, ...]:
+    """Return the tiers to run: what --tier says, else everything that was named, else the everyday tier.
+
+    `PENSTOCK_LONG=1` adds the long tier.
+    """
+    if hasattr(config, "workerinput"):
+        # A worker is not told how its tests were named.
+        return tuple(os.environ[TIERS_VARIABLE].split(","))
+    selection = config.getoption("--tier")
+    if selection is None:
+        named = config.args_source is pytest.Config.ArgsSource.ARGS
+        selection = "all" if named else "everyday"
+    tiers = SELECTIONS[selection]
+    return (*tiers, "long") if os.environ.get("PENSTOCK_LONG") else tiers
+
+
+def note_selection(config: pytest.Config) -> None:
+    """Tell the workers of this run which tiers to run."""
+    os.environ[TIERS_VARIABLE] = ",".join(selected_tiers(config))
+
+
+def area_filter(config: pytest.Config) -> list[str] | None:
+    """Return the words of --area, or None where every test is asked for."""
+    text = config.getoption("--area")
+    return area_words(text) if text else None
+
+
+def check_area(config: pytest.Config) -> None:
+    """Raise UsageError where no test file has a word of the area in its path.
+
+    It is checked before workers start: an error of a worker is printed as an internal one.
+    """
+    areas = area_filter(config)
+    if areas is not None and not has_tests(areas):
+        raise pytest.UsageError(
+            f"--area: no test file has {' or '.join(areas) or 'a word'} in its path: see tests/"
+        )
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other tiers and areas."""
+    if not any("::" in argument for argument in config.args):
+        check_kept_cases(items)
+    mark_guarded_parameters(items)
+    tiers, areas = selected_tiers(config), area_filter(config)
+    chosen = [
+        item
+        for item in items
+        if tier_of(item) in tiers and (areas is None or in_area(item.nodeid.partition("::")[0], areas))
+    ]
+    chosen_names = {id(item) for item in chosen}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen_names])
+    items[:] = chosen
+
+
+def note_late_starts(folder: Path) -> None:
+    """Have every process of this run write its late starts into one file of a folder, new for this run."""
+    if LATE_STARTS_VARIABLE not in os.environ:
+        path = folder / f"late-starts-{os.getpid()}"
+        # An earlier run may have had the same process number.
+        path.unlink(missing_ok=True)
+        os.environ[LATE_STARTS_VARIABLE] = str(path)
+
+
+def late_starts() -> list[str]:
+    """Return a line for each process that answered only when it was started a second time."""
+    path = Path(os.environ[LATE_STARTS_VARIABLE])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def step_times() -> Iterator[str]:
+    """Yield a line for each step before this one, as `tools.suite.run` measured them."""
+    for step, seconds in json.loads(os.environ.get(STEPS_VARIABLE, "{}")).items():
+        yield f"{step:<36} {seconds:>8.1f} s"
+
+
+def times(reports: Iterable[pytest.TestReport]) -> Iterator[str]:
+    """Yield a line for each tier and each folder of tests: how many tests, and their own seconds."""
+    seconds: dict[str, float] = defaultdict(float)
+    tests: dict[str, set[str]] = defaultdict(set)
+    for report in reports:
+        tier = next((value for name, value in report.user_properties if name == "tier"), "everyday")
+        folder = "/".join(report.nodeid.split("/")[:2])
+        for part in (f"{tier} tier", folder):
+            seconds[part] += report.duration
+            tests[part].add(report.nodeid)
+    for part in sorted(seconds, key=lambda part: (not part.endswith(" tier"), -seconds[part])):
+        yield f"{part:<24}{len(tests[part]):>6} tests {seconds[part]:>8.1f} s"
