@@ -13,8 +13,7 @@ from penstock.errors import SchemaInvalid
 from penstock.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, OFFSET_MAX
 from penstock.model import Column, Secret, TableName, TablePatterns, TableSchema
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
-from penstock.schema.server_tables import ServerTables
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 from penstock.source.bounds import BoundText, locate, parse_bound
@@ -150,4 +149,9 @@ def schemas_of_server(source: Source) -> SchemaHistory | LoggedTables | None:
     if source.options.is_kept:
         return LoggedTables(source)
     address = source.options.address
-    return SchemaHistory(reread=ServerTables(address)) if address is not None else None
+    if address is None:
+        return None
+    # A reading of files needs no MySQL client.
+    from penstock.schema.server_tables import ServerTables
+
+    return SchemaHistory(reread=ServerTables(address))

@@ -12,7 +12,8 @@ import pymysql
 
 from penstock.model import Position, ServerAddress, TableName, TablePatterns, quote_name
 from penstock.mysql.connection import Connection, connect
-from penstock.schema.reader import ServerDefaults, read_defaults, read_tables
+from penstock.schema.reader import read_defaults, read_tables
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.table_definition import TableDefinition
 from tests.ddl_machine.grammar import ColumnFacts, Grammar, TableFacts
 from tests.ddl_machine.vocabulary import value

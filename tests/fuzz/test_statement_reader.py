@@ -13,7 +13,7 @@ import pytest
 
 from penstock.model import Position
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.statement import effects_of
 from penstock.schema.statements.tokens import ServerSpelling
 from tests.support.suite.sweep_seed import sweep_seed

@@ -11,6 +11,7 @@ from penstock.mysql.connection import Connection, connect
 from penstock.mysql.replica import DumpStart, open_stream
 from penstock.schema.history import SchemaHistory
 from penstock.schema.reader import read_table, read_tables
+from penstock.schema.survey import survey
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -30,9 +31,7 @@ def test_followed_statements_give_what_the_server_says(server: Server, fresh_dat
     with connect(ServerAddress.parse(server.url("root"))) as connection:
         connection.query(f"USE {database}")
         patterns = TablePatterns([f"{database}.*", f"{other}.*"])
-        history = SchemaHistory.from_server(
-            connection, patterns, reread=lambda name: read_table(connection, name)
-        )
+        history = survey(connection, patterns, reread=lambda name: read_table(connection, name))
         for number, text in enumerate(STATEMENTS):
             statement = text.replace("OTHER", other)
             try:

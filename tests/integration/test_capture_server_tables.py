@@ -10,6 +10,7 @@ from penstock.schema import server_tables
 from penstock.schema.history import SchemaHistory
 from penstock.schema.reader import read_table
 from penstock.schema.server_tables import ServerTables
+from penstock.schema.survey import survey
 from penstock.schema.table_definition import TableDefinition
 from tests.support.capture.captured_log import head_of, purge, rotate
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
@@ -77,9 +78,7 @@ def test_a_history_of_a_position_follows_the_log_from_there(
         server.sql(statement)
     tables = ServerTables(address)
     with connect(address) as connection:
-        history = SchemaHistory.from_server(
-            connection, TablePatterns([f"{database}.*"]), position=start, reread=tables
-        )
+        history = survey(connection, TablePatterns([f"{database}.*"]), position=start, reread=tables)
     known = {table["name"].partition(".")[2] for table in history.to_json()["tables"]}
     assert known == {"old", "still"}
     for number, statement in enumerate(statements, start=1):

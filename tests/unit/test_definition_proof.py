@@ -11,7 +11,7 @@ from penstock.binlog import read_binlog
 from penstock.errors import SchemaMismatch
 from penstock.model import Column, TableName, TableSchema
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 from tests.support.binlog.decoding import decode

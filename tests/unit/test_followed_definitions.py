@@ -5,7 +5,7 @@ import pytest
 
 from penstock.model import Position, TableName
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 
 MYSQL = ServerSpelling(version=(9, 7, 4))

@@ -3,7 +3,7 @@ import pyarrow
 
 from penstock.changes import Target
 from penstock.model import Column, TableName
-from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.images import unrepresentable_counts
 
 TARGET = Target(
     TableName("shop", "orders"), (Column("id", "int", None, False), Column("day", "date")), ("id",)

@@ -11,7 +11,7 @@ from penstock.logstore import schemas
 from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, refusal_line
 from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk

@@ -10,7 +10,7 @@ from penstock.errors import SchemaPending, SchemaUnknown
 from penstock.logstore.schemas import SchemaLog, definition_line, refusal_line
 from penstock.model import Column, Position, TableName, TableSchema
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 from penstock.source import logged_tables

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
 from penstock.schema.rewind import (
     CannotRewind,
     LoggedStatement,
@@ -16,6 +15,7 @@ from penstock.schema.rewind import (
     names_after,
     touches,
 )
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 

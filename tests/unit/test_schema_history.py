@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import SchemaInvalid, SchemaUnknown
 from penstock.model import Column, Position, StatementSession, TableName, TableSchema
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 

@@ -21,8 +21,8 @@ from penstock.model import Column, Position, ServerAddress, TableName, TableSche
 from penstock.mysql.connection import Connection, LogHead, ServerIdentity
 from penstock.schema import rewind
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
 from penstock.schema.rewind import LoggedStatement
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.statement import effects_of
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition

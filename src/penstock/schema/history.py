@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Union
 
 from penstock.errors import SchemaInvalid, SchemaUnknown
-from penstock.model import Position, StatementSession, TableName, TablePatterns, TableSchema
-from penstock.mysql.connection import Connection
-from penstock.schema.reader import ServerDefaults, read_defaults, read_tables
+from penstock.model import Position, StatementSession, TableName, TableSchema
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.effects import (
     AlterTable,
     CreateLike,
@@ -102,27 +101,6 @@ class SchemaHistory:
         return {self._fold(name): charset for name, charset in self._defaults.database_charsets.items()}
 
     # --- Seeding -------------------------------------------------------------------------------
-
-    @classmethod
-    def from_server(
-        cls,
-        connection: Connection,
-        patterns: TablePatterns | None = None,
-        *,
-        position: Position | None = None,
-        reread: RereadTable | None = None,
-    ) -> Self:
-        """Read every selected table from a live server; the definitions hold from `position` on.
-
-        Without a position they hold from the beginning, as far as the table maps agree. With a
-        position and ServerTables they are those of that position, else those of now.
-        """
-        history = cls(read_defaults(connection), reread)
-        if position is None or reread is None or callable(reread):
-            history.seed(read_tables(connection, patterns), position)
-        else:
-            history.seed(reread.tables_at(position, patterns), position)
-        return history
 
     @classmethod
     def from_file(

@@ -10,11 +10,11 @@ each unique index too long for a key.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.model import Column, TableName, TablePatterns, TableSchema
 from penstock.mysql.connection import MARIADB, Connection
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.effects import charset_name, charset_of_collation
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
@@ -45,16 +45,6 @@ FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMA
 _VERSIONED = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`
 FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START' AND {which}"""
-
-
-@dataclass(frozen=True)
-class ServerDefaults:
-    """What a statement leaves to the server: spelling, charsets, whether table names fold to lower case."""
-
-    spelling: ServerSpelling
-    charset: str | None
-    database_charsets: dict[str, str]
-    folds_names: bool
 
 
 def read_defaults(connection: Connection) -> ServerDefaults:

@@ -15,7 +15,7 @@ from penstock.errors import SchemaUnknown, ServerBusy, TransientError
 from penstock.model import Position, ServerAddress, StatementSession, TableName, TablePatterns
 from penstock.mysql.connection import READING_SECONDS_MAX, Connection, connect
 from penstock.mysql.replica import DumpStart, ReplicaStream, open_stream
-from penstock.schema.reader import ServerDefaults, read_defaults, read_table, read_tables
+from penstock.schema.reader import read_defaults, read_table, read_tables
 from penstock.schema.rewind import (
     CannotRewind,
     LoggedStatement,
@@ -24,6 +24,7 @@ from penstock.schema.rewind import (
     renames,
     touches,
 )
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 

@@ -6,6 +6,7 @@ that moves a row from one key to another is the taking of the one and the puttin
 event of each key tells what becomes of it, whatever came before.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy
@@ -13,6 +14,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import PUTS, Changes, Origin, Target
+from penstock.errors import ServerUnsupported
 
 # Where a key cannot be represented in its column, what it was stands here, under the column's name.
 _UNREPRESENTABLE = "unrepresentable"
@@ -188,3 +190,31 @@ def _commit_order(rows: pyarrow.Table, parts: Sequence[Changes]) -> numpy.ndarra
     if not (stepped < 0).any() and not ((stepped == 0) & (numpy.diff(logged) < 0)).any():
         return None
     return numpy.lexsort((logged, versions))
+
+
+def refuse_partial(changes: Changes) -> None:
+    """Raise ServerUnsupported where row images lack columns: null must not stand for them."""
+    absent = pc.struct_field(changes.rows.column("_metadata"), "absent")
+    if absent.null_count < len(absent):
+        raise ServerUnsupported(
+            f"row images of {changes.source} lack columns, and the target would lose their values",
+            hint="Set binlog_row_image=FULL on the source",
+        )
+
+
+def unrepresentable_counts(
+    target: Target, rows: pyarrow.Table, chosen: pyarrow.ChunkedArray | None = None
+) -> Counter[str]:
+    """Count the values that a target's columns cannot hold, by "table.column", in all or chosen rows."""
+    found: Counter[str] = Counter()
+    texts = pc.struct_field(rows.column("_metadata"), "unrepresentable")
+    if texts.null_count == len(texts):
+        return found
+    if chosen is not None:
+        rows, texts = rows.filter(chosen), texts.filter(chosen)
+    for name in target.column_names:
+        if rows.column(name).null_count:
+            count = pc.count(pc.map_lookup(texts, name, "first")).as_py()
+            if count:
+                found[f"{target.name}.{name}"] = count
+    return found

@@ -17,6 +17,7 @@ from penstock.model import Position, StatementSession
 from penstock.mysql.connection import READING_SECONDS_MAX, connect
 from penstock.schema.history import SchemaHistory
 from penstock.schema.server_tables import ServerTables
+from penstock.schema.survey import survey
 from penstock.source.decoding import RangeDecoding
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.read_settings import ReadSettings
@@ -76,7 +77,7 @@ class TrackedSchemas:
         with connect(address, READING_SECONDS_MAX) as connection:
             if tracking is None and connection.variables(_METADATA).get(_METADATA) == "FULL":
                 return None
-            history = SchemaHistory.from_server(connection, settings.tables, position=start, reread=reread)
+            history = survey(connection, settings.tables, position=start, reread=reread)
         return cls(history, start, tracking)
 
     def advance(self, source: Source, ranges: Sequence[ByteRange]) -> None:

@@ -10,7 +10,7 @@ from penstock._native import BlockCutter
 from penstock.logstore.schemas import SchemaLog
 from penstock.model import Position
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from tests.support.binlog.events import (
     FLAG_IGNORABLE,

@@ -11,7 +11,7 @@ from penstock.logstore.schemas import SchemaLog
 from penstock.model import Position, ServerAddress, StatementSession
 from penstock.mysql.connection import connect
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import ServerDefaults
+from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.settings.daemon import LogSettings
 from penstock.source.files import FileSource

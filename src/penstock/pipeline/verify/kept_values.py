@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import Target
-from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.images import unrepresentable_counts
 from penstock.sinks.sink import Sink
 
 # Beside a row's columns: the texts of values that Arrow's types cannot hold, as a JSON object, null for none.

@@ -23,8 +23,7 @@ from penstock.sinks.clickhouse.connection import ClickHouseSession
 from penstock.sinks.clickhouse.tables import DELETED, FEED, VERSION, Place, literal, quoted, statements
 from penstock.sinks.clickhouse.types import read_cast, stored_columns
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.images import LastImages, puts
-from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.images import LastImages, puts, refuse_partial, unrepresentable_counts
 from penstock.sinks.sink import (
     HINT_GONE,
     BatchMark,
@@ -37,7 +36,6 @@ from penstock.sinks.sink import (
     Writer,
     typed,
 )
-from penstock.sinks.sql.rows import refuse_partial
 from penstock.sinks.sql.table_owner import comment_of, is_taken_over, refuse_foreign
 
 EXTRA = "clickhouse"

@@ -37,8 +37,7 @@ from penstock.sinks.elasticsearch.documents import (
     take_lines,
 )
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.images import LastImages, puts
-from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.images import LastImages, puts, unrepresentable_counts
 from penstock.sinks.sink import (
     HINT_GONE,
     BatchMark,

@@ -23,8 +23,9 @@ from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PenstockError, SchemaChanged
 from penstock.settings.values import Bytes, Section
+from penstock.sinks.images import unrepresentable_counts
 from penstock.sinks.lake.parquet_files import DataFile, Folder, PartFiles
-from penstock.sinks.lake.rows import feed_fields, stored_rows, stored_schema, unrepresentable_counts
+from penstock.sinks.lake.rows import feed_fields, stored_rows, stored_schema
 from penstock.sinks.lake.types import is_widened
 from penstock.sinks.sink import (
     BatchMark,

@@ -20,11 +20,10 @@ import pyarrow.compute as pc
 from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
-from penstock.sinks.images import separated
+from penstock.sinks.images import refuse_partial, separated
 from penstock.sinks.kafka import connection
 from penstock.sinks.messages import DELETE, Messages, messages_of
 from penstock.sinks.sink import BatchMark, Receipt, Writer
-from penstock.sinks.sql.rows import refuse_partial
 from penstock.sinks.template import Template, column_texts
 
 if TYPE_CHECKING:

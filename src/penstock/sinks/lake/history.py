@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
-from penstock.sinks.images import puts
+from penstock.sinks.images import puts, unrepresentable_counts
 from penstock.sinks.lake.copy_on_write import CopyOnWrite, Rewritten
 from penstock.sinks.lake.key_index import KeyIndex
 from penstock.sinks.lake.parquet_files import PartFiles
-from penstock.sinks.lake.rows import check_keys, stored_rows, unrepresentable_counts
+from penstock.sinks.lake.rows import check_keys, stored_rows
 from penstock.sinks.lake.table import LakeTable
 
 FROM_VERSION, TO_VERSION = "_valid_from_version", "_valid_to_version"

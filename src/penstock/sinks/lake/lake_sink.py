@@ -18,17 +18,11 @@ from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import OptionInvalid, SchemaChanged
 from penstock.model import TableName
+from penstock.sinks.images import refuse_partial, unrepresentable_counts
 from penstock.sinks.lake.history import HistoryTable, history_fields
 from penstock.sinks.lake.mirror import MirrorTable
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles, files_told
-from penstock.sinks.lake.rows import (
-    check_keys,
-    feed_fields,
-    read_rows,
-    stored_rows,
-    stored_schema,
-    unrepresentable_counts,
-)
+from penstock.sinks.lake.rows import check_keys, feed_fields, read_rows, stored_rows, stored_schema
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.lake.types import is_widened
 from penstock.sinks.sink import (
@@ -42,7 +36,6 @@ from penstock.sinks.sink import (
     Writer,
     applications_of,
 )
-from penstock.sinks.sql.rows import refuse_partial
 
 # Under this name a table remembers its last batch that only added rows of a full load.
 _LOADS = "/loads"

@@ -9,11 +9,11 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import Changes, Target
-from penstock.sinks.images import LastImages, last_of_each, puts
+from penstock.sinks.images import LastImages, last_of_each, puts, unrepresentable_counts
 from penstock.sinks.lake.copy_on_write import CopyOnWrite, Rewritten
 from penstock.sinks.lake.key_index import KeyIndex, plain
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles
-from penstock.sinks.lake.rows import check_keys, stored_rows, unrepresentable_counts
+from penstock.sinks.lake.rows import check_keys, stored_rows
 from penstock.sinks.lake.table import LakeTable
 
 # Where a run of rows stands: in memory, and before all runs the table itself.

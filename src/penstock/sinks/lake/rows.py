@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of changes as a lake's table holds them: its columns, in its types, in its order."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow
@@ -61,24 +60,6 @@ def read_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
         for field in schema
     ]
     return pyarrow.Table.from_arrays(columns, schema=schema)
-
-
-def unrepresentable_counts(
-    target: Target, rows: pyarrow.Table, chosen: pyarrow.ChunkedArray | None = None
-) -> Counter[str]:
-    """Count the values that a target's columns cannot hold, by "table.column", in all or chosen rows."""
-    found: Counter[str] = Counter()
-    texts = pc.struct_field(rows.column("_metadata"), "unrepresentable")
-    if texts.null_count == len(texts):
-        return found
-    if chosen is not None:
-        rows, texts = rows.filter(chosen), texts.filter(chosen)
-    for name in target.column_names:
-        if rows.column(name).null_count:
-            count = pc.count(pc.map_lookup(texts, name, "first")).as_py()
-            if count:
-                found[f"{target.name}.{name}"] = count
-    return found
 
 
 def check_keys(target: Target, rows: pyarrow.Table) -> None:

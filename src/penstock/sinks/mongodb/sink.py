@@ -24,8 +24,7 @@ from penstock.errors import (
 from penstock.model import Secret
 from penstock.settings.values import Bytes
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.images import LastImages, puts
-from penstock.sinks.lake.rows import unrepresentable_counts
+from penstock.sinks.images import LastImages, puts, unrepresentable_counts
 from penstock.sinks.mongodb.documents import (
     KEY,
     VERSION,

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from penstock.changes import Changes, Target
 from penstock.errors import SchemaChanged, ValueMalformed
 from penstock.model import TableName
-from penstock.sinks.images import LastImages, puts
+from penstock.sinks.images import LastImages, puts, refuse_partial
 from penstock.sinks.mysql.connection import DUPLICATE, Session, number_of
 from penstock.sinks.mysql.log import logged_statements
 from penstock.sinks.mysql.odd import (
@@ -40,7 +40,7 @@ from penstock.sinks.mysql.tables import Layout, layout_of
 from penstock.sinks.mysql.transaction import Transaction, claim_statement, mark_statement
 from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
 from penstock.sinks.sql.held_rows import HeldRows
-from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, lanes, refuse_partial, runs
+from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, lanes, runs
 
 # Fewer rows are not worth another connection.
 _ROWS_PER_LANE = 500

@@ -17,12 +17,12 @@ from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import ConnectionLost, PenstockError, SchemaChanged, ServerBusy, TransientError
 from penstock.model import TableName
-from penstock.sinks.images import LastImages, puts
+from penstock.sinks.images import LastImages, puts, refuse_partial
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.tables import Layout, layout_of, names_sql, quoted, table_sql
 from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
 from penstock.sinks.sql.held_rows import HeldRows
-from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, refuse_partial, runs
+from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, runs
 
 ATTEMPTS_MAX = 5
 _PAUSE_SECONDS = 0.05

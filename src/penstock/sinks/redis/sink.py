@@ -20,11 +20,10 @@ from penstock.errors import OptionInvalid
 from penstock.model import Secret
 from penstock.settings.values import Seconds
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.images import last_of_each, puts
+from penstock.sinks.images import last_of_each, puts, refuse_partial
 from penstock.sinks.redis.commands import commands, hash_commands, join
 from penstock.sinks.redis.connection import Pipeline, connect, is_cluster_node, keys_like
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
-from penstock.sinks.sql.rows import refuse_partial
 from penstock.sinks.template import Template, column_texts, default_key
 
 EXTRA = "redis"

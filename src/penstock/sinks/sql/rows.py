@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from penstock import _native
 from penstock.changes import Changes, Target
-from penstock.errors import SchemaChanged, ServerUnsupported
+from penstock.errors import SchemaChanged
 from penstock.model import Column
 from penstock.sinks.images import puts
 from penstock.sinks.sink import Receipt, Writer
@@ -54,16 +54,6 @@ class Counted:
             self.bytes,
             dict(self.tables),
             unrepresentable=dict(self.unrepresentable),
-        )
-
-
-def refuse_partial(changes: Changes) -> None:
-    """Raise ServerUnsupported where row images lack columns: null must not stand for them."""
-    absent = pc.struct_field(changes.rows.column("_metadata"), "absent")
-    if absent.null_count < len(absent):
-        raise ServerUnsupported(
-            f"row images of {changes.source} lack columns, and the target would lose their values",
-            hint="Set binlog_row_image=FULL on the source",
         )
 
 

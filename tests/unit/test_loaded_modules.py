@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each way in loads: a program that needs no server has no server's code, and no client of one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+LOG = ROOT / "native/kernel/tests/logs/mysql-9.7-1.binlog"
+SERVERS = ("starlette", "uvicorn", "penstock.serve", "penstock.daemon")
+TERMINAL = ("typer", "penstock.cli")
+CLIENT = ("pymysql", "penstock.mysql")
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import penstock", (*SERVERS, *TERMINAL, *CLIENT, "pyarrow", "pydantic")),
+        ("from penstock.client import Subscriber", (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture")),
+        (
+            f"import penstock; list(penstock.read_binlog({str(LOG)!r}))",
+            (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture", "urllib3"),
+        ),
+        ("from penstock import Pipeline", (*SERVERS, *TERMINAL, *CLIENT, "pyspark")),
+        ("import penstock.spark", (*SERVERS, *TERMINAL, "penstock.capture")),
+    ],
+    ids=["package", "subscriber", "files", "pipeline", "spark"],
+)
+def test_program_loads_only_what_it_uses(program: str, absent: tuple[str, ...]) -> None:
+    words = [sys.executable, "-c", f"{program}\nimport sys\nprint(*sys.modules, sep='\\n', file=sys.stderr)"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    loaded = done.stderr.split()
+    assert "penstock" in loaded
+    assert not set(absent) & set(loaded)
