@@ -46,22 +46,29 @@ sys.exit(demo.main(sys.argv[1:]))
 """
 
 
+# The demo runs its pipeline on Spark; the everyday tests run the same demo in one process.
+on_each_driver = pytest.mark.deep(keep=("local",))
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory that all runs of this module share, one after the other."""
     return tmp_path_factory.mktemp("demo")
 
 
-@pytest.fixture(scope="module")
-def whole_run(place: Path, missing_part: Callable[[str, str], NoReturn]) -> str:
+@pytest.fixture(scope="module", params=["local", "spark"])
+def whole_run(
+    place: Path, request: pytest.FixtureRequest, missing_part: Callable[[str, str], NoReturn]
+) -> str:
     """What a whole run prints; it has ended with 0."""
-    done = _run(["-m", "demo"], place)
+    done = _run(["-m", "demo", *(["--local"] if request.param == "local" else [])], place)
     if done.returncode == 3:
         missing_part("demo", done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@on_each_driver
 def test_demo_kills_the_pipeline_and_ends_with_every_table_equal(whole_run: str, place: Path) -> None:
     assert "killed the pipeline with SIGKILL" in whole_run
     verdicts = dict(re.findall(r"shop\.(\w+): (equal|.*)", whole_run))
@@ -71,6 +78,7 @@ def test_demo_kills_the_pipeline_and_ends_with_every_table_equal(whole_run: str,
     assert str(place / "delta") in whole_run
 
 
+@on_each_driver
 def test_column_added_half_way_is_in_the_delta_table(whole_run: str, place: Path) -> None:
     assert whole_run
     orders = DeltaTable(place / "delta" / "lake" / "shop" / "orders")
@@ -79,6 +87,7 @@ def test_column_added_half_way_is_in_the_delta_table(whole_run: str, place: Path
     assert coupons.null_count > 0
 
 
+@on_each_driver
 def test_password_is_printed_nowhere(whole_run: str, place: Path) -> None:
     files = [path for path in (place / "delta").iterdir() if path.is_file()]
     assert {"pipeline.yaml", "pipeline.log", "writer.log"} <= {path.name for path in files}
@@ -93,7 +102,7 @@ def test_wrong_value_in_a_delta_table_fails_the_next_demo_in_the_same_directory(
     whole_run: str, place: Path
 ) -> None:
     assert whole_run
-    done = _run(["-c", DAMAGED_DEMO], place)
+    done = _run(["-c", DAMAGED_DEMO, "--local"], place)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "amount" in done.stdout
     assert len(re.findall(r"shop\.\w+: equal", done.stdout)) == 2
