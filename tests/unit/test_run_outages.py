@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -430,3 +431,36 @@ def test_run_reads_under_the_epoch_of_the_server_that_answers() -> None:
     offsets = at_their_servers(logs, standing, lambda work: work()).offsets
     assert Offset.from_json(offsets["shop"]) == after
     assert offsets["stock"] == offsets["same"] == before.to_json()
+
+
+class LogOfTwoServers:
+    """A source's log at the server that is named last; it records where each batch may end."""
+
+    def __init__(self) -> None:
+        self.ends: list[Offset | None] = []
+        self.key = "mysql:a"
+
+    def resume(self, begin: Offset) -> Offset:
+        return replace(begin, server_key=self.key)
+
+    def target(self) -> Offset:
+        return Offset(Position(0, "bin.000007", 900), server_key=self.key)
+
+    def has(self, target: Offset, here: Offset) -> bool:
+        return target.server_key == here.server_key
+
+    def next(self, here: Offset, until: Offset | None) -> None:
+        self.ends.append(until)
+
+
+def test_run_until_caught_up_settles_its_end_again_at_another_server(settings: PipelineSettings) -> None:
+    run = PipelineRun(settings, NoTasks(), until_caught_up=True)
+    log: Any = LogOfTwoServers()
+    nothing_asked: Any = SimpleNamespace(is_asked=lambda standing: False)
+    run._logs, run._loading = {"shop": log}, nothing_asked
+    begin = Offset(Position(0, "bin.000001", 4), server_key="mysql:a")
+    standing = replace(Standing.new(), planned=True, offsets={"shop": begin.to_json()})
+    for server in ("mysql:a", "mysql:a", "mysql:b", "mysql:b"):
+        log.key = server
+        run._stretch(standing, "shop", log)
+    assert [end.server_key for end in log.ends] == ["mysql:a", "mysql:a", "mysql:b", "mysql:b"]

@@ -216,7 +216,8 @@ class PipelineRun:
                 self._stop.wait(_POLL_SECONDS)
                 continue
             standing = self._noted(self._complete(state, standing, record))
-            if not standing.loading:
+            # A run with a fixed end gains nothing by waiting for more changes.
+            if not standing.loading and not self._until_caught_up:
                 self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
         return standing
 
@@ -302,12 +303,19 @@ class PipelineRun:
     def _stretch(
         self, standing: Standing, name: str, log: SourceLog
     ) -> tuple[Offset, Offset, list[RangeWork]] | None:
-        begin = Offset.from_json(standing.offsets[name])
-        begin, until = around_skips(begin, self._until(name, standing), standing.skips.get(name, ()))
-        found = log.next(begin, until)
+        skips = standing.skips.get(name, ())
+        target = self._until(name, standing)
+        begin, until = around_skips(Offset.from_json(standing.offsets[name]), target, skips)
+        here = log.resume(begin)
+        if target is not None and self._targets is not None and not log.has(target, here):
+            # Another server answers. Its positions cannot be compared with the target, so settle a new one.
+            target = self._targets[name] = log.target()
+            _log.warning("the run now ends at another server's log", source=name, target=str(target))
+            _, until = around_skips(begin, target, skips)
+        found = log.next(here, until)
         if found is None:
             return None
-        here, end, head = found
+        end, head = found
         self._progress.seen(name, end, head)
         return here, end, log.works(here, end)
 

@@ -84,19 +84,20 @@ class SourceLog:
         `StreamLog.resume` raises."""
         return self._log.resume(begin)
 
-    def next(self, begin: Offset, until: Offset | None) -> tuple[Offset, Offset, Offset] | None:
-        """Return where the next batch begins and ends, and the log's end; None where there is nothing new.
+    def has(self, target: Offset, here: Offset) -> bool:
+        """Return whether a target is a place in the log that an offset of `resume` belongs to."""
+        return self._log.has(target, here)
 
-        Raises what `StreamLog.resume` raises.
-        """
+    def next(self, here: Offset, until: Offset | None) -> tuple[Offset, Offset] | None:
+        """Return the end of the batch that begins at an offset of `resume`, and the end of the log. Return
+        None if there is nothing new."""
         log = self._log
-        here = log.resume(begin)
         head = seen = log.head_behind(here)
         if until is not None:
             head = log.up_to(head, until, here)
         if place_of(head.position) <= place_of(here.position):
             return None
-        return here, log.limited(here, head), seen
+        return log.limited(here, head), seen
 
     def after_loss(self, begin: Offset) -> Offset:
         """Return where to go on without what lies between an offset that was purged and the log's end now."""

@@ -59,12 +59,16 @@ class KeptStreamLog(StreamLog):
         """Return the end of the log now, as the log itself numbers it."""
         return self._at_head(self._kept(None))
 
+    def has(self, target: Offset, here: Offset) -> bool:
+        """Return whether a target, which a log numbered, is a place in the log that `here` belongs to."""
+        source = self._kept(here)
+        return source.server_key(target.position.shifted(source.shift).epoch) == target.server_key
+
     def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
         """Return the head, or the target, which the log itself numbered, where that is earlier."""
-        position = target.position.shifted(self._kept(here).shift)
-        if self._kept(here).server_key(position.epoch) != target.server_key:
+        if not self.has(target, here):
             return head
-        target = replace(target, position=position)
+        target = replace(target, position=target.position.shifted(self._kept(here).shift))
         return min(head, target, key=lambda one: place_of(one.position))
 
     def source(self, epoch: int, key: str) -> Source:

@@ -100,6 +100,10 @@ class StreamLog:
         """Return the end of the log now, where a run that ends by itself is to end."""
         return self.head(0)
 
+    def has(self, target: Offset, here: Offset) -> bool:
+        """Return whether a target is a place in the log of the server that `here` belongs to."""
+        return target.server_key == here.server_key
+
     def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
         """Return the head, or the target where that is earlier; `here` is where the run stands."""
         if target.server_key != head.server_key:
