@@ -53,6 +53,15 @@ def test_the_extras_hold_what_tests_tools_and_demo_import() -> None:
     assert required - imported - WORK_UNSEEN == set()
 
 
+def test_versions_of_rust_dependencies_stand_in_the_workspace_alone() -> None:
+    used = set()
+    for crate in ("kernel", "bridge"):
+        dependencies = tomllib.loads((ROOT / "native" / crate / "Cargo.toml").read_text())["dependencies"]
+        assert all(isinstance(wanted, dict) and wanted.get("workspace") for wanted in dependencies.values())
+        used |= set(dependencies)
+    assert used == set(tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["dependencies"])
+
+
 def test_a_crate_requires_what_it_uses_and_nothing_else() -> None:
     for crate in ("kernel", "bridge"):
         folder = ROOT / "native" / crate
