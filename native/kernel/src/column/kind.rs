@@ -153,6 +153,15 @@ impl Kind {
         })
     }
 
+    /// The bytes of a document's length; None for columns without documents.
+    #[inline]
+    pub(crate) fn json_prefix(&self) -> Option<u8> {
+        if let Kind::Json { prefix } = self {
+            return Some(*prefix);
+        }
+        None
+    }
+
     /// Passes over one value without looking at it.
     ///
     /// Raises `EventMalformed` where the image ends too early.

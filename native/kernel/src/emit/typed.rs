@@ -358,9 +358,9 @@ impl TableBatch {
                 continue;
             }
             if !bit(nulls, at) {
-                match source.kind {
-                    Kind::Json { prefix } => *document = Some(cursor.prefixed(prefix)?),
-                    _ => source.kind.skip(cursor)?,
+                match source.kind.json_prefix() {
+                    Some(prefix) => *document = Some(cursor.prefixed(prefix)?),
+                    None => source.kind.skip(cursor)?,
                 }
             }
             at += 1;

@@ -215,10 +215,7 @@ impl<'a, 't> Images<'a, 't> {
         let nulls = self.cursor.take(rows::count(present, self.table.columns.len()).div_ceil(8))?;
         let (mut at, mut json_index) = (0, 0);
         for (index, column) in self.table.columns.iter().enumerate() {
-            let json_prefix = match column.kind {
-                Kind::Json { prefix } => Some(prefix),
-                _ => None,
-            };
+            let json_prefix = column.kind.json_prefix();
             let difference = json_prefix.filter(|_| bit(partial, json_index));
             json_index += usize::from(json_prefix.is_some());
             if !bit(present, index) {
@@ -338,7 +335,24 @@ fn number(value: &Value<'_>) -> Option<i64> {
         Value::UInt(value) | Value::Bit(value) => Some(i64::from_ne_bytes(value.to_ne_bytes())),
         Value::Year(value) => Some(i64::from(*value)),
         Value::Decimal(value) => value.as_u64_of_20_digits().map(|value| i64::from_ne_bytes(value.to_ne_bytes())),
-        _ => None,
+        Value::Float(_)
+        | Value::Double(_)
+        | Value::Date(_)
+        | Value::DateTime(_)
+        | Value::Timestamp(_)
+        | Value::Time(_)
+        | Value::Text(_)
+        | Value::Bytes(_)
+        | Value::Compressed(_)
+        | Value::Enumeration(_)
+        | Value::Set(_)
+        | Value::Json(_)
+        | Value::JsonText(_)
+        | Value::Geometry(_)
+        | Value::Vector(_)
+        | Value::Uuid(_)
+        | Value::Inet4(_)
+        | Value::Inet6(_) => None,
     }
 }
 

@@ -54,21 +54,19 @@ pub(super) fn sql_types(kind: &Kind) -> (i64, i64) {
 
 /// The number for an unsigned value that the type's own has no room for.
 pub(super) fn wide_type(kind: &Kind) -> Option<i64> {
-    match kind {
-        Kind::Integer { bytes: 1, unsigned: true } => Some(SMALLINT),
-        Kind::Integer { bytes: 2 | 3, unsigned: true } => Some(INTEGER),
-        Kind::Integer { bytes: 4, unsigned: true } => Some(BIGINT),
-        Kind::Integer { bytes: 8, unsigned: true } => Some(DECIMAL),
-        _ => None,
-    }
+    let Kind::Integer { bytes, unsigned: true } = kind else { return None };
+    Some(match bytes {
+        1 => SMALLINT,
+        2 | 3 => INTEGER,
+        4 => BIGINT,
+        _ => DECIMAL,
+    })
 }
 
 /// The least unsigned value of a type that needs [`wide_type`].
 pub(super) fn wide_from(kind: &Kind) -> u64 {
-    match kind {
-        Kind::Integer { bytes, unsigned: true } => 1 << (u32::from(*bytes) * 8 - 1).min(63),
-        _ => u64::MAX,
-    }
+    let Kind::Integer { bytes, unsigned: true } = kind else { return u64::MAX };
+    1 << (u32::from(*bytes) * 8 - 1).min(63)
 }
 
 /// One column of a flat message, made ready.
@@ -114,7 +112,7 @@ impl FlatColumn {
     /// Adds one member of a row's object.
     pub(super) fn write(&self, value: &Value<'_>, out: &mut Vec<u8>) -> Result<()> {
         out.extend_from_slice(&self.key);
-        if *value == Value::Null {
+        if matches!(value, Value::Null) {
             out.extend_from_slice(b"null");
             return Ok(());
         }
@@ -194,8 +192,9 @@ impl CanalColumn {
         if updated {
             out.extend_from_slice(&[5 << 3, 1]);
         }
-        out.extend_from_slice(&[6 << 3, u8::from(*value == Value::Null)]);
-        if *value != Value::Null {
+        let is_null = matches!(value, Value::Null);
+        out.extend_from_slice(&[6 << 3, u8::from(is_null)]);
+        if !is_null {
             let text = pb::open(8, out);
             values::write(value, &self.kind, self.zone_seconds, out)?;
             if out.len() == text {

@@ -7,8 +7,6 @@ mod values;
 
 use std::sync::Arc;
 
-use values::Shown;
-
 use crate::column::{write_integer, Kind, Value};
 use crate::emit::dialect::ddl::classify;
 use crate::emit::dialect::{
@@ -235,6 +233,7 @@ fn sql_type(data_type: &str) -> i64 {
 /// One column, made ready.
 struct PtubesColumn {
     kind: Kind,
+    has_moments: bool,
     /// The map's key.
     key: Box<[u8]>,
     /// Index, type, name and key mark.
@@ -256,7 +255,13 @@ impl PtubesColumn {
             pb::number(4, 1, &mut head);
         }
         pb::text(10, &data_type, &mut tail);
-        PtubesColumn { kind: column.kind.clone(), key: key.into(), head: head.into(), tail: tail.into() }
+        PtubesColumn {
+            has_moments: values::has_moments(&column.kind),
+            kind: column.kind.clone(),
+            key: key.into(),
+            head: head.into(),
+            tail: tail.into(),
+        }
     }
 
     /// Adds one entry of a map of columns.
@@ -265,10 +270,10 @@ impl PtubesColumn {
         out.extend_from_slice(&self.key);
         let start = pb::open(2, out);
         out.extend_from_slice(&self.head);
-        out.extend_from_slice(&[6 << 3, u8::from(*value == Value::Null)]);
-        match values::shown(value, &self.kind, zone_seconds)? {
-            Shown::Null => {}
-            Shown::Moment(moment) => {
+        let is_null = matches!(value, Value::Null);
+        out.extend_from_slice(&[6 << 3, u8::from(is_null)]);
+        if self.has_moments {
+            if let Some(moment) = values::moment(value, zone_seconds) {
                 if let Some(nanos) = moment.nanos {
                     pair(7, "nanos", |out| write_integer(nanos.into(), out), out);
                 }
@@ -279,15 +284,14 @@ impl PtubesColumn {
                 write_integer(moment.millis, out);
                 pb::close(text, out);
             }
-            Shown::Text(value) => {
-                let text = pb::open(8, out);
-                values::write(value, out)?;
-                if out.len() == text {
-                    // An empty text is left out, with its tag and its length.
-                    out.truncate(text.saturating_sub(2));
-                } else {
-                    pb::close(text, out);
-                }
+        } else if !is_null {
+            let text = pb::open(8, out);
+            values::write(value, &self.kind, out)?;
+            if out.len() == text {
+                // An empty text is left out, with its tag and its length.
+                out.truncate(text.saturating_sub(2));
+            } else {
+                pb::close(text, out);
             }
         }
         out.extend_from_slice(&self.tail);

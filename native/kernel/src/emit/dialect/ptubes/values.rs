@@ -99,54 +99,50 @@ fn of_time(value: Time, zone_seconds: i32) -> Moment {
     }
 }
 
-/// What stands for a value.
-pub(super) enum Shown<'v> {
-    Null,
-    Moment(Moment),
-    /// It has a text.
-    Text(Typed<'v>),
+/// Whether a column's values are moments.
+pub(super) fn has_moments(kind: &Kind) -> bool {
+    match kind {
+        Kind::Date | Kind::Time { .. } | Kind::DateTime { .. } | Kind::Timestamp { .. } => true,
+        Kind::Null
+        | Kind::Integer { .. }
+        | Kind::Float
+        | Kind::Double
+        | Kind::Decimal { .. }
+        | Kind::Bit { .. }
+        | Kind::Year
+        | Kind::Text { .. }
+        | Kind::Binary { .. }
+        | Kind::CompressedText { .. }
+        | Kind::CompressedBinary { .. }
+        | Kind::Enumeration { .. }
+        | Kind::Set { .. }
+        | Kind::Json { .. }
+        | Kind::Geometry { .. }
+        | Kind::Vector { .. }
+        | Kind::Uuid
+        | Kind::Inet4
+        | Kind::Inet6 => false,
+    }
 }
 
-/// What stands for a value. The server's clock is that many seconds ahead of UTC.
-///
-/// Raises `ValueMalformed` where the kind cannot hold the value.
+/// The value as a moment; None for values that are none. The server's clock is that many seconds ahead of UTC.
 #[inline]
-pub(super) fn shown<'v>(value: &'v Value<'_>, kind: &'v Kind, zone_seconds: i32) -> Result<Shown<'v>> {
-    Ok(match value.typed(kind)? {
-        Typed::Null => Shown::Null,
-        Typed::Date(value) => Shown::Moment(of_date(value, zone_seconds)),
-        Typed::DateTime { value, .. } => Shown::Moment(of_datetime(value, zone_seconds)),
-        Typed::Timestamp { value, .. } => Shown::Moment(of_timestamp(value)),
-        Typed::Time { value, .. } => Shown::Moment(of_time(value, zone_seconds)),
-        text @ (Typed::Int(_)
-        | Typed::UInt(_)
-        | Typed::Float(_)
-        | Typed::Double(_)
-        | Typed::Decimal(_)
-        | Typed::Bit { .. }
-        | Typed::Year(_)
-        | Typed::Text { .. }
-        | Typed::Bytes { .. }
-        | Typed::CompressedText { .. }
-        | Typed::CompressedBytes(_)
-        | Typed::Enumeration { .. }
-        | Typed::Set { .. }
-        | Typed::Json(_)
-        | Typed::JsonText(_)
-        | Typed::Geometry(_)
-        | Typed::Vector(_)
-        | Typed::Uuid(_)
-        | Typed::Inet4(_)
-        | Typed::Inet6(_)) => Shown::Text(text),
+pub(super) fn moment(value: &Value<'_>, zone_seconds: i32) -> Option<Moment> {
+    Some(match value {
+        Value::Date(value) => of_date(*value, zone_seconds),
+        Value::DateTime(value) => of_datetime(*value, zone_seconds),
+        Value::Timestamp(value) => of_timestamp(*value),
+        Value::Time(value) => of_time(*value, zone_seconds),
+        _ => return None,
     })
 }
 
 /// Adds the text of a value.
 ///
-/// Raises `ValueMalformed` for a value that its type does not have.
+/// Raises `ValueMalformed` where the kind cannot hold the value.
 #[inline]
-pub(super) fn write(value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
-    match value {
+pub(super) fn write(value: &Value<'_>, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
+    match value.typed(kind)? {
         Typed::Null => {}
         Typed::Int(value) => integer::write_signed(value, out),
         Typed::UInt(value) | Typed::Set { bits: value, .. } => integer::write_unsigned(value, out),
