@@ -149,11 +149,10 @@ def _writer(server: Server, seconds: float, output: Path) -> Iterator["subproces
 
 def _fresh(directory: Path) -> Path:
     """Remove what an earlier run left, and nothing else; return the pipeline's file."""
-    for name in ("lake", "state.db", "pipeline.log", "writer.log"):
-        path = directory / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
+    shutil.rmtree(directory / "lake", ignore_errors=True)
+    # The pipeline keeps its progress beside its file, in SQLite.
+    for path in (*directory.glob("penstock-pipelines.db*"), *directory.glob("*.log")):
+        path.unlink()
     directory.mkdir(parents=True, exist_ok=True)
     return directory / "pipeline.yaml"
 

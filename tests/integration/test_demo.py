@@ -88,6 +88,13 @@ def test_column_added_half_way_is_in_the_delta_table(whole_run: str, place: Path
 
 
 @on_each_driver
+def test_demo_runs_again_in_the_same_directory(whole_run: str, place: Path) -> None:
+    assert whole_run
+    done = _run(["-m", "demo", "--local", "--kills", "0"], place)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@on_each_driver
 def test_password_is_printed_nowhere(whole_run: str, place: Path) -> None:
     files = [path for path in (place / "delta").iterdir() if path.is_file()]
     assert {"pipeline.yaml", "pipeline.log", "writer.log"} <= {path.name for path in files}

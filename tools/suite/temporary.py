@@ -40,6 +40,8 @@ def temporary_folder(parent: Path, bytes_needed: int) -> Iterator[Path]:
             f" {bytes_needed / GIGABYTE:.0f} GB: free some space, or set TMPDIR to a folder on a larger disk"
         )
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    # PostgreSQL refuses to run as root: its own account has to reach its folder below this one.
+    folder.chmod(0o711)
     with open(folder / _LOCK_NAME, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
