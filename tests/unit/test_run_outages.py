@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a pipeline's run survives what comes and goes: its store, its lease, its servers."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -13,11 +14,12 @@ import pyarrow
 import pytest
 
 from penstock.coordinate.backends import sqlite
-from penstock.engine import beginning, retries, servers
+from penstock.engine import beginning, retries, servers, source_log
 from penstock.engine import run as run_module
 from penstock.engine.beginning import at_their_servers, refuse_lost_state
 from penstock.engine.run import PipelineRun
 from penstock.engine.servers import SourceServers
+from penstock.engine.source_log import SourceLog
 from penstock.engine.task_plan import TaskPlan
 from penstock.errors import (
     ConnectionLost,
@@ -36,6 +38,7 @@ from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.sinks.sink import BatchMark, Evolution
 from penstock.source.offsets import Offset
+from penstock.source.read_settings import ReadSettings
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 
 Loop = Callable[[PipelineState, Standing], Standing]
@@ -364,6 +367,31 @@ def test_server_is_kept_for_a_while_before_another_is_read(
     del answering[1]
     assert not chosen.turn(ConnectionLost("the server is away"))
     assert port_in_use(chosen) == 1
+
+
+def test_time_that_a_hanging_server_keeps_the_run_waiting_counts_as_its_absence(
+    cluster: tuple[SourceServers, dict[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, answering = cluster
+    clock = itertools.count()
+    monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(servers, "_FAIL_OVER_SECONDS", 1.0)
+    del answering[1]
+    assert chosen.turn(ConnectionLost("the server hangs")), "a second passed while it was asked"
+    assert port_in_use(chosen) == 2
+
+
+def test_planning_leaves_it_to_the_run_to_wait_for_a_server(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_with: list[ReadSettings] = []
+
+    def log_of(read_settings: ReadSettings, pauses_seconds: object) -> None:
+        planned_with.append(read_settings)
+
+    monkeypatch.setattr(source_log, "StreamLog", log_of)
+    SourceLog(settings.sources[0], settings, 1)
+    assert planned_with[0].source.reconnect_tries <= 1, "each try would wait, and each question has several"
 
 
 def test_server_that_lacks_transactions_is_left_though_it_answers(

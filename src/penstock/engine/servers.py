@@ -64,11 +64,13 @@ class SourceServers:
         place of one that has not been of use for ten seconds."""
         turned = False
         for name, cluster in self._clusters.items():
+            # A server that hangs keeps whoever looks waiting, and has not answered for as long.
+            begun = time.monotonic()
             if not isinstance(problem, ServerBehind) and key_of_server(cluster.address) is not None:
                 cluster.failing_since = None
                 continue
             now = time.monotonic()
-            cluster.failing_since = cluster.failing_since or now
+            cluster.failing_since = cluster.failing_since or begun
             if now - cluster.failing_since < _FAIL_OVER_SECONDS:
                 continue
             for step in range(1, len(cluster.servers)):

@@ -21,6 +21,9 @@ from penstock.source.source import place_of
 from penstock.source.stream_log import StreamLog, epoch_after
 from penstock.source.tracking import TrackedSchemas
 
+# One, so that a connection that is cut goes on from where it was.
+_RECONNECT_TRIES_MAX = 1
+
 _log = structlog.get_logger(__name__)
 
 
@@ -32,7 +35,8 @@ class SourceLog:
         self.source = source
         count = len(settings.sources)
         self._settings = ReadSettings(
-            source=source.options,
+            # The driver retries, and reports what it waits for.
+            source=replace(source.options, reconnect_tries=_RECONNECT_TRIES_MAX),
             tables=PipelinePatterns(source.tables),
             mode=ENVELOPE,
             start=source.start,
@@ -44,7 +48,6 @@ class SourceLog:
             schemas=source.schemas,
         )
         kind = KeptStreamLog if source.options.is_kept else StreamLog
-        # The driver retries, and reports what it waits for.
         self._log = kind(self._settings, PAUSES_WHILE_WAITING_SECONDS)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
