@@ -62,6 +62,24 @@ def test_a_lost_server_is_tried_for_a_while_before_the_next_one(clock: Clock) ->
     assert made.chosen == 1
 
 
+def test_the_next_server_is_asked_when_its_time_has_come_and_without_a_pause(clock: Clock) -> None:
+    made, begun = attempts(fail_over_after=10.0), clock.seconds
+    pause = 0.0
+    while made.chosen == 0:
+        assert made.failed(ConnectionLost("gone")) is None
+        pause = made.pause_seconds()
+        clock.seconds += pause + 0.01
+    assert clock.seconds - begun < 11
+    assert pause == RECONNECT_PAUSE_SECONDS_FIRST
+    # Servers that refuse in turn are not asked without end and without a pause.
+    pauses = []
+    for _ in range(9):
+        assert made.failed(ServerBehind("no")) is None
+        pauses.append(made.pause_seconds())
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX
+
+
 def test_progress_makes_an_earlier_failure_count_no_longer(clock: Clock) -> None:
     made = attempts(fail_over_after=60.0)
     made.failed(ConnectionLost("gone"))

@@ -106,15 +106,24 @@ class Attempts:
             if len(self._refused) == self._servers:
                 return self._refused[min(self._refused)]
             self._next()
-        elif isinstance(problem, _NOT_THIS_ONE) or now - self._failing_since > self._patience(now):
+        elif isinstance(problem, _NOT_THIS_ONE):
             self._next()
+        elif now - self._failing_since > self._patience(now):
+            self._next()
+            # The next one may be well, and what was waited for the last one is no reason to wait for it.
+            self._tries = 0
         return None
 
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next try; it doubles, up to a bound."""
+        """Return how long to wait before the next try; it doubles, up to a bound, and up to when another
+        server is due."""
         seconds = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**self._tries, RECONNECT_PAUSE_SECONDS_MAX)
         if seconds < RECONNECT_PAUSE_SECONDS_MAX:
             self._tries += 1
+        if self._servers > 1 and self._failing_since is not None:
+            now = time.monotonic()
+            due = self._failing_since + self._patience(now) - now
+            seconds = min(seconds, max(due, RECONNECT_PAUSE_SECONDS_FIRST))
         return float(seconds)
 
     def _patience(self, now: float) -> float:
