@@ -75,3 +75,23 @@ def test_rows_of_a_feed_carry_their_position_in_the_log(
     wanted = sorted(row["_metadata"]["offset"] for row in changes.rows.to_pylist())
     assert wanted == [16, 32, 32, 48]
     assert sorted(row["_metadata"]["offset"] for row in backend.stored_feed(feed, target)) == wanted
+
+
+@runs_on(lambda backend: keeps_feeds(backend) and backend.NAME != "clickhouse")
+def test_interrupted_load_is_settled_by_the_batch_number(
+    backend: SinkBackend, feed: Sink, table: MakeTarget
+) -> None:
+    target = table()
+    first, second = (BatchMark("settled", "1", number) for number in (1, 2))
+    assert feed.settle_load(first, [target]) is None, "the target does not exist"
+    feed.prepare(target, Evolution.EVOLVE)
+    writer = feed.open(first, 0)
+    writer.write(changes_of(target, *CHANGES))
+    receipt = writer.finish()
+    feed.commit(first, [receipt])
+    assert feed.settle_load(first, [target]) == 3
+    writer = feed.open(second, 0)
+    writer.write(changes_of(target, insert(4, id=2, name="c")))
+    writer.abort()
+    assert feed.settle_load(second, [target]) is None
+    assert backend.feed_rows(feed, target) == ROWS

@@ -18,6 +18,7 @@ from penstock.engine.beginning import (
     refuse_paused,
 )
 from penstock.engine.driver import Driver
+from penstock.engine.interrupted_loads import committed_floors
 from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.progress import Progress
@@ -190,7 +191,7 @@ class PipelineRun:
         if begun is not None:
             _log.info("a batch that was begun is run again", batch=begun.number)
             if begun.is_exact:
-                standing = self._given_up(state, standing, begun, None)
+                standing = self._noted(self._settle(state, standing, begun))
             else:
                 standing = self._noted(self._complete(state, standing, begun, written=True))
         resumed: Standing | None = None
@@ -361,12 +362,8 @@ class PipelineRun:
                 return self._rounds(state, standing, record, learned)
 
         if record.is_exact:
-            try:
-                outcome = attempt()
-            except TransientError as problem:
-                self._given_up(state, standing, record, problem)
-                # The run begins again, on the next server where this one is away, for `errors.retry_for`.
-                raise
+            # After a TransientError the run begins again and settles this batch first.
+            outcome = attempt()
         else:
             try:
                 outcome = self._retried(attempt, state)
@@ -385,20 +382,45 @@ class PipelineRun:
             self._sink.commit(mark, outcome.receipts)
 
         self._retried(commit, state)
-        self._tables.done()
-        standing = replace(standing.after(record), stopped=dict(self._tables.stopped))
-        for counts in outcome.counts:
-            loads = {key: replace(standing.loads[key], floor=floor) for key, floor in counts.floors.items()}
-            standing = replace(standing, loads={**standing.loads, **loads})
-        for key, version in read.items():
-            standing = standing.having_read(key, version)
-        standing = self._retried(partial(state.write, standing), state)
+        floors = {key: floor for counts in outcome.counts for key, floor in counts.floors.items()}
+        standing = self._record(state, standing, record, floors, read)
         for name, offset in standing.offsets.items():
             if name in self._logs:
                 self._logs[name].hold(Offset.from_json(offset))
         self._loading.done(standing, record)
         self._restarts.succeeded()
         self._progress.batch(standing, record, outcome, time.monotonic() - started, state)
+        return standing
+
+    def _record(
+        self,
+        state: PipelineState,
+        standing: Standing,
+        record: BatchRecord,
+        floors: Mapping[str, int],
+        read: Mapping[str, int],
+    ) -> Standing:
+        """Record a batch that the sink has committed."""
+        self._tables.done()
+        standing = replace(standing.after(record), stopped=dict(self._tables.stopped))
+        loads = {key: replace(standing.loads[key], floor=floor) for key, floor in floors.items()}
+        standing = replace(standing, loads={**standing.loads, **loads})
+        for key, version in read.items():
+            standing = standing.having_read(key, version)
+        recorded: Standing = self._retried(partial(state.write, standing), state)
+        return recorded
+
+    def _settle(self, state: PipelineState, standing: Standing, record: BatchRecord) -> Standing:
+        """Record an interrupted exact load that a feed has already, or abandon its batch number."""
+        begin = Offset.from_json(standing.offsets[record.chunks[0].source])
+        mark = self._mark(standing, record)
+        work = partial(committed_floors, self._sink, self._tables, self._steps, mark, record, begin)
+        floors = None if self._sink.keeps_state else self._retried(work, state)
+        if floors is None:
+            return self._given_up(state, standing, record, None)
+        _log.info("a load that was committed is recorded", batch=record.number)
+        standing = self._record(state, standing, record, floors, self._read_to(standing, record, state))
+        self._loading.done(standing, record)
         return standing
 
     def _reread_children(self, record: BatchRecord, outcome: Outcome) -> None:

@@ -157,7 +157,7 @@ class PipelineTables:
         made = self.targets_of_source(key)
         shard = self._shard_of(key)
         return made is not None and any(
-            may_share_rows(shard, self._shard_of(other)) for other in self._sharing(key, made.name)
+            may_share_rows(shard, self._shard_of(other)) for other in self.sharing(key, made.name)
         )
 
     def _shard_of(self, key: str) -> ShardValue | None:
@@ -402,10 +402,11 @@ class PipelineTables:
         if made.name not in self.targets and not named_by_rows(self._steps, source):
             return Emptied.STAYS
         found = emptied_through(self._steps, source)
-        shared = found is Emptied.WHOLE and any(self._sharing(key, made.name))
+        shared = found is Emptied.WHOLE and any(self.sharing(key, made.name))
         return Emptied.COMPARED if shared else found
 
-    def _sharing(self, key: str, target: TableName) -> Iterator[str]:
+    def sharing(self, key: str, target: TableName) -> Iterator[str]:
+        """Yield the other tables, by key, whose rows come into a target."""
         for other, table in self._tables.items():
             if other != key:
                 made = target_through(self._steps, table.current)

@@ -232,6 +232,16 @@ class Sink(ABC):
         Called once all of them finished, with their receipts in the order of parts.
         """
 
+    def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        """Settle a batch of a feed that was interrupted and cannot be replayed, such as a load of a table
+        without a key.
+
+        Return the highest `_commit_version` in the targets if they have the batch. Otherwise remove what they
+        have of it and return None. A sink that stores no batch numbers returns None, so its feed may get the
+        rows of such a load again: at least once.
+        """
+        return None
+
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:

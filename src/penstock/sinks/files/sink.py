@@ -9,12 +9,13 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
 import pyarrow
+import pyarrow.compute as compute
 import pyarrow.fs
 import pyarrow.parquet as parquet
 from pydantic import Field
@@ -144,6 +145,30 @@ class FilesSink(Sink):
             # What is left there is of tasks that failed or were repeated.
             for table in numbers:
                 self._remove(f"{table}/{_STAGED}", prefix_of(mark), set())
+
+    def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
+        with _InOurWords(self.settings.path):
+            if not _is_there(manifests, f"{mark.number:012}.json"):
+                # The commit publishes its files before the manifest, so readers may see some of them.
+                for target in targets:
+                    self._remove(path_of(target), prefix_of(mark), set())
+                return None
+            versions = [
+                compute.max(parquet.read_table(stream, columns=["_commit_version"]).column(0)).as_py()
+                for target in targets
+                for stream in self._published(target, prefix_of(mark))
+            ]
+        return max((version for version in versions if version is not None), default=None)
+
+    def _published(self, target: Target, prefix: str) -> Iterator[pyarrow.NativeFile]:
+        """Yield the files that a batch added to a table, opened."""
+        folder = self._folder(path_of(target))
+        chosen = pyarrow.fs.FileSelector(folder.path, allow_not_found=True)
+        for file in folder.filesystem.get_file_info(chosen):
+            if file.base_name.startswith(f"{prefix}-"):
+                with folder.filesystem.open_input_file(file.path) as stream:
+                    yield stream
 
     def _remove(self, table: str, prefix: str, kept: set[str]) -> None:
         """Delete a folder's files whose names begin so, but for some."""

@@ -118,6 +118,32 @@ class LakeSink(Sink):
             table is not None and table.number(applications_of(pipeline)) is not None for table in tables
         )
 
+    def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        """Raises OptionInvalid if the batch is in some of several tables: each table has its own commit."""
+        if self.mode is not Mode.FEED:
+            return None
+        numbers = [
+            -1 if (table := self.open_table(target)) is None else table.number(mark.application)
+            for target in targets
+        ]
+        committed = [
+            target
+            for target, number in zip(targets, numbers, strict=True)
+            if number is not None and number >= mark.number
+        ]
+        if committed and len(committed) < len(targets):
+            raise OptionInvalid(
+                f"a load was interrupted between the commits of its targets: {committed[0].name} has it,"
+                f" others of {len(targets)} do not",
+                hint="Empty the targets, then start over: penstock pipelines reset FILE --yes",
+            )
+        versions = [
+            pc.max(batch.column(0)).as_py()
+            for target in committed
+            for batch in self.opened(target).batches(["_commit_version"])
+        ]
+        return max((version for version in versions if version is not None), default=None)
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         return LakeWriter(self, mark)
 

@@ -18,7 +18,7 @@ from penstock.sinks.mysql.connection import Session, connect
 from penstock.sinks.mysql.log import make_commit_log
 from penstock.sinks.mysql.read import rows_of
 from penstock.sinks.mysql.tables import comment_sql, layout_of, make_database, statements
-from penstock.sinks.mysql.transaction import are_remembered, make_positions, number_stored
+from penstock.sinks.mysql.transaction import are_remembered, has_number, make_positions, number_stored
 from penstock.sinks.mysql.writer import Manner, MysqlWriter
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 from penstock.sinks.sql.rows import DoneWriter, feed_target
@@ -168,6 +168,17 @@ class MysqlSink(Sink):
                 and session.run(f"SELECT 1 FROM {target.name.sql} LIMIT 1")
                 for target in targets
             )
+
+    def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        with self._session() as session:
+            if not self._feed or not has_number(session, self.positions, mark):
+                return None
+            versions = [
+                session.run(f"SELECT MAX(_commit_version) FROM {target.name.sql}")[0][0]
+                for target in targets
+                if layout_of(session, target.name) is not None
+            ]
+        return max((int(version) for version in versions if version is not None), default=None)
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:

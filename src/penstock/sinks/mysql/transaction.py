@@ -176,6 +176,17 @@ def are_remembered(session: Session, positions: TableName, pipeline: str) -> boo
         raise
 
 
+def has_number(session: Session, positions: TableName, mark: BatchMark) -> bool:
+    """Return whether the target has a part of a batch, or of a later one."""
+    try:
+        query = f"SELECT 1 FROM {positions.sql} WHERE application = %s AND part >= 0 AND number >= %s LIMIT 1"
+        return bool(session.run(query, (mark.application, mark.number)))
+    except PenstockError as error:
+        if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
+            return False
+        raise
+
+
 def number_stored(session: Session, positions: TableName, mark: BatchMark, part: int) -> int | None:
     """Return the number of the last batch of which the target has a part, None for none, and make a place."""
     try:

@@ -156,6 +156,22 @@ class PostgresSink(Sink):
                 for target in targets
             )
 
+    def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        with self._session() as session:
+            if not self._feed or layout_of(session, self.positions) is None:
+                return None
+            query = (
+                f"SELECT 1 FROM {table_sql(self.positions)} WHERE application = %s AND number >= %s LIMIT 1"
+            )
+            if not session.run(query, (mark.application, mark.number)):
+                return None
+            versions = [
+                session.run(f"SELECT max(_commit_version) FROM {table_sql(target.name)}")[0][0]
+                for target in targets
+                if layout_of(session, target.name) is not None
+            ]
+        return max((int(version) for version in versions if version is not None), default=None)
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:
             stored: list[tuple[Any, ...]] = []

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads of tables without a key that were interrupted between the sink's commit and its record in the state.
+
+Such a load reads another snapshot each time, so it cannot be replayed. A mirror empties the target first. A
+feed would get every row twice, so the sink is asked whether it has the batch.
+"""
+
+from collections.abc import Sequence
+
+from penstock.changes import Target
+from penstock.engine.tables import PipelineTables
+from penstock.errors import OptionInvalid
+from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.state import split_key, table_key
+from penstock.pipeline.step import Step
+from penstock.pipeline.verify.merges import targets_of_table
+from penstock.sinks.sink import BatchMark, Sink
+from penstock.source.offsets import Offset
+
+
+def committed_floors(
+    sink: Sink,
+    tables: PipelineTables,
+    steps: Sequence[Step],
+    mark: BatchMark,
+    record: BatchRecord,
+    begin: Offset,
+) -> dict[str, int] | None:
+    """Return the floor of each table of an exact load that a feed has, None if the feed has nothing of it.
+
+    A floor is the commit version from which changes of a table are not in its load. `begin` is the position
+    that the pipeline had applied before the load. Raises OptionInvalid if the feed has the load, but its
+    place in the log cannot be told, because another source writes to the same target.
+    """
+    floors: dict[str, int] = {}
+    for chunk in record.chunks:
+        key = table_key(chunk.source, chunk.table)
+        table = tables.source_target(key)
+        if table is None:
+            continue
+        names = {target.name for target in targets_of_table(steps, table, tables.targets)}
+        targets = [tables.targets[name] for name in sorted(names & tables.targets.keys())]
+        version = sink.settle_load(mark, targets)
+        if version is None or version + 1 < begin.position.commit_version:
+            continue
+        _refuse_shared(tables, key, targets)
+        floors[key] = version + 1
+    return floors or None
+
+
+def _refuse_shared(tables: PipelineTables, key: str, targets: Sequence[Target]) -> None:
+    source = split_key(key)[0]
+    others = {
+        other
+        for target in targets
+        for other in tables.sharing(key, target.name)
+        if split_key(other)[0] != source
+    }
+    if others:
+        raise OptionInvalid(
+            f"a load of {key} was written before the run was interrupted, and its position in the log is not"
+            f" known: its target also has rows of {', '.join(sorted(others))}",
+            hint="Empty the target, then start over: penstock pipelines reset FILE --yes",
+        )
