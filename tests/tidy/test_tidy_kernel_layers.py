@@ -54,9 +54,13 @@ def test_dialects_import_nothing_of_each_other() -> None:
 
 
 def test_matches_over_column_types_have_no_catch_all_arm() -> None:
+    # Pairs of a type and an Arrow column, where what is left over is an error.
+    pairs = KERNEL / "column/sent.rs"
     wrong = [
         f"{name_of(path)}: {arm}"
-        for path in files(".rs", below="native/kernel/src/emit")
+        for folder in ("column", "emit")
+        for path in files(".rs", below=f"native/kernel/src/{folder}")
+        if path != pairs
         for arm in catch_all_arms(without_tests(path))
     ]
     assert not wrong, wrong

@@ -433,7 +433,13 @@ impl Definition {
                 self.is_string() && sent == Some(charset)
             }
             Kind::Binary { .. } | Kind::CompressedBinary { .. } => self.is_string() && sent == Some(Charset::Binary),
-            _ => true,
+            Kind::Null
+            | Kind::Json { .. }
+            | Kind::Geometry { .. }
+            | Kind::Vector { .. }
+            | Kind::Uuid
+            | Kind::Inet4
+            | Kind::Inet6 => true,
         }
     }
 

@@ -86,6 +86,11 @@ pub(crate) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     base64::write_quoted(&padded, out);
 }
 
+/// The type in SQL.
+pub(super) fn type_text(prefix: u8, form: Form) -> String {
+    form.type_text(["binary", "varbinary", "blob"], prefix, 1)
+}
+
 #[cfg(test)]
 mod tests {
     use arrow_array::cast::AsArray;

@@ -57,6 +57,11 @@ pub(crate) fn write_debezium(value: u64, bits: u8, out: &mut Vec<u8>) {
     }
 }
 
+/// The type in SQL.
+pub(super) fn type_text(bits: u8) -> String {
+    format!("bit({bits})")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,9 +7,11 @@ use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-use super::kind::misplaced;
 use super::store::{Appended, Store};
-use super::{binary, bit, compressed, date, datetime, decimal, enumeration, float, inet, integer, json, set, text};
+use super::typed::Typed;
+use super::{
+    binary, bit, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer, json, set, text,
+};
 use super::{sent, time, timestamp, uuid, vector, year, Kind, Value};
 
 /// The values of one column of the batch in the making.
@@ -43,7 +45,7 @@ impl ColumnBuilder {
             self.append_null();
             return Ok(None);
         }
-        let appended = append_value(&mut self.store, kind, value);
+        let appended = append_value(&mut self.store, kind, &value);
         self.settle(appended)
     }
 
@@ -117,93 +119,80 @@ impl ColumnBuilder {
 
 #[inline(always)]
 fn append_read(store: &mut Store, kind: &Kind, cursor: &mut Cursor<'_>) -> Appended {
-    match (kind, store) {
-        (Kind::Integer { bytes, unsigned }, store) => integer::append_read(*bytes, *unsigned, cursor, store),
-        (Kind::Float, Store::Float32(values)) => {
-            values.push(float::read_single(cursor)?);
-            Ok(None)
+    match kind {
+        Kind::Null => *store.nulls()? += 1,
+        Kind::Integer { bytes, unsigned } => return integer::append_read(*bytes, *unsigned, cursor, store),
+        Kind::Float => store.float32()?.push(float::read_single(cursor)?),
+        Kind::Double => store.float64()?.push(float::read_double(cursor)?),
+        Kind::Decimal { precision, scale } => {
+            return decimal::append(&decimal::read(*precision, *scale, cursor)?, store);
         }
-        (Kind::Double, Store::Float64(values)) => {
-            values.push(float::read_double(cursor)?);
-            Ok(None)
+        Kind::Bit { bits } => return bit::append(bit::read(*bits, cursor)?, store),
+        Kind::Year => return year::append(year::read(cursor)?, store.int16()?),
+        Kind::Date => return date::append(date::read(cursor)?, store.date32()?),
+        Kind::Time { fsp, layout } => time::append_read(*fsp, *layout, cursor, store.duration()?)?,
+        Kind::DateTime { fsp, layout } => {
+            return datetime::append_read(*fsp, *layout, cursor, store.timestamp()?);
         }
-        (Kind::Decimal { precision, scale }, store) => {
-            decimal::append(&decimal::read(*precision, *scale, cursor)?, store)
+        Kind::Timestamp { fsp, layout } => {
+            return timestamp::append(timestamp::read(*fsp, *layout, cursor)?, *fsp, store.timestamp()?);
         }
-        (Kind::Date, Store::Date32(values)) => date::append(date::read(cursor)?, values),
-        (Kind::DateTime { fsp, layout }, Store::Timestamp { values, .. }) => {
-            datetime::append_read(*fsp, *layout, cursor, values)
+        Kind::Text { prefix, charset, .. } => {
+            return text::append(text::read(*prefix, cursor)?, *charset, store.utf8()?);
         }
-        (Kind::Timestamp { fsp, layout }, Store::Timestamp { values, .. }) => {
-            timestamp::append(timestamp::read(*fsp, *layout, cursor)?, *fsp, values)
+        Kind::Binary { prefix, form } => {
+            return binary::append(binary::read(*prefix, *form, cursor)?, *form, store.binary()?);
         }
-        (Kind::Text { prefix, charset, .. }, Store::Utf8(runs)) => {
-            text::append(text::read(*prefix, cursor)?, *charset, runs)
+        Kind::CompressedText { prefix, charset, .. } => {
+            return compressed::append_text(compressed::read(*prefix, cursor)?, *charset, store.utf8()?);
         }
-        (Kind::Binary { prefix, form }, Store::Binary(runs)) => {
-            binary::append(binary::read(*prefix, *form, cursor)?, *form, runs)
+        Kind::CompressedBinary { prefix, .. } => {
+            return compressed::append_binary(compressed::read(*prefix, cursor)?, store.binary()?);
         }
-        (Kind::Json { prefix }, Store::Utf8(runs)) => json::append(json::read(*prefix, cursor)?, runs),
-        (Kind::Enumeration { bytes, values }, Store::Utf8(runs)) => {
-            enumeration::append(enumeration::read(*bytes, cursor)?, values, runs)
+        Kind::Enumeration { bytes, values } => {
+            return enumeration::append(enumeration::read(*bytes, cursor)?, values, store.utf8()?);
         }
-        (Kind::Set { bytes, values }, Store::Utf8(runs)) => set::append(set::read(*bytes, cursor)?, values, runs),
-        (Kind::Time { fsp, layout }, Store::Duration(values)) => {
-            time::append_read(*fsp, *layout, cursor, values)?;
-            Ok(None)
+        Kind::Set { bytes, values } => return set::append(set::read(*bytes, cursor)?, values, store.utf8()?),
+        Kind::Json { prefix } => return json::append(json::read(*prefix, cursor)?, store.utf8()?),
+        Kind::Geometry { prefix } => {
+            return binary::append_plain(geometry::read(*prefix, cursor)?, store.binary()?);
         }
-        (Kind::Year, Store::Int16(values)) => year::append(year::read(cursor)?, values),
-        (Kind::Bit { bits }, store) => bit::append(bit::read(*bits, cursor)?, store),
-        (kind, store) => {
-            let value = kind.read(cursor)?;
-            append_value(store, kind, value)
-        }
+        Kind::Vector { prefix, .. } => return vector::append(vector::read(*prefix, cursor)?, store.floats()?),
+        Kind::Uuid => return uuid::append(&uuid::read(cursor)?, store.utf8()?),
+        Kind::Inet4 => return inet::append4(&inet::read4(cursor)?, store.utf8()?),
+        Kind::Inet6 => return inet::append6(&inet::read6(cursor)?, store.utf8()?),
     }
+    Ok(None)
 }
 
 #[inline(never)]
-fn append_value(store: &mut Store, kind: &Kind, value: Value<'_>) -> Appended {
-    match (value, kind, store) {
-        (Value::Null, _, Store::Null(rows)) => *rows += 1,
-        (Value::Int(value), _, store) => return integer::append_signed(value, store),
-        (Value::UInt(value), _, store) => return integer::append_unsigned(value, store),
-        (Value::Float(value), _, Store::Float32(values)) => values.push(value),
-        (Value::Double(value), _, Store::Float64(values)) => values.push(value),
-        (Value::Decimal(value), _, store) => return decimal::append(&value, store),
-        (Value::Bit(value), _, store) => return bit::append(value, store),
-        (Value::Year(value), _, Store::Int16(values)) => return year::append(value, values),
-        (Value::Date(value), _, Store::Date32(values)) => return date::append(value, values),
-        (Value::DateTime(value), Kind::DateTime { fsp, .. }, Store::Timestamp { values, .. }) => {
-            return datetime::append(value, *fsp, values);
-        }
-        (Value::Timestamp(value), Kind::Timestamp { fsp, .. }, Store::Timestamp { values, .. }) => {
-            return timestamp::append(value, *fsp, values);
-        }
-        (Value::Time(value), _, Store::Duration(values)) => time::append(value, values),
-        (Value::Text(bytes), Kind::Text { charset, .. }, Store::Utf8(runs)) => {
-            return text::append(bytes, *charset, runs);
-        }
-        (Value::Bytes(bytes), Kind::Binary { form, .. }, Store::Binary(runs)) => {
-            return binary::append(bytes, *form, runs);
-        }
-        (Value::Compressed(bytes), Kind::CompressedText { charset, .. }, Store::Utf8(runs)) => {
-            return compressed::append_text(bytes, *charset, runs);
-        }
-        (Value::Compressed(bytes), Kind::CompressedBinary { .. }, Store::Binary(runs)) => {
-            return compressed::append_binary(bytes, runs);
-        }
-        (Value::Enumeration(index), Kind::Enumeration { values, .. }, Store::Utf8(runs)) => {
-            return enumeration::append(index, values, runs);
-        }
-        (Value::Set(bits), Kind::Set { values, .. }, Store::Utf8(runs)) => return set::append(bits, values, runs),
-        (Value::Json(document), _, Store::Utf8(runs)) => return json::append(document, runs),
-        (Value::JsonText(text), _, Store::Utf8(runs)) => return text::append_plain(&text, runs),
-        (Value::Geometry(bytes), _, Store::Binary(runs)) => return binary::append_plain(bytes, runs),
-        (Value::Vector(bytes), _, Store::Floats(runs)) => return vector::append(bytes, runs),
-        (Value::Uuid(bytes), _, Store::Utf8(runs)) => return uuid::append(&bytes, runs),
-        (Value::Inet4(bytes), _, Store::Utf8(runs)) => return inet::append4(&bytes, runs),
-        (Value::Inet6(bytes), _, Store::Utf8(runs)) => return inet::append6(&bytes, runs),
-        (value, kind, _) => return Err(misplaced(value.name(), kind)),
+fn append_value(store: &mut Store, kind: &Kind, value: &Value<'_>) -> Appended {
+    match value.typed(kind)? {
+        Typed::Null => *store.nulls()? += 1,
+        Typed::Int(value) => return integer::append_signed(value, store),
+        Typed::UInt(value) => return integer::append_unsigned(value, store),
+        Typed::Float(value) => store.float32()?.push(value),
+        Typed::Double(value) => store.float64()?.push(value),
+        Typed::Decimal(value) => return decimal::append(value, store),
+        Typed::Bit { value, .. } => return bit::append(value, store),
+        Typed::Year(value) => return year::append(value, store.int16()?),
+        Typed::Date(value) => return date::append(value, store.date32()?),
+        Typed::Time { value, .. } => time::append(value, store.duration()?),
+        Typed::DateTime { value, fsp } => return datetime::append(value, fsp, store.timestamp()?),
+        Typed::Timestamp { value, fsp } => return timestamp::append(value, fsp, store.timestamp()?),
+        Typed::Text { bytes, charset } => return text::append(bytes, charset, store.utf8()?),
+        Typed::Bytes { bytes, form } => return binary::append(bytes, form, store.binary()?),
+        Typed::CompressedText { bytes, charset } => return compressed::append_text(bytes, charset, store.utf8()?),
+        Typed::CompressedBytes(bytes) => return compressed::append_binary(bytes, store.binary()?),
+        Typed::Enumeration { index, members } => return enumeration::append(index, members, store.utf8()?),
+        Typed::Set { bits, members } => return set::append(bits, members, store.utf8()?),
+        Typed::Json(document) => return json::append(document, store.utf8()?),
+        Typed::JsonText(text) => return text::append_plain(text, store.utf8()?),
+        Typed::Geometry(bytes) => return binary::append_plain(bytes, store.binary()?),
+        Typed::Vector(bytes) => return vector::append(bytes, store.floats()?),
+        Typed::Uuid(bytes) => return uuid::append(bytes, store.utf8()?),
+        Typed::Inet4(bytes) => return inet::append4(bytes, store.utf8()?),
+        Typed::Inet6(bytes) => return inet::append6(bytes, store.utf8()?),
     }
     Ok(None)
 }

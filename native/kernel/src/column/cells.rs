@@ -4,6 +4,8 @@
 //! Arrow keeps what a value is, not how it lay in the image: text is UTF-8, whatever the column's charset, a document is
 //! the server's text, and bytes are padded. [`CellColumn::kind`] is the declared kind with that taken into account.
 
+use std::sync::Arc;
+
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     Date32Type, Decimal128Type, DurationMicrosecondType, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type,
@@ -29,14 +31,12 @@ pub struct CellColumn<'a> {
 /// The array, as the type that the kind asks for.
 enum Cells<'a> {
     Null,
-    Int8(&'a PrimitiveArray<Int8Type>),
-    Int16(&'a PrimitiveArray<Int16Type>),
-    Int32(&'a PrimitiveArray<Int32Type>),
-    Int64(&'a PrimitiveArray<Int64Type>),
+    Int(Whole<'a>),
+    UInt(Whole<'a>),
+    Bit(Whole<'a>),
+    Year(Whole<'a>),
     Float(&'a PrimitiveArray<Float32Type>),
     Double(&'a PrimitiveArray<Float64Type>),
-    /// BIGINT UNSIGNED and BIT(64).
-    Wide(&'a PrimitiveArray<Decimal128Type>),
     /// DECIMAL packed as in a row image, all of one width.
     Packed {
         bytes: Vec<u8>,
@@ -45,13 +45,70 @@ enum Cells<'a> {
     },
     Date(&'a PrimitiveArray<Date32Type>),
     Time(&'a PrimitiveArray<DurationMicrosecondType>),
-    Moment(&'a PrimitiveArray<TimestampMicrosecondType>),
+    DateTime(&'a PrimitiveArray<TimestampMicrosecondType>),
+    Timestamp(&'a PrimitiveArray<TimestampMicrosecondType>),
     Text(&'a StringArray),
+    Enumeration {
+        texts: &'a StringArray,
+        members: Arc<[Arc<str>]>,
+    },
+    Set {
+        texts: &'a StringArray,
+        members: Arc<[Arc<str>]>,
+    },
+    Json(&'a StringArray),
+    Uuid(&'a StringArray),
+    Inet4(&'a StringArray),
+    Inet6(&'a StringArray),
     Bytes(&'a BinaryArray),
+    Geometry(&'a BinaryArray),
     Floats {
         lists: &'a ListArray,
         bytes: Vec<u8>,
     },
+}
+
+/// Whole numbers, of the width that Arrow has for them.
+enum Whole<'a> {
+    Int8(&'a PrimitiveArray<Int8Type>),
+    Int16(&'a PrimitiveArray<Int16Type>),
+    Int32(&'a PrimitiveArray<Int32Type>),
+    Int64(&'a PrimitiveArray<Int64Type>),
+    /// BIGINT UNSIGNED and BIT(64).
+    Wide(&'a PrimitiveArray<Decimal128Type>),
+}
+
+impl<'a> Whole<'a> {
+    fn of(array: &'a ArrayRef) -> Whole<'a> {
+        match array.data_type() {
+            DataType::Int8 => Whole::Int8(array.as_primitive()),
+            DataType::Int16 => Whole::Int16(array.as_primitive()),
+            DataType::Int32 => Whole::Int32(array.as_primitive()),
+            DataType::Int64 => Whole::Int64(array.as_primitive()),
+            _ => Whole::Wide(array.as_primitive()),
+        }
+    }
+
+    /// Raises the number where it has more than 64 bits.
+    #[inline]
+    fn signed(&self, row: usize) -> std::result::Result<i64, i128> {
+        Ok(match self {
+            Whole::Int8(values) => values.value(row).into(),
+            Whole::Int16(values) => values.value(row).into(),
+            Whole::Int32(values) => values.value(row).into(),
+            Whole::Int64(values) => values.value(row),
+            Whole::Wide(values) => i64::try_from(values.value(row)).map_err(|_| values.value(row))?,
+        })
+    }
+
+    /// Raises the number where it is negative, or has more than 64 bits.
+    #[inline]
+    fn unsigned(&self, row: usize) -> std::result::Result<u64, i128> {
+        match self {
+            Whole::Wide(values) => u64::try_from(values.value(row)).map_err(|_| values.value(row)),
+            narrow => narrow.signed(row).map(|value| u64::from_ne_bytes(value.to_ne_bytes())),
+        }
+    }
 }
 
 impl<'a> CellColumn<'a> {
@@ -79,13 +136,13 @@ impl<'a> CellColumn<'a> {
         if self.array.is_null(row) {
             return Ok(Value::Null);
         }
+        let beyond = |value: i128| value_malformed(format!("{value} in a column of type {}", self.kind.type_text()));
         Ok(match &self.cells {
             Cells::Null => Value::Null,
-            Cells::Int8(values) => self.integer(values.value(row).into()),
-            Cells::Int16(values) => self.integer(values.value(row).into()),
-            Cells::Int32(values) => self.integer(values.value(row).into()),
-            Cells::Int64(values) => self.integer(values.value(row)),
-            Cells::Wide(values) => self.wide(values.value(row))?,
+            Cells::Int(values) => Value::Int(values.signed(row).map_err(beyond)?),
+            Cells::UInt(values) => Value::UInt(values.unsigned(row).map_err(beyond)?),
+            Cells::Bit(values) => Value::Bit(values.unsigned(row).map_err(beyond)?),
+            Cells::Year(values) => Value::Year(u16::try_from(values.signed(row).map_err(beyond)?).unwrap_or(0)),
             Cells::Float(values) => Value::Float(values.value(row)),
             Cells::Double(values) => Value::Double(values.value(row)),
             Cells::Packed { bytes, precision, scale } => {
@@ -95,12 +152,21 @@ impl<'a> CellColumn<'a> {
             }
             Cells::Date(values) => Value::Date(client_text::day(values.value(row).into())),
             Cells::Time(values) => Value::Time(client_text::span(values.value(row))),
-            Cells::Moment(values) => self.moment(values.value(row)),
-            Cells::Text(values) => self.text(values.value(row))?,
-            Cells::Bytes(values) => match self.kind {
-                Kind::Geometry { .. } => Value::Geometry(values.value(row)),
-                _ => Value::Bytes(values.value(row)),
-            },
+            Cells::DateTime(values) => Value::DateTime(client_text::moment(values.value(row))),
+            Cells::Timestamp(values) => Value::Timestamp(timestamp_of(values.value(row))),
+            Cells::Text(values) => Value::Text(values.value(row).as_bytes()),
+            Cells::Enumeration { texts, members } => Value::Enumeration(member(texts.value(row), members)?),
+            Cells::Set { texts, members } => Value::Set(bits(texts.value(row), members)?),
+            Cells::Json(texts) => {
+                let text = texts.value(row);
+                json::prove(text)?;
+                Value::JsonText(text.to_owned())
+            }
+            Cells::Uuid(texts) => Value::Uuid(parsed(texts.value(row), uuid::parse, "UUID")?),
+            Cells::Inet4(texts) => Value::Inet4(parsed(texts.value(row), inet::parse4, "INET4")?),
+            Cells::Inet6(texts) => Value::Inet6(parsed(texts.value(row), inet::parse6, "INET6")?),
+            Cells::Bytes(values) => Value::Bytes(values.value(row)),
+            Cells::Geometry(values) => Value::Geometry(values.value(row)),
             Cells::Floats { lists, bytes } => {
                 let ends = lists.value_offsets();
                 let place = |at: usize| ends.get(at).and_then(|end| usize::try_from(*end).ok()).unwrap_or(0) * 4;
@@ -108,77 +174,51 @@ impl<'a> CellColumn<'a> {
             }
         })
     }
+}
 
-    #[inline]
-    fn integer(&self, value: i64) -> Value<'static> {
-        match self.kind {
-            Kind::Integer { unsigned: true, .. } => Value::UInt(u64::from_ne_bytes(value.to_ne_bytes())),
-            Kind::Bit { .. } => Value::Bit(u64::from_ne_bytes(value.to_ne_bytes())),
-            Kind::Year => Value::Year(u16::try_from(value).unwrap_or(0)),
-            _ => Value::Int(value),
-        }
-    }
+fn timestamp_of(micros: i64) -> Timestamp {
+    let seconds = u32::try_from(micros.div_euclid(SECOND_MICROS)).unwrap_or(0);
+    let micros = u32::try_from(micros.rem_euclid(SECOND_MICROS)).unwrap_or(0);
+    Timestamp { seconds, micros }
+}
 
-    fn wide(&self, value: i128) -> Result<Value<'static>> {
-        let bits = u64::try_from(value)
-            .map_err(|_| value_malformed(format!("{value} in a column of type {}", self.kind.type_text())))?;
-        Ok(match self.kind {
-            Kind::Bit { .. } => Value::Bit(bits),
-            _ => Value::UInt(bits),
-        })
-    }
+fn wrong(text: &str, what: &str) -> Error {
+    value_malformed(format!("`{text}` is no {what}"))
+}
 
-    fn moment(&self, micros: i64) -> Value<'static> {
-        match self.kind {
-            Kind::Timestamp { .. } => {
-                let seconds = u32::try_from(micros.div_euclid(SECOND_MICROS)).unwrap_or(0);
-                let micros = u32::try_from(micros.rem_euclid(SECOND_MICROS)).unwrap_or(0);
-                Value::Timestamp(Timestamp { seconds, micros })
-            }
-            _ => Value::DateTime(client_text::moment(micros)),
-        }
-    }
+fn parsed<T>(text: &str, parse: impl Fn(&str) -> Option<T>, what: &str) -> Result<T> {
+    parse(text).ok_or_else(|| wrong(text, what))
+}
 
-    fn text<'v>(&self, text: &'v str) -> Result<Value<'v>> {
-        let wrong = |what: &str| value_malformed(format!("`{text}` is no {what}"));
-        Ok(match &self.kind {
-            Kind::Enumeration { values, .. } => match values.iter().position(|member| **member == *text) {
-                Some(at) => Value::Enumeration(u16::try_from(at + 1).unwrap_or(0)),
-                // The server shows a value that is no member as the empty string.
-                None if text.is_empty() => Value::Enumeration(0),
-                None => return Err(wrong("member of the ENUM")),
-            },
-            Kind::Set { values, .. } => {
-                let mut bits = 0;
-                // An empty text has no member; else the empty member, too, stands between commas.
-                for member in text.split(',').filter(|_| !text.is_empty()) {
-                    let at =
-                        values.iter().position(|value| **value == *member).ok_or_else(|| wrong("member of the SET"))?;
-                    bits |= 1u64 << at.min(63);
-                }
-                Value::Set(bits)
-            }
-            Kind::Json { .. } => {
-                json::prove(text)?;
-                Value::JsonText(text.to_owned())
-            }
-            Kind::Uuid => Value::Uuid(uuid::parse(text).ok_or_else(|| wrong("UUID"))?),
-            Kind::Inet4 => Value::Inet4(inet::parse4(text).ok_or_else(|| wrong("INET4"))?),
-            Kind::Inet6 => Value::Inet6(inet::parse6(text).ok_or_else(|| wrong("INET6"))?),
-            _ => Value::Text(text.as_bytes()),
-        })
+/// The number of a member of an ENUM. The server shows a value that is no member as the empty string.
+fn member(text: &str, members: &[Arc<str>]) -> Result<u16> {
+    match members.iter().position(|member| **member == *text) {
+        Some(at) => Ok(u16::try_from(at + 1).unwrap_or(0)),
+        None if text.is_empty() => Ok(0),
+        None => Err(wrong(text, "member of the ENUM")),
     }
+}
+
+/// The bits of the members of a SET.
+fn bits(text: &str, members: &[Arc<str>]) -> Result<u64> {
+    let mut bits = 0;
+    // An empty text has no member; else the empty member, too, stands between commas.
+    for word in text.split(',').filter(|_| !text.is_empty()) {
+        let at = members.iter().position(|member| **member == *word);
+        bits |= 1u64 << at.ok_or_else(|| wrong(text, "member of the SET"))?.min(63);
+    }
+    Ok(bits)
 }
 
 /// The kind of the same values once they are Arrow: text is UTF-8, and nothing is compressed.
 fn plain(declared: &Kind) -> Kind {
-    match declared {
-        Kind::Text { prefix, form, .. } | Kind::CompressedText { prefix, form, .. } => {
-            Kind::Text { prefix: *prefix, form: *form, charset: Charset::Utf8mb4 }
-        }
-        Kind::CompressedBinary { prefix, form } => Kind::Binary { prefix: *prefix, form: *form },
-        other => other.clone(),
+    if let Kind::Text { prefix, form, .. } | Kind::CompressedText { prefix, form, .. } = declared {
+        return Kind::Text { prefix: *prefix, form: *form, charset: Charset::Utf8mb4 };
     }
+    if let Kind::CompressedBinary { prefix, form } = declared {
+        return Kind::Binary { prefix: *prefix, form: *form };
+    }
+    declared.clone()
 }
 
 /// Whether two types are the same, but for the name of a list's items.
@@ -190,24 +230,29 @@ fn same_type(wanted: &DataType, found: &DataType) -> bool {
 }
 
 fn cells<'a>(kind: &Kind, array: &'a ArrayRef) -> Result<Cells<'a>> {
-    Ok(match array.data_type() {
-        DataType::Int8 => Cells::Int8(array.as_primitive()),
-        DataType::Int16 => Cells::Int16(array.as_primitive()),
-        DataType::Int32 => Cells::Int32(array.as_primitive()),
-        DataType::Int64 => Cells::Int64(array.as_primitive()),
-        DataType::Float32 => Cells::Float(array.as_primitive()),
-        DataType::Float64 => Cells::Double(array.as_primitive()),
-        DataType::Date32 => Cells::Date(array.as_primitive()),
-        DataType::Duration(_) => Cells::Time(array.as_primitive()),
-        DataType::Timestamp(..) => Cells::Moment(array.as_primitive()),
-        DataType::Binary => Cells::Bytes(array.as_binary()),
-        DataType::List(_) => floats(array.as_list()),
-        DataType::Decimal128(..) | DataType::Utf8 => match kind {
-            Kind::Decimal { precision, scale } => packed(*precision, *scale, array)?,
-            _ if *array.data_type() == DataType::Utf8 => Cells::Text(array.as_string()),
-            _ => Cells::Wide(array.as_primitive()),
-        },
-        _ => Cells::Null,
+    Ok(match kind {
+        Kind::Null => Cells::Null,
+        Kind::Integer { unsigned: false, .. } => Cells::Int(Whole::of(array)),
+        Kind::Integer { unsigned: true, .. } => Cells::UInt(Whole::of(array)),
+        Kind::Float => Cells::Float(array.as_primitive()),
+        Kind::Double => Cells::Double(array.as_primitive()),
+        Kind::Decimal { precision, scale } => packed(*precision, *scale, array)?,
+        Kind::Bit { .. } => Cells::Bit(Whole::of(array)),
+        Kind::Year => Cells::Year(Whole::of(array)),
+        Kind::Date => Cells::Date(array.as_primitive()),
+        Kind::Time { .. } => Cells::Time(array.as_primitive()),
+        Kind::DateTime { .. } => Cells::DateTime(array.as_primitive()),
+        Kind::Timestamp { .. } => Cells::Timestamp(array.as_primitive()),
+        Kind::Text { .. } | Kind::CompressedText { .. } => Cells::Text(array.as_string()),
+        Kind::Binary { .. } | Kind::CompressedBinary { .. } => Cells::Bytes(array.as_binary()),
+        Kind::Enumeration { values, .. } => Cells::Enumeration { texts: array.as_string(), members: values.clone() },
+        Kind::Set { values, .. } => Cells::Set { texts: array.as_string(), members: values.clone() },
+        Kind::Json { .. } => Cells::Json(array.as_string()),
+        Kind::Geometry { .. } => Cells::Geometry(array.as_binary()),
+        Kind::Vector { .. } => floats(array.as_list()),
+        Kind::Uuid => Cells::Uuid(array.as_string()),
+        Kind::Inet4 => Cells::Inet4(array.as_string()),
+        Kind::Inet6 => Cells::Inet6(array.as_string()),
     })
 }
 

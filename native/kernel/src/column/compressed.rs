@@ -7,7 +7,7 @@
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::store::{Appended, Runs};
-use super::{base64, binary, text};
+use super::{base64, binary, text, Form};
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
@@ -86,6 +86,19 @@ pub(crate) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> R
 pub(crate) fn write_base64(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     base64::write_quoted(&plain(bytes)?, out);
     Ok(())
+}
+
+/// The type in SQL, of the plain one's.
+pub(super) fn type_text(plain: String) -> String {
+    format!("{plain} /*M!100301 COMPRESSED*/")
+}
+
+/// How the plain column is declared: the header byte of a compressed value counts as one more byte of the column.
+pub(super) fn plain_form(form: Form) -> Form {
+    match form {
+        Form::Varying(bytes) => Form::Varying(bytes.saturating_sub(1)),
+        Form::Fixed(_) | Form::Large => form,
+    }
 }
 
 #[cfg(test)]

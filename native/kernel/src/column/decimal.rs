@@ -401,6 +401,11 @@ fn pack(negative: bool, digits: &[u8], scale: u8, out: &mut Vec<u8>) {
     }
 }
 
+/// The type in SQL.
+pub(super) fn type_text(precision: u8, scale: u8) -> String {
+    format!("decimal({precision},{scale})")
+}
+
 #[cfg(test)]
 mod tests {
     use arrow_array::cast::AsArray;

@@ -11,7 +11,8 @@ use crate::charset::Charset;
 use crate::error::{Error, ErrorKind, Result};
 
 use super::wire::prefix_of;
-use super::{enumeration, set, Form, Kind, Layout};
+use super::{binary, bit, compressed, decimal, enumeration, fraction, integer, members, set, text, vector};
+use super::{Form, Kind, Layout};
 
 /// Digits of DECIMAL where none are given.
 const DECIMAL_DIGITS_DEFAULT: u64 = 10;
@@ -324,55 +325,6 @@ fn large_prefix(name: &str) -> u8 {
     }
 }
 
-fn large_name(prefix: u8) -> &'static str {
-    match prefix {
-        1 => "tiny",
-        3 => "medium",
-        4 => "long",
-        _ => "",
-    }
-}
-
-/// Adds members in parentheses, quoted as the server does.
-fn write_members(values: &[Arc<str>], out: &mut String) {
-    for (slot, member) in values.iter().enumerate() {
-        out.push_str(if slot == 0 { "('" } else { ",'" });
-        for letter in member.chars() {
-            match letter {
-                '\'' => out.push_str("''"),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\0' => out.push_str("\\0"),
-                letter => out.push(letter),
-            }
-        }
-        out.push('\'');
-    }
-    out.push(')');
-}
-
-fn string_text(names: [&str; 3], prefix: u8, form: Form, bytes_per_character: usize, compressed: bool) -> String {
-    let [fixed, varying, large] = names;
-    let length = |bytes: u16| usize::from(bytes) / bytes_per_character;
-    let plain = match form {
-        Form::Fixed(bytes) => format!("{fixed}({})", length(bytes)),
-        Form::Varying(bytes) => format!("{varying}({})", length(bytes.saturating_sub(u16::from(compressed)))),
-        Form::Large => format!("{}{large}", large_name(prefix)),
-    };
-    match compressed {
-        true => format!("{plain} /*M!100301 COMPRESSED*/"),
-        false => plain,
-    }
-}
-
-fn with_fsp(name: &str, fsp: u8) -> String {
-    match fsp {
-        0 => name.to_owned(),
-        fsp => format!("{name}({fsp})"),
-    }
-}
-
 impl Kind {
     /// Reads a type as `information_schema.COLUMNS.COLUMN_TYPE` prints it, with the column's charset beside it.
     ///
@@ -389,60 +341,34 @@ impl Kind {
     pub fn type_text(&self) -> String {
         match self {
             Kind::Null => "null".to_owned(),
-            Kind::Integer { bytes, unsigned } => {
-                let name = match bytes {
-                    1 => "tinyint",
-                    2 => "smallint",
-                    3 => "mediumint",
-                    4 => "int",
-                    _ => "bigint",
-                };
-                format!("{name}{}", if *unsigned { " unsigned" } else { "" })
-            }
+            Kind::Integer { bytes, unsigned } => integer::type_text(*bytes, *unsigned),
             Kind::Float => "float".to_owned(),
             Kind::Double => "double".to_owned(),
-            Kind::Decimal { precision, scale } => format!("decimal({precision},{scale})"),
-            Kind::Bit { bits } => format!("bit({bits})"),
+            Kind::Decimal { precision, scale } => decimal::type_text(*precision, *scale),
+            Kind::Bit { bits } => bit::type_text(*bits),
             Kind::Year => "year".to_owned(),
             Kind::Date => "date".to_owned(),
-            Kind::Time { fsp, .. } => with_fsp("time", *fsp),
-            Kind::DateTime { fsp, .. } => with_fsp("datetime", *fsp),
-            Kind::Timestamp { fsp, .. } => with_fsp("timestamp", *fsp),
-            Kind::Enumeration { values, .. } => members_text("enum", values),
-            Kind::Set { values, .. } => members_text("set", values),
+            Kind::Time { fsp, .. } => fraction::type_text("time", *fsp),
+            Kind::DateTime { fsp, .. } => fraction::type_text("datetime", *fsp),
+            Kind::Timestamp { fsp, .. } => fraction::type_text("timestamp", *fsp),
+            Kind::Text { prefix, form, charset } => text::type_text(*prefix, *form, *charset),
+            Kind::Binary { prefix, form } => binary::type_text(*prefix, *form),
+            Kind::CompressedText { prefix, form, charset } => {
+                compressed::type_text(text::type_text(*prefix, compressed::plain_form(*form), *charset))
+            }
+            Kind::CompressedBinary { prefix, form } => {
+                compressed::type_text(binary::type_text(*prefix, compressed::plain_form(*form)))
+            }
+            Kind::Enumeration { values, .. } => members::type_text("enum", values),
+            Kind::Set { values, .. } => members::type_text("set", values),
             Kind::Json { .. } => "json".to_owned(),
             Kind::Geometry { .. } => "geometry".to_owned(),
-            Kind::Vector { dimensions: Some(count), .. } => format!("vector({count})"),
-            Kind::Vector { dimensions: None, .. } => "vector".to_owned(),
+            Kind::Vector { dimensions, .. } => vector::type_text(*dimensions),
             Kind::Uuid => "uuid".to_owned(),
             Kind::Inet4 => "inet4".to_owned(),
             Kind::Inet6 => "inet6".to_owned(),
-            Kind::Text { .. } | Kind::Binary { .. } | Kind::CompressedText { .. } | Kind::CompressedBinary { .. } => {
-                self.string_type_text()
-            }
         }
     }
-
-    fn string_type_text(&self) -> String {
-        let (text, bytes) = (["char", "varchar", "text"], ["binary", "varbinary", "blob"]);
-        match self {
-            Kind::Text { prefix, form, charset } => {
-                string_text(text, *prefix, *form, charset.bytes_per_character_max(), false)
-            }
-            Kind::CompressedText { prefix, form, charset } => {
-                string_text(text, *prefix, *form, charset.bytes_per_character_max(), true)
-            }
-            Kind::Binary { prefix, form } => string_text(bytes, *prefix, *form, 1, false),
-            Kind::CompressedBinary { prefix, form } => string_text(bytes, *prefix, *form, 1, true),
-            _ => String::new(),
-        }
-    }
-}
-
-fn members_text(name: &str, values: &[Arc<str>]) -> String {
-    let mut text = name.to_owned();
-    write_members(values, &mut text);
-    text
 }
 
 #[cfg(test)]

@@ -61,3 +61,11 @@ pub(crate) fn write_text(micros: u32, fsp: u8, out: &mut Vec<u8>) {
         write_digits((micros / unit(fsp)).into(), fsp.into(), out);
     }
 }
+
+/// A type with that many digits behind the seconds, in SQL.
+pub(super) fn type_text(name: &str, fsp: u8) -> String {
+    match fsp {
+        0 => name.to_owned(),
+        fsp => format!("{name}({fsp})"),
+    }
+}

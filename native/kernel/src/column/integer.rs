@@ -166,6 +166,18 @@ fn write_long(mut value: u64, width: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(digits.get(digits.len().saturating_sub(count.max(width))..).unwrap_or(digits));
 }
 
+/// The type in SQL.
+pub(super) fn type_text(bytes: u8, unsigned: bool) -> String {
+    let name = match bytes {
+        1 => "tinyint",
+        2 => "smallint",
+        3 => "mediumint",
+        4 => "int",
+        _ => "bigint",
+    };
+    format!("{name}{}", if unsigned { " unsigned" } else { "" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

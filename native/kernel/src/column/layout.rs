@@ -21,3 +21,23 @@ pub enum Layout {
     /// MariaDB's own fractions with `mysql56_temporal_format=OFF`: one big-endian count (types 7, 11 and 12).
     Counted,
 }
+
+impl Form {
+    /// The type in SQL, of its name for each form; `bytes_each` is the width of one character.
+    pub(super) fn type_text(self, [fixed, varying, large]: [&str; 3], prefix: u8, bytes_each: usize) -> String {
+        match self {
+            Form::Fixed(bytes) => format!("{fixed}({})", usize::from(bytes) / bytes_each),
+            Form::Varying(bytes) => format!("{varying}({})", usize::from(bytes) / bytes_each),
+            Form::Large => format!("{}{large}", large_name(prefix)),
+        }
+    }
+}
+
+fn large_name(prefix: u8) -> &'static str {
+    match prefix {
+        1 => "tiny",
+        3 => "medium",
+        4 => "long",
+        _ => "",
+    }
+}

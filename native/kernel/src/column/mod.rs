@@ -29,6 +29,7 @@ pub(crate) mod integer;
 pub mod json;
 mod kind;
 mod layout;
+mod members;
 mod noted;
 pub(crate) mod quoted;
 mod sent;

@@ -47,7 +47,24 @@ pub fn noted(told: &str, kind: &Kind, charset: Charset) -> Result<Noted> {
             text::write_canal(&bytes, charset, &mut out);
             Ok(Noted::Text(out))
         }
-        _ => Err(wrong()),
+        Kind::Null
+        | Kind::Integer { .. }
+        | Kind::Float
+        | Kind::Double
+        | Kind::Decimal { .. }
+        | Kind::Bit { .. }
+        | Kind::Year
+        | Kind::Time { .. }
+        | Kind::Binary { .. }
+        | Kind::CompressedBinary { .. }
+        | Kind::Enumeration { .. }
+        | Kind::Set { .. }
+        | Kind::Json { .. }
+        | Kind::Geometry { .. }
+        | Kind::Vector { .. }
+        | Kind::Uuid
+        | Kind::Inet4
+        | Kind::Inet6 => Err(wrong()),
     }
 }
 

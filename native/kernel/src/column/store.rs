@@ -281,6 +281,75 @@ impl Store {
     }
 }
 
+/// The values of one layout; raises `SchemaMismatch` where the column has another.
+impl Store {
+    #[inline(always)]
+    pub(super) fn nulls(&mut self) -> Result<&mut usize> {
+        let Store::Null(rows) = self else { return Err(misplaced()) };
+        Ok(rows)
+    }
+
+    #[inline(always)]
+    pub(super) fn int16(&mut self) -> Result<&mut Values<i16>> {
+        let Store::Int16(values) = self else { return Err(misplaced()) };
+        Ok(values)
+    }
+
+    #[inline(always)]
+    pub(super) fn float32(&mut self) -> Result<&mut Values<f32>> {
+        let Store::Float32(values) = self else { return Err(misplaced()) };
+        Ok(values)
+    }
+
+    #[inline(always)]
+    pub(super) fn float64(&mut self) -> Result<&mut Values<f64>> {
+        let Store::Float64(values) = self else { return Err(misplaced()) };
+        Ok(values)
+    }
+
+    #[inline(always)]
+    pub(super) fn date32(&mut self) -> Result<&mut Values<i32>> {
+        let Store::Date32(values) = self else { return Err(misplaced()) };
+        Ok(values)
+    }
+
+    #[inline(always)]
+    pub(super) fn duration(&mut self) -> Result<&mut Values<i64>> {
+        let Store::Duration(values) = self else { return Err(misplaced()) };
+        Ok(values)
+    }
+
+    #[inline(always)]
+    pub(super) fn timestamp(&mut self) -> Result<&mut Values<i64>> {
+        let Store::Timestamp { values, .. } = self else { return Err(misplaced()) };
+        Ok(values)
+    }
+
+    #[inline(always)]
+    pub(super) fn utf8(&mut self) -> Result<&mut Runs<u8>> {
+        let Store::Utf8(runs) = self else { return Err(misplaced()) };
+        Ok(runs)
+    }
+
+    #[inline(always)]
+    pub(super) fn binary(&mut self) -> Result<&mut Runs<u8>> {
+        let Store::Binary(runs) = self else { return Err(misplaced()) };
+        Ok(runs)
+    }
+
+    #[inline(always)]
+    pub(super) fn floats(&mut self) -> Result<&mut Runs<f32>> {
+        let Store::Floats(runs) = self else { return Err(misplaced()) };
+        Ok(runs)
+    }
+}
+
+/// The error of a value whose column was built for another type.
+#[cold]
+fn misplaced() -> Error {
+    Error::new(ErrorKind::SchemaMismatch, "a value of another type than the Arrow column it is for")
+}
+
 /// A string array of bytes that each append has already made sure of.
 #[allow(unsafe_code)]
 fn string_array(runs: &mut Runs<u8>, nulls: Option<NullBuffer>) -> ArrayRef {

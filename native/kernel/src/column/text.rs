@@ -1,7 +1,7 @@
 //! CHAR, VARCHAR and the TEXT family: a length, then characters of the column's charset.
 
 use super::store::{Appended, Runs};
-use super::{hex, quoted};
+use super::{hex, quoted, Form};
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
@@ -116,6 +116,11 @@ fn decode_lossy(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
             }
         };
     }
+}
+
+/// The type in SQL.
+pub(super) fn type_text(prefix: u8, form: Form, charset: Charset) -> String {
+    form.type_text(["char", "varchar", "text"], prefix, charset.bytes_per_character_max())
 }
 
 #[cfg(test)]

@@ -46,6 +46,11 @@ pub(crate) fn write_list(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
+/// The type in SQL.
+pub(super) fn type_text(dimensions: Option<u16>) -> String {
+    dimensions.map_or_else(|| "vector".to_owned(), |count| format!("vector({count})"))
+}
+
 #[cfg(test)]
 mod tests {
     use arrow_array::cast::AsArray;

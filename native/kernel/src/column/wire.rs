@@ -328,83 +328,84 @@ impl Kind {
             let message = format!("declared as {declared}, but the log holds {name} with metadata {metadata:#06x}");
             Error::new(ErrorKind::SchemaMismatch, message)
         };
-        let found = shape(wire)?;
-        self.fit_scalar(found).or_else(|| self.fit_string(found)).ok_or_else(mismatch)
+        self.fit_shape(shape(wire)?).ok_or_else(mismatch)
     }
 
-    fn fit_scalar(&self, found: Shape) -> Option<Kind> {
-        let same = match (self, found) {
-            (Kind::Integer { bytes, .. }, Shape::Plain(Plain::Integer(wide))) => *bytes == wide,
-            (_, Shape::Plain(plain)) => *self == plain.kind(false),
-            (Kind::Decimal { .. }, Shape::Decimal { precision, scale }) => *self == Kind::Decimal { precision, scale },
-            (Kind::Bit { bits }, Shape::Bit { bits: wide }) => *bits == wide,
-            (Kind::Enumeration { bytes, .. }, Shape::Enumeration { bytes: wide }) => *bytes == wide,
-            (Kind::Set { bytes, .. }, Shape::Set { bytes: wide }) => *bytes == wide,
-            (Kind::Json { prefix }, Shape::Json { prefix: found }) => *prefix == found,
-            (Kind::Geometry { prefix }, Shape::Geometry { prefix: found }) => *prefix == found,
-            (Kind::Vector { prefix, .. }, Shape::Vector { prefix: found }) => *prefix == found,
-            _ => return self.fit_temporal(found),
+    fn fit_shape(&self, found: Shape) -> Option<Kind> {
+        let fits = match self {
+            Kind::Null => found == Shape::Plain(Plain::Null),
+            Kind::Integer { bytes, .. } => found == Shape::Plain(Plain::Integer(*bytes)),
+            Kind::Float => found == Shape::Plain(Plain::Float),
+            Kind::Double => found == Shape::Plain(Plain::Double),
+            Kind::Year => found == Shape::Plain(Plain::Year),
+            Kind::Date => found == Shape::Plain(Plain::Date),
+            Kind::Decimal { precision, scale } => found == Shape::Decimal { precision: *precision, scale: *scale },
+            Kind::Bit { bits } => found == Shape::Bit { bits: *bits },
+            Kind::Time { fsp, .. } => return fit_temporal(Family::Time, *fsp, found),
+            Kind::DateTime { fsp, .. } => return fit_temporal(Family::DateTime, *fsp, found),
+            Kind::Timestamp { fsp, .. } => return fit_temporal(Family::Timestamp, *fsp, found),
+            Kind::Enumeration { bytes, .. } => found == Shape::Enumeration { bytes: *bytes },
+            Kind::Set { bytes, .. } => found == Shape::Set { bytes: *bytes },
+            Kind::Json { prefix } => found == Shape::Json { prefix: *prefix },
+            Kind::Geometry { prefix } => found == Shape::Geometry { prefix: *prefix },
+            Kind::Vector { prefix, dimensions } => fits_vector(*prefix, *dimensions, found),
+            Kind::Uuid | Kind::Inet6 => matches!(found, Shape::String { form: Form::Fixed(16), .. }),
+            Kind::Inet4 => matches!(found, Shape::String { form: Form::Fixed(4), .. }),
+            Kind::Text { prefix, form, charset } => {
+                let form = fit_string(*prefix, *form, found, false)?;
+                return Some(Kind::Text { prefix: *prefix, form, charset: *charset });
+            }
+            Kind::Binary { prefix, form } => {
+                let form = fit_string(*prefix, *form, found, false)?;
+                return Some(Kind::Binary { prefix: *prefix, form });
+            }
+            Kind::CompressedText { prefix, form, charset } => {
+                let form = fit_string(*prefix, *form, found, true)?;
+                return Some(Kind::CompressedText { prefix: *prefix, form, charset: *charset });
+            }
+            Kind::CompressedBinary { prefix, form } => {
+                let form = fit_string(*prefix, *form, found, true)?;
+                return Some(Kind::CompressedBinary { prefix: *prefix, form });
+            }
         };
-        same.then(|| self.clone())
+        fits.then(|| self.clone())
     }
+}
 
-    fn fit_temporal(&self, found: Shape) -> Option<Kind> {
-        let Shape::Temporal { family, fsp, packed } = found else { return None };
-        let (declared, digits) = match self {
-            Kind::Time { fsp, .. } => (Family::Time, *fsp),
-            Kind::DateTime { fsp, .. } => (Family::DateTime, *fsp),
-            Kind::Timestamp { fsp, .. } => (Family::Timestamp, *fsp),
-            _ => return None,
-        };
-        match (packed, digits) {
-            _ if declared != family => None,
-            (true, _) => (digits == fsp).then(|| family.kind(fsp, Layout::Packed)),
-            (false, 0) => Some(family.kind(0, Layout::Classic)),
-            // Only MariaDB keeps a fraction in a column of the old type number.
-            (false, _) => Some(family.kind(digits, Layout::Counted)),
+fn fit_temporal(declared: Family, digits: u8, found: Shape) -> Option<Kind> {
+    let Shape::Temporal { family, fsp, packed } = found else { return None };
+    match (packed, digits) {
+        _ if declared != family => None,
+        (true, _) => (digits == fsp).then(|| family.kind(fsp, Layout::Packed)),
+        (false, 0) => Some(family.kind(0, Layout::Classic)),
+        // Only MariaDB keeps a fraction in a column of the old type number.
+        (false, _) => Some(family.kind(digits, Layout::Counted)),
+    }
+}
+
+/// MariaDB's vectors lie in plain strings, MySQL's have a type of their own.
+fn fits_vector(declared: u8, dimensions: Option<u16>, found: Shape) -> bool {
+    match found {
+        Shape::Vector { prefix } => prefix == declared,
+        Shape::String { form: Form::Varying(bytes), prefix } => {
+            prefix == declared && dimensions.is_none_or(|count| u32::from(count) * 4 == u32::from(bytes))
         }
+        _ => false,
     }
+}
 
-    fn fit_string(&self, found: Shape) -> Option<Kind> {
-        let (form, prefix, packed) = match found {
-            Shape::String { form, prefix } => (form, prefix, false),
-            Shape::Compressed { form, prefix } => (form, prefix, true),
-            _ => return None,
-        };
-        let class = |declared: &Form| match (declared, form) {
-            (Form::Fixed(_), Form::Fixed(_)) | (Form::Varying(_), Form::Varying(_)) => true,
-            (declared, found) => *declared == found,
-        };
-        Some(match self {
-            Kind::Uuid | Kind::Inet6 if form == Form::Fixed(16) && !packed => self.clone(),
-            Kind::Inet4 if form == Form::Fixed(4) && !packed => self.clone(),
-            Kind::Vector { prefix: declared, dimensions } if *declared == prefix && !packed => match form {
-                Form::Varying(bytes) if dimensions.is_none_or(|count| u32::from(count) * 4 == u32::from(bytes)) => {
-                    self.clone()
-                }
-                _ => return None,
-            },
-            Kind::Text { prefix: declared, form: length, charset }
-                if *declared == prefix && class(length) && !packed =>
-            {
-                Kind::Text { prefix, form, charset: *charset }
-            }
-            Kind::Binary { prefix: declared, form: length } if *declared == prefix && class(length) && !packed => {
-                Kind::Binary { prefix, form }
-            }
-            Kind::CompressedText { prefix: declared, form: length, charset }
-                if *declared == prefix && class(length) && packed =>
-            {
-                Kind::CompressedText { prefix, form, charset: *charset }
-            }
-            Kind::CompressedBinary { prefix: declared, form: length }
-                if *declared == prefix && class(length) && packed =>
-            {
-                Kind::CompressedBinary { prefix, form }
-            }
-            _ => return None,
-        })
-    }
+/// The length by the log, where a string of that class and prefix is there.
+fn fit_string(declared: u8, length: Form, found: Shape, compressed: bool) -> Option<Form> {
+    let (form, prefix, packed) = match found {
+        Shape::String { form, prefix } => (form, prefix, false),
+        Shape::Compressed { form, prefix } => (form, prefix, true),
+        _ => return None,
+    };
+    let same_class = match (length, form) {
+        (Form::Fixed(_), Form::Fixed(_)) | (Form::Varying(_), Form::Varying(_)) => true,
+        (declared, found) => declared == found,
+    };
+    (prefix == declared && packed == compressed && same_class).then_some(form)
 }
 
 #[cfg(test)]

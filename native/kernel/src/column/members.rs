@@ -1,0 +1,29 @@
+//! The members of ENUM and SET as SQL declares them.
+
+use std::sync::Arc;
+
+/// The declaration of a type with these members.
+pub(super) fn type_text(name: &str, values: &[Arc<str>]) -> String {
+    let mut text = name.to_owned();
+    write_members(values, &mut text);
+    text
+}
+
+/// Adds members in parentheses, quoted as the server does.
+fn write_members(values: &[Arc<str>], out: &mut String) {
+    for (slot, member) in values.iter().enumerate() {
+        out.push_str(if slot == 0 { "('" } else { ",'" });
+        for letter in member.chars() {
+            match letter {
+                '\'' => out.push_str("''"),
+                '\\' => out.push_str("\\\\"),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\0' => out.push_str("\\0"),
+                letter => out.push(letter),
+            }
+        }
+        out.push('\'');
+    }
+    out.push(')');
+}
