@@ -30,6 +30,8 @@ _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
 # After about three seconds a task gives up: its driver retries the batch, and reports why.
 _RECONNECT_TRIES_MAX = 5
+# Where another server can be read, waiting for one that hangs is left to the driver.
+_RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 
 
 def range_parts(
@@ -46,7 +48,7 @@ def range_parts(
         epoch=work.epoch,
         server_key=work.server_key,
         epochs=work.epochs,
-        reconnect_tries=_RECONNECT_TRIES_MAX,
+        reconnect_tries=_RECONNECT_TRIES_MAX if len(told.servers) < 2 else _RECONNECT_TRIES_MAX_OF_SEVERAL,
     )
     source = open_source(options)
     try:

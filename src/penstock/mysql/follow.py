@@ -94,13 +94,14 @@ def follow(
         if failure is None:
             # The consumer left the stretch by itself, so nothing is wrong.
             continue
-        if tries >= tries_max:
+        # A server that hangs costs a timeout for each try.
+        cost = _TRIES_OF_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
+        if tries + cost > tries_max:
             raise failure
         if isinstance(failure, DumpReplaced) and address.server_id is None:
             name = ReplicaName.choose(None)
         seconds = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**tries, RECONNECT_PAUSE_SECONDS_MAX)
-        # A server that hangs costs a timeout for each try.
-        tries += _TRIES_OF_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
+        tries += cost
         _log.warning(
             "reconnecting", server=str(address), at=str(start), why=str(failure), after_seconds=seconds
         )
