@@ -28,13 +28,5 @@ def test_server_that_hangs_is_asked_less_often_than_one_that_refuses(
     address = ServerAddress.parse("mysql://nobody@127.0.0.1:1")
     start = DumpStart(position=Position(0, "binlog.000001", 4))
     with pytest.raises(failure):
-        list(
-            follow(
-                ServerAddress.parse("mysql://nobody@127.0.0.1:1"),
-                start,
-                lambda: None,
-                bounded=True,
-                tries_max=tries_max,
-            )
-        )
+        list(follow(address, start, lambda: None, bounded=True, tries_max=tries_max, pause=pauses.append))
     assert len(opened) == asked == len(pauses) + 1
