@@ -170,6 +170,21 @@ def test_a_silent_connection_stays_open_and_loses_nothing_when_resumed(chatter: 
         assert client.recv(100) == b"after"
 
 
+def test_a_hole_swallows_what_live_and_new_connections_send_until_it_closes(chatter: int) -> None:
+    with Proxy(chatter) as proxy, _connect(proxy) as live:
+        proxy.wait_for(lambda it: it.accepted_count == 1)
+        proxy.swallow()
+        with _connect(proxy) as other:
+            for client, word in ((live, b"live"), (other, b"other")):
+                client.sendall(word)
+                client.settimeout(0.1)
+                assert _read_all(client) == (0, "silence")
+            proxy.resume()
+            for client, word in ((live, b"live"), (other, b"other")):
+                client.settimeout(WAIT_SECONDS_MAX)
+                assert client.recv(100) == word
+
+
 def test_a_proxy_that_refuses_resets_new_connections_only(chatter: int) -> None:
     with Proxy(chatter) as proxy, _connect(proxy) as live:
         proxy.wait_for(lambda it: it.accepted_count == 1)

@@ -110,6 +110,7 @@ class Proxy:
         self._orders: deque[Callable[[], None]] = deque()
         self._plans: list[_Plan] = []
         self._refusing = False
+        self._swallowing = False
         self._closing = False
         self._progress = threading.Condition()
         self.accepted_count = 0
@@ -160,10 +161,22 @@ class Proxy:
         """Forget the cuts that `cut_after` has planned."""
         self._do(self._plans.clear)
 
+    def swallow(self) -> None:
+        """Carry nothing more, of the connections there are and of new ones, and end none: a hole in the
+        network, until `resume`."""
+
+        def order() -> None:
+            self._swallowing = True
+            for connection in self._connections:
+                connection.silent = True
+
+        self._do(order)
+
     def resume(self) -> None:
         """Carry on with the connections that were silenced; no byte of theirs is lost."""
 
         def order() -> None:
+            self._swallowing = False
             for connection in self._connections:
                 connection.silent = False
 
@@ -275,7 +288,8 @@ class Proxy:
         for side in (client, server):
             side.setblocking(False)
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connections.append(_Connection(_Flow(client, server), _Flow(server, client)))
+        connection = _Connection(_Flow(client, server), _Flow(server, client), silent=self._swallowing)
+        self._connections.append(connection)
 
     def _carry(self, connection: _Connection, ready: set[int]) -> None:
         if connection.silent:
