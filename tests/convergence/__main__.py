@@ -2,7 +2,8 @@
 """Play seeds on servers of their own: `python -m tests.convergence FLAVOR TARGET MODE SEED ROUNDS`.
 
 SEED is a number, a range such as 1-20, or the path of a journal that an earlier run has left, which is made
-shorter. `--kills` adds rounds in which the command is killed, `--kinds still,busy` leaves the others out.
+shorter. `--kills` adds rounds in which the command is killed, `--kinds still,busy` leaves the others out. The
+pipeline runs in this process, with `--spark` on a session of Spark.
 """
 
 import argparse
@@ -15,13 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
-from pyspark.sql import SparkSession
 
+from penstock.engine.driver import Driver
+from penstock.local.driver import LocalDriver
 from tests.convergence import machine as machine_module
 from tests.convergence.machine import Divergence, Machine, Round, play_journal, play_seed, smaller
 from tests.convergence.targets import TARGETS, ConvergenceTarget
-from tests.support.spark.patience import write_configuration
-from tests.support.spark.session import session_settings
 from tools.servers import Server
 
 # gh-ost and pt-online-schema-change need what every server logs for replicas.
@@ -31,9 +31,26 @@ KILLS = {"kill": 1}
 
 @contextmanager
 def started(
-    flavor: str, target: str, mode: str, folder: Path
-) -> Iterator[tuple[Server, ConvergenceTarget, SparkSession]]:
-    """Start a source, a target and a session of Spark."""
+    flavor: str, target: str, mode: str, folder: Path, on_spark: bool
+) -> Iterator[tuple[Server, ConvergenceTarget, Driver]]:
+    """Start a source, a target and what runs the pipeline's tasks."""
+    with Server(flavor, SERVER_SETTINGS) as server, TARGETS[target](mode, folder) as made:
+        if not on_spark:
+            yield server, made, LocalDriver()
+            return
+        with spark_driver(folder) as driver:
+            yield server, made, driver
+
+
+@contextmanager
+def spark_driver(folder: Path) -> Iterator[Driver]:
+    """Start a session of Spark."""
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.driver import SparkDriver
+    from tests.support.spark.patience import write_configuration
+    from tests.support.spark.session import session_settings
+
     (folder / "spark").mkdir()
     write_configuration(folder / "spark")
     os.environ |= {
@@ -41,16 +58,12 @@ def started(
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    with Server(flavor, SERVER_SETTINGS) as server, TARGETS[target](mode, folder) as made:
-        session = (
-            SparkSession.builder.master("local[2]")
-            .config(map=session_settings() | {"spark.ui.showConsoleProgress": "false"})
-            .getOrCreate()
-        )
-        try:
-            yield server, made, session
-        finally:
-            session.stop()
+    settings = session_settings() | {"spark.ui.showConsoleProgress": "false"}
+    session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    try:
+        yield SparkDriver(session)
+    finally:
+        session.stop()
 
 
 def main(words: Sequence[str]) -> int:
@@ -60,6 +73,7 @@ def main(words: Sequence[str]) -> int:
         parser.add_argument(name)
     parser.add_argument("rounds", type=int)
     parser.add_argument("--kills", action="store_true")
+    parser.add_argument("--spark", action="store_true")
     parser.add_argument("--kinds", default=",".join(machine_module.KINDS))
     given = parser.parse_args(words)
     log = Path(tempfile.gettempdir()) / f"convergence-{os.getpid()}.log"
@@ -71,13 +85,17 @@ def main(words: Sequence[str]) -> int:
     failed = 0
     with (
         tempfile.TemporaryDirectory(prefix="convergence-") as folder,
-        started(given.flavor, given.target, given.mode, Path(folder)) as (server, target, session),
+        started(given.flavor, given.target, given.mode, Path(folder), given.spark) as (
+            server,
+            target,
+            driver,
+        ),
     ):
         if Path(given.seed).is_file():
-            return shorten(server, target, session, Path(given.seed))
+            return shorten(server, target, driver, Path(given.seed))
         first, _, last = given.seed.partition("-")
         for seed in range(int(first), int(last or first) + 1):
-            machine = Machine(server, target, session, f"seed_{seed}")
+            machine = Machine(server, target, driver, f"seed_{seed}")
             name = f"{given.flavor} {given.target} {given.mode} {seed}"
             journal, divergence = play_seed(machine, name, given.rounds, kinds)
             counts += machine.counts
@@ -93,7 +111,7 @@ def main(words: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def shorten(server: Server, target: ConvergenceTarget, session: SparkSession, path: Path) -> int:
+def shorten(server: Server, target: ConvergenceTarget, driver: Driver, path: Path) -> int:
     """Make a journal shorter, and print what is left of it."""
     journal = machine_module.read(path.read_text())
     tries = [0]
@@ -101,7 +119,7 @@ def shorten(server: Server, target: ConvergenceTarget, session: SparkSession, pa
 
     def diverges(tried: Sequence[Round]) -> Divergence | None:
         tries[0] += 1
-        machine = Machine(server, target, session, f"try_{tries[0]}")
+        machine = Machine(server, target, driver, f"try_{tries[0]}")
         try:
             return play_journal(machine, tried, sql_mode)
         finally:

@@ -250,6 +250,7 @@ class Grammar:
             "drop table": (lambda: [f"DROP TABLE {self._table}"], 3, "empty"),
             "make anew": (self._make_anew, 5, "convert"),
             "make of a query": (self._make_of_query, 4, "convert"),
+            "foreign key": (self._foreign_key, 40, "cascade"),
         }
         return {
             name: (make, weight)
@@ -439,4 +440,22 @@ class Grammar:
             f"RENAME TABLE {table} TO origin_{table}",
             f"CREATE TABLE {table} (PRIMARY KEY ({names})) AS SELECT * FROM origin_{table}",
             self._insert("REPLACE"),
+        ]
+
+    def _foreign_key(self) -> list[str]:
+        parent = self._chance.choice(NAMES)
+        key = [column for column in columns_of(self._cursor, parent) if column.in_primary_key]
+        if len(key) != 1:
+            return [self._insert()]
+        name = self._new_name()
+        charset = f" CHARACTER SET {key[0].charset}" if key[0].charset else ""
+        does = ("CASCADE", "SET NULL")
+        actions = f"ON DELETE {self._chance.choice(does)} ON UPDATE {self._chance.choice(does)}"
+        chosen = f"(SELECT `{key[0].name}` FROM {parent} ORDER BY 1 LIMIT 1)"
+        return [
+            self._alter(
+                f"ADD COLUMN {name} {key[0].kind}{charset}",
+                f"ADD FOREIGN KEY ({name}) REFERENCES {parent} (`{key[0].name}`) {actions}",
+            ),
+            f"UPDATE IGNORE {self._table} SET {name} = {chosen} ORDER BY 1 LIMIT 3",
         ]

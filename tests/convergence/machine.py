@@ -23,10 +23,12 @@ from typing import Any
 import pymysql
 import pytest
 import yaml
-from pyspark.sql import SparkSession
 
 from penstock import Pipeline
+from penstock.engine.driver import Driver
+from penstock.engine.run import PipelineRun
 from penstock.errors import PenstockError
+from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.state import PipelineState
 from tests.convergence.grammar import NAMES, Action, Grammar
@@ -78,12 +80,10 @@ class Crash(BaseException):
 class Machine:
     """One database of a source, one pipeline of it, and the rounds that are sent. Close it when done."""
 
-    def __init__(
-        self, server: Server, target: ConvergenceTarget, session: SparkSession, database: str
-    ) -> None:
+    def __init__(self, server: Server, target: ConvergenceTarget, driver: Driver, database: str) -> None:
         self._server = server
         self._target = target
-        self._session = session
+        self._driver = driver
         self.database = database
         self.counts: Counter[str] = Counter()
         self.stops: dict[str, str] = {}
@@ -98,6 +98,7 @@ class Machine:
             "load": {"chunk_rows": 5},
             # What stops one table hides nothing of the others.
             "errors": {"table": "skip_table"},
+            **target.settings,
         }
         self._file.write_text(yaml.safe_dump(written))
 
@@ -152,7 +153,7 @@ class Machine:
 
     def _run(self) -> None:
         with patient_leases():
-            Pipeline.load(self._file).run(self._session, until="caught-up")
+            PipelineRun(Pipeline.load(self._file).settings, self._driver, until_caught_up=True).run()
 
     def _run_while(self, actions: Iterator[Action]) -> None:
         failed: list[BaseException] = []
@@ -192,6 +193,7 @@ class Machine:
             str(self._file),
             "--until",
             "caught-up",
+            *(["--local"] if isinstance(self._driver, LocalDriver) else []),
         ]
         output = subprocess.DEVNULL
         process = subprocess.Popen(

@@ -6,21 +6,35 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import deltalake
+import elasticsearch
 import psycopg
 import pyarrow.dataset
 import pyarrow.parquet
+from clickhouse_connect.driver.exceptions import DatabaseError
 
 from penstock.sinks.iceberg.table import catalog_of
 from tests.convergence.grammar import ABILITIES
 from tests.support.pipeline.oracle import Row, Source, mysql_rows, net_rows, postgres_rows
+from tests.support.sinks.kafka_reading import rows_held
+from tests.support.sinks.store_reading import READERS, as_source, clickhouse_stored
+from tools.clickhouse import ClickHouse
+from tools.companion import Companion
+from tools.elasticsearch import Elasticsearch
+from tools.kafka import Kafka
+from tools.mongo import Mongo
 from tools.postgres import Postgres
+from tools.redis import Redis
 from tools.servers import Server
 
-# What a lake can follow: its columns become wider and keep their key, and a table has one.
+# What a lake can follow: its columns become wider and keep their key, and a table has one. So in ClickHouse.
 _OF_LAKES = ABILITIES - {"convert", "other key", "keyless"}
 # A feed shows what was logged, and nothing else; a history shows besides that a table was emptied.
 _OF_FEEDS = frozenset({"unique"})
-_OF_HISTORIES = frozenset({"unique", "empty"})
+_OF_HISTORIES = frozenset({"unique", "empty", "unlogged"})
+# Tables with foreign keys keep their place and their keys: of a key that is gone nobody can ask any more.
+_OF_CASCADES = frozenset({"unique", "cascade"})
+#: The mode of a mirror whose tables have foreign keys.
+CASCADES = "cascades"
 
 
 class ConvergenceTarget(ABC):
@@ -39,6 +53,16 @@ class ConvergenceTarget(ABC):
     def __exit__(self, *_: object) -> None:
         return None
 
+    @property
+    def sink_mode(self) -> str:
+        """What the sink calls its mode."""
+        return "mirror" if self.mode == CASCADES else self.mode
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Further sections of the file of a pipeline."""
+        return {"on_cascade": "reread"} if self.mode == CASCADES else {}
+
     @abstractmethod
     def sink(self, database: str) -> dict[str, Any]:
         """Return the section `sink` of the file of a pipeline that copies a database."""
@@ -47,22 +71,26 @@ class ConvergenceTarget(ABC):
     def stored(self, database: str, table: str) -> list[Row]:
         """Return what is stored of a table, [] where it is not there."""
 
+    def current(self, database: str, source: Source, table: str) -> list[Row]:
+        """Return the rows of a mirror."""
+        return self.stored(database, table)
+
     def rows(self, database: str, source: Source, table: str) -> list[Row]:
         """Return the rows that the target says the source has now."""
+        if self.mode not in ("feed", "history"):
+            return self.current(database, source, table)
         stored = self.stored(database, table)
         if self.mode == "feed":
             named = [{name: row.get(name) for name in source.types} | row for row in stored]
             return net_rows(sorted(named, key=lambda row: row["_commit_version"]), source)
-        if self.mode == "history":
-            return [row for row in stored if row["_valid_to_version"] is None]
-        return stored
+        return [row for row in stored if row["_valid_to_version"] is None]
 
 
 class MysqlTarget(ConvergenceTarget):
     """A server of MySQL's kind."""
 
     FLAVOR = "mysql"
-    MODES: ClassVar = {"mirror": ABILITIES, "feed": _OF_FEEDS | {"keyless"}}
+    MODES: ClassVar = {"mirror": ABILITIES, "feed": _OF_FEEDS | {"keyless"}, CASCADES: _OF_CASCADES}
 
     def __enter__(self) -> Self:
         self._server = Server(self.FLAVOR).start()
@@ -75,7 +103,7 @@ class MysqlTarget(ConvergenceTarget):
         return {
             "mysql": {
                 "url": self._server.url("root"),
-                "mode": self.mode,
+                "mode": self.sink_mode,
                 "positions": f"penstock.of_{database}",
             }
         }
@@ -109,7 +137,11 @@ class PostgresTarget(ConvergenceTarget):
 
     def sink(self, database: str) -> dict[str, Any]:
         return {
-            "postgres": {"url": self._server.url, "mode": self.mode, "positions": f"penstock.of_{database}"}
+            "postgres": {
+                "url": self._server.url,
+                "mode": self.sink_mode,
+                "positions": f"penstock.of_{database}",
+            }
         }
 
     def stored(self, database: str, table: str) -> list[Row]:
@@ -125,7 +157,7 @@ class DeltaTarget(ConvergenceTarget):
     MODES: ClassVar = {"mirror": _OF_LAKES, "feed": _OF_FEEDS, "history": _OF_HISTORIES}
 
     def sink(self, database: str) -> dict[str, Any]:
-        return {"delta": {"path": str(self.folder / database), "mode": self.mode}}
+        return {"delta": {"path": str(self.folder / database), "mode": self.sink_mode}}
 
     def stored(self, database: str, table: str) -> list[Row]:
         place = self.folder / database / database / table
@@ -142,7 +174,7 @@ class IcebergTarget(ConvergenceTarget):
 
     def sink(self, database: str) -> dict[str, Any]:
         (self.folder / database).mkdir(exist_ok=True)
-        return {"iceberg": {"path": str(self.folder / database), "mode": self.mode}}
+        return {"iceberg": {"path": str(self.folder / database), "mode": self.sink_mode}}
 
     def stored(self, database: str, table: str) -> list[Row]:
         place = self.folder / database
@@ -172,6 +204,115 @@ class FilesTarget(ConvergenceTarget):
         return rows
 
 
+class StoreTarget(ConvergenceTarget):
+    """A server of its own, read by its own client."""
+
+    NAME: ClassVar[str]
+    SERVER: ClassVar[type[Companion]]
+    #: Whether bytes are base64 there.
+    IN_JSON: ClassVar[bool] = False
+
+    def __enter__(self) -> Self:
+        self._server = self.SERVER()
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    def sink(self, database: str) -> dict[str, Any]:
+        return {self.NAME: {"url": self._server.url}}
+
+    def stored(self, database: str, table: str) -> list[Row]:
+        return READERS[self.NAME](self._server, database, table)
+
+    def current(self, database: str, source: Source, table: str) -> list[Row]:
+        return as_source(source, self.stored(database, table), self.IN_JSON)
+
+
+class ClickHouseTarget(StoreTarget):
+    """ClickHouse's own engine."""
+
+    NAME = "clickhouse"
+    SERVER = ClickHouse
+    MODES: ClassVar = {"mirror": _OF_LAKES, "feed": _OF_FEEDS, CASCADES: _OF_CASCADES}
+
+    def sink(self, database: str) -> dict[str, Any]:
+        write = "append" if self.mode == "feed" else "mirror"
+        return {self.NAME: {"url": self._server.url, "write": write}}
+
+    def stored(self, database: str, table: str) -> list[Row]:
+        try:
+            return clickhouse_stored(self._server, database, table, is_mirror=self.mode != "feed")
+        except DatabaseError as problem:
+            if "UNKNOWN_TABLE" in str(problem) or "UNKNOWN_DATABASE" in str(problem):
+                return []
+            raise
+
+    def current(self, database: str, source: Source, table: str) -> list[Row]:
+        rows = super().current(database, source, table)
+        bits = [name for name, kind in source.types.items() if kind.startswith("bit")]
+        for row in rows:
+            # In a column that has been one of texts, a number is its digits.
+            row |= {name: int(row[name]) for name in bits if isinstance(row[name], bytes)}
+        return rows
+
+
+class MongoTarget(StoreTarget):
+    """A server of MongoDB's protocol, whose documents have no declared columns."""
+
+    NAME = "mongodb"
+    SERVER = Mongo
+    MODES: ClassVar = {"mirror": ABILITIES - {"keyless", "other key"}, CASCADES: _OF_CASCADES}
+
+
+class ElasticsearchTarget(StoreTarget):
+    """A real node. The type of a field is for ever."""
+
+    NAME = "elasticsearch"
+    SERVER = Elasticsearch
+    IN_JSON = True
+    MODES: ClassVar = {"mirror": _OF_LAKES}
+
+    def stored(self, database: str, table: str) -> list[Row]:
+        try:
+            return super().stored(database, table)
+        except elasticsearch.NotFoundError:
+            return []
+
+
+class RedisTarget(StoreTarget):
+    """A real server, whose values are rows as JSON. It cannot be compared with the source, only emptied."""
+
+    NAME = "redis"
+    SERVER = Redis
+    IN_JSON = True
+    MODES: ClassVar = {"mirror": _OF_FEEDS | {"empty"}}
+
+
+class KafkaTarget(ConvergenceTarget):
+    """A real broker, whose readers keep the last message of each key."""
+
+    MODES: ClassVar = {"mirror": _OF_FEEDS}
+
+    def __enter__(self) -> Self:
+        self._server = Kafka()
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    def sink(self, database: str) -> dict[str, Any]:
+        return {"kafka": {"servers": self._server.servers, "format": "json", "tombstones": True}}
+
+    def stored(self, database: str, table: str) -> list[Row]:
+        return rows_held(self._server, f"{database}.{table}", ())
+
+    def current(self, database: str, source: Source, table: str) -> list[Row]:
+        return as_source(source, self.stored(database, table), json=True)
+
+
 TARGETS: dict[str, type[ConvergenceTarget]] = {
     "mysql": MysqlTarget,
     "mariadb": MariadbTarget,
@@ -179,4 +320,9 @@ TARGETS: dict[str, type[ConvergenceTarget]] = {
     "delta": DeltaTarget,
     "iceberg": IcebergTarget,
     "files": FilesTarget,
+    "clickhouse": ClickHouseTarget,
+    "mongodb": MongoTarget,
+    "elasticsearch": ElasticsearchTarget,
+    "redis": RedisTarget,
+    "kafka": KafkaTarget,
 }

@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
+from penstock.local.driver import LocalDriver
 from tests.convergence.machine import KINDS, Machine, play_seed
 from tests.convergence.targets import TARGETS
 from tests.support.sinks.backends import ServerOf
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.sweep_seed import sweep_seed
 from tools.servers import PartMissing
@@ -35,7 +34,6 @@ def test_a_target_is_its_source_after_random_transactions_definitions_and_crashe
     flavor: str,
     target: str,
     mode: str,
-    spark: SparkSession,  # noqa: F811
     server_of: ServerOf,
     missing_part: MissingPart,
     tmp_path: Path,
@@ -46,7 +44,7 @@ def test_a_target_is_its_source_after_random_transactions_definitions_and_crashe
         missing_part(target, str(problem))
     try:
         for seed in (*DIVERGED.get((flavor, target, mode), ()), sweep_seed(1)):
-            machine = Machine(server_of(flavor), started, spark, f"convergence_{seed}")
+            machine = Machine(server_of(flavor), started, LocalDriver(), f"convergence_{seed}")
             name = f"{flavor} {target} {mode} {seed}"
             _, divergence = play_seed(machine, name, ROUNDS, KINDS)
             machine.close()

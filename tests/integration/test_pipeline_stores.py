@@ -1,40 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelines on Spark into ClickHouse, Redis, MongoDB and Elasticsearch, whose own clients read them back."""
 
-import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import bson
-import clickhouse_connect
-import elasticsearch
-import pymongo
 import pytest
-import redis
-from clickhouse_connect.datatypes.format import clear_all_formats, set_read_format
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.verify.verify import verify
-from tests.support.pipeline.oracle import (
-    Row,
-    Source,
-    assert_same,
-    clickhouse_rows,
-    elasticsearch_rows,
-    mongodb_rows,
-    redis_rows,
-    source_rows,
-)
+from tests.support.pipeline.oracle import assert_same, source_rows
 from tests.support.pipeline.running import opened, pipeline_of, run_to_end
 from tests.support.pipeline.workload import Workload
 from tests.support.sinks.backends import SinkBackend, sink_backends
+from tests.support.sinks.store_reading import READERS, as_source
 from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
-from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import PartMissing, Server
-
-Rows = Callable[[Any, str, str], list[Row]]
 
 
 @pytest.fixture(params=["clickhouse", "elasticsearch", "mongodb", "redis"])
@@ -47,58 +29,6 @@ def store(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator
         missing_part(request.param, str(error))
     yield backend
     backend.close()
-
-
-def _clickhouse(server: Any, database: str, table: str) -> list[Row]:
-    client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
-    try:
-        # Not every string of bytes is text.
-        set_read_format("String", "bytes")
-        return [
-            row for row in clickhouse_rows(client, f"`{database}`.`{table}`") if not row.pop("_is_deleted")
-        ]
-    finally:
-        clear_all_formats()
-        client.close()
-
-
-def _mongodb(server: Any, database: str, table: str) -> list[Row]:
-    with pymongo.MongoClient[Any](server.url) as client:
-        rows = mongodb_rows(client[database][table])
-    return [
-        {
-            name: value.to_decimal() if isinstance(value, bson.Decimal128) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
-
-
-def _elasticsearch(server: Any, database: str, table: str) -> list[Row]:
-    with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:
-        return elasticsearch_rows(client, f"{database}.{table}")
-
-
-def _redis(server: Any, database: str, table: str) -> list[Row]:
-    with redis.Redis.from_url(server.url, socket_timeout=WAIT_SECONDS_MAX) as client:
-        return redis_rows(client, f"{database}:{table}:*", kind="json")
-
-
-READERS: dict[str, Rows] = {
-    "clickhouse": _clickhouse,
-    "elasticsearch": _elasticsearch,
-    "mongodb": _mongodb,
-    "redis": _redis,
-}
-
-
-def as_source(source: Source, rows: list[Row], json: bool) -> list[Row]:
-    """Return the columns that the source has; bytes stand in JSON as base64."""
-    binary = [name for name, kind in source.types.items() if "binary" in kind or "blob" in kind]
-    found = [{name: row.get(name) for name in source.types} for row in rows]
-    for row in found if json else ():
-        row |= {name: base64.b64decode(row[name]) for name in binary if row[name] is not None}
-    return found
 
 
 @pytest.mark.deep(keep=("redis",))
@@ -155,7 +85,7 @@ def test_rows_of_another_server_replace_those_of_before_a_reset(
         sink = {"clickhouse": {"url": backend.server.url}}
 
         def notes() -> list[tuple[int, str]]:
-            rows = _clickhouse(backend.server, database, "t")
+            rows = READERS["clickhouse"](backend.server, database, "t")
             return sorted((int(row["id"]), bytes(row["note"]).decode()) for row in rows)
 
         run_to_end(spark, pipeline_of(mysql_server, database, sink, tmp_path))
