@@ -10,9 +10,9 @@ from penstock.schema.history import SchemaHistory
 from penstock.schema.rewind import (
     CannotRewind,
     LoggedStatement,
-    concerning,
     definition_before,
     names_after,
+    statements_by_table,
     touches,
 )
 from penstock.schema.server_defaults import ServerDefaults
@@ -157,7 +157,7 @@ STATEMENTS = [
 @given(st.lists(st.sampled_from(STATEMENTS), max_size=5))
 def test_statements_that_concern_a_table_tell_of_it_what_all_do(texts: list[str]) -> None:
     logged = [LoggedStatement(at(number), "shop", text) for number, text in enumerate(texts)]
-    of_table = concerning(logged, SPELLING)
+    of_table = statements_by_table(logged, SPELLING)
     for table in ("t", "u", "v", "w", "x"):
         name = TableName("shop", table)
         assert told(name, of_table(name)) == told(name, logged)
@@ -165,6 +165,6 @@ def test_statements_that_concern_a_table_tell_of_it_what_all_do(texts: list[str]
 
 def test_statements_about_other_tables_concern_none() -> None:
     logged = [LoggedStatement(at(number), "shop", f"ALTER TABLE t{number} ADD b INT") for number in range(9)]
-    of_table = concerning(logged, SPELLING)
+    of_table = statements_by_table(logged, SPELLING)
     assert of_table(TableName("shop", "t3")) == [logged[3]]
     assert of_table(TableName("shop", "u")) == []

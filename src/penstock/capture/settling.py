@@ -31,10 +31,10 @@ from penstock.schema.reader import read_table, read_tables
 from penstock.schema.rewind import (
     CannotRewind,
     LoggedStatement,
-    concerning,
     definition_before,
     names_after,
     renames,
+    statements_by_table,
     touches,
 )
 from penstock.schema.statements.effects import CreateLike, CreateTable
@@ -418,7 +418,7 @@ class DefinitionSettler:
         names = set(reading.tables)
         for statement in statements:
             names |= {name for renamed in renames(statement, self._spelling) for name in renamed}
-        lines, of_table = [], concerning(statements, self._spelling)
+        lines, of_table = [], statements_by_table(statements, self._spelling)
         for name in sorted(names):
             if self._closed:
                 return False

@@ -59,7 +59,7 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
         return
     cascades = read_cascades(facts.connection, facts.patterns)
     for cascade in cascades:
-        yield Finding("foreign_keys", "error", cascade.what, cascade.statement)
+        yield Finding("foreign_keys", "error", cascade.description, cascade.statement)
     if cascades and "innodb_native_foreign_keys" in facts.variables:
         yield Finding(
             "foreign_keys",

@@ -41,7 +41,7 @@ def findings_of(settings: PipelineSettings, sink: Sink) -> list[Finding]:
 
 
 def _finding(settings: PipelineSettings, sink: Sink, source: PipelineSource, cascade: Cascade) -> Finding:
-    what, policy = cascade.what, settings.on_cascade
+    what, policy = cascade.description, settings.on_cascade
     mend = f"{cascade.statement}; or set on_cascade"
     if policy == "refuse":
         return Finding(source.name, what, mend=mend)

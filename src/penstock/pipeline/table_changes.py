@@ -31,7 +31,7 @@ from penstock.schema.statements.effects import (
 )
 from penstock.schema.statements.statement import effects_of
 from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of
-from penstock.schema.table_definition import Contradiction, TableDefinition, altered
+from penstock.schema.table_definition import Contradiction, TableDefinition, alter_definition
 from penstock.source.reading import LoggedStatement
 
 # What gives rows that are there a value that their log does not show.
@@ -143,7 +143,7 @@ def columns_after(
         if isinstance(effect, AlterTable) and effect.name == name:
             try:
                 steps = [step for step in effect.steps if not isinstance(step, SetKey)]
-                definition = altered(definition, steps, "utf8mb4")
+                definition = alter_definition(definition, steps, "utf8mb4")
             except Contradiction:
                 return None
         elif isinstance(effect, Unread):

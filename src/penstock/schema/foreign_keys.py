@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Foreign keys whose actions change rows of other tables without being logged.
 
-MySQL runs the actions in its SQL layer, and logs what they change, where innodb_native_foreign_keys is OFF
-(since 9.6). Before, and in every MariaDB, InnoDB changes the child rows by itself, below the log.
+Where innodb_native_foreign_keys is OFF (since MySQL 9.6), MySQL runs the actions in its SQL layer and logs
+the changes. In earlier versions, and in every MariaDB, InnoDB changes the child rows itself, and the log does
+not show it.
 """
 
 import re
@@ -14,7 +15,8 @@ from penstock.model import TableName, TablePatterns, quote_name
 from penstock.mysql.connection import Connection
 from penstock.schema.reader import SYSTEM_DATABASES
 
-# MariaDB hides REFERENTIAL_CONSTRAINTS from accounts that may only SELECT: SHOW CREATE TABLE has the rules.
+# MariaDB hides REFERENTIAL_CONSTRAINTS from accounts with only the SELECT privilege, so the rules are read
+# from SHOW CREATE TABLE.
 _FOREIGN_KEYS = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, CONSTRAINT_NAME AS name, COLUMN_NAME AS column_name,
        REFERENCED_TABLE_SCHEMA AS parent_database, REFERENCED_TABLE_NAME AS parent_table,
@@ -32,7 +34,7 @@ _CHANGES_CHILDREN = re.compile(r"CASCADE|SET NULL|SET DEFAULT")
 class Cascade:
     """A foreign key whose actions change rows of `child` when rows of `parent` change.
 
-    `rule` is its actions as SHOW CREATE TABLE has them.
+    `rule` has its actions as SHOW CREATE TABLE prints them.
     """
 
     child: TableName
@@ -43,15 +45,15 @@ class Cascade:
     rule: str
 
     @property
-    def what(self) -> str:
-        """What is wrong with it, for people."""
+    def description(self) -> str:
+        """Describe the problem for a user."""
         return (
             f"{self.child}: foreign key {self.name} ({self.rule}) changes rows that the server does not log"
         )
 
     @property
     def statement(self) -> str:
-        """The statement that keeps the constraint and takes its actions away."""
+        """The statement that keeps the constraint and drops its actions."""
         return (
             f"ALTER TABLE {self.child.sql} DROP FOREIGN KEY {quote_name(self.name)};"
             f" ALTER TABLE {self.child.sql} ADD CONSTRAINT {quote_name(self.name)}"
@@ -61,8 +63,10 @@ class Cascade:
 
 
 def read_cascades(connection: Connection, patterns: TablePatterns) -> list[Cascade]:
-    """Return the foreign keys of selected tables that change rows without a trace in the log; none where the
-    server logs what they do."""
+    """Return the foreign keys of selected tables whose actions change rows without a log entry.
+
+    The list is empty if the server logs the actions.
+    """
     if (
         connection.variables("innodb_native_foreign_keys").get("innodb_native_foreign_keys", "").upper()
         == "OFF"
@@ -75,22 +79,22 @@ def read_cascades(connection: Connection, patterns: TablePatterns) -> list[Casca
         if patterns.matches(name.database, name.table):
             keys[name, str(row["name"])].append(row)
     rules = {name: _rules(connection, name) for name in sorted({name for name, _ in keys})}
-    found = []
+    cascades = []
     for (name, key), rows in keys.items():
         columns = tuple(str(row["column_name"]) for row in rows)
         rule = rules[name].get(_quoted(columns), "")
         if _CHANGES_CHILDREN.search(rule):
             parent = TableName(str(rows[0]["parent_database"]), str(rows[0]["parent_table"]))
             parent_columns = tuple(str(row["parent_column"]) for row in rows)
-            found.append(Cascade(name, key, columns, parent, parent_columns, rule))
-    return found
+            cascades.append(Cascade(name, key, columns, parent, parent_columns, rule))
+    return cascades
 
 
 def _rules(connection: Connection, name: TableName) -> dict[str, str]:
     """Return the rules of a table's foreign keys by their columns."""
     row = connection.query(f"SHOW CREATE TABLE {name.sql}")[0]
     lines = str(row["Create Table"]).splitlines()
-    return {found.group(1): found.group(2).strip() for found in map(_RULES.search, lines) if found}
+    return {match.group(1): match.group(2).strip() for match in map(_RULES.search, lines) if match}
 
 
 def _quoted(names: tuple[str, ...]) -> str:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which schema each table had at each position.
+"""The history of table schemas: which schema each table had at each position.
 
-Seeded from a live server or a file, moved on by the statements in the log. Where a statement is not
-understood, or contradicts what is known, the tables it touches are marked and read again from the
-server when their next row arrives; the kernel then proves the answer against the table map. So a
-schema is known, read, or missing by name, and never assumed.
+The history is seeded from a live server or a file, and updated by the statements in the log. If a statement
+cannot be parsed or contradicts the known schema, its tables are marked as in doubt. They are read again from
+the server when their next row arrives, and the kernel checks the new definition against the table map. A
+schema is therefore known, read again, or reported as missing by table name. It is never assumed.
 """
 
 import json
@@ -31,7 +31,12 @@ from penstock.schema.statements.effects import (
 )
 from penstock.schema.statements.statement import effects_of, effects_of_tokens, opening_words
 from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadable, Token, tokens_of
-from penstock.schema.table_definition import Contradiction, TableDefinition, altered, created
+from penstock.schema.table_definition import (
+    Contradiction,
+    TableDefinition,
+    alter_definition,
+    create_definition,
+)
 
 if TYPE_CHECKING:
     from penstock.schema.server_tables import ServerTables
@@ -41,9 +46,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why a table's definition is in doubt, and since where; None is since before the history.
+    """Why a table's definition is in doubt, and since which position.
 
-    `refusal` is why nobody can tell the definition; None while it can still be read from a server.
+    `since` is None if the doubt is older than the history. `refusal` is the reason why the definition cannot
+    be determined at all; None while it can still be read from a server.
     """
 
     since: Position | None
@@ -60,38 +66,39 @@ class Doubt:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read what `to_json` wrote. Raises KeyError, TypeError, PositionInvalid."""
+        """Read the output of `to_json`. Raises KeyError, TypeError, PositionInvalid."""
         since = Position.parse(value["since"]) if value["since"] else None
         return cls(since, value["reason"], value["refusal"])
 
 
-# A definition and the position from which it holds; None is from the beginning. No definition: dropped.
+# A definition and the position from which it applies, None for the beginning. A dropped table has no
+# definition.
 _Entry = tuple[Position | None, TableDefinition | None]
-# What the server has now; ServerTables tells what it had at a position.
+# Returns the server's current definition. ServerTables also returns the definition at an earlier position.
 RereadTable = Union[Callable[[TableName], TableDefinition | None], "ServerTables"]
 
 
 class SchemaHistory:
-    """The schemas of one instance's tables over time. Not for several threads at once.
+    """The schemas of one instance's tables over time. Not safe for concurrent use.
 
-    `reread` asks the live server for a definition that is missing or in doubt: ServerTables for the
-    one at a position, or a function for the one now, which is right where no statement lies in
-    between. Without it such a table is SchemaUnknown.
+    `reread` asks the live server for a definition that is missing or in doubt. ServerTables returns the
+    definition at a position. A function returns the current definition, which is correct only if no statement
+    follows the position. Without `reread`, such a table raises SchemaUnknown.
     """
 
     def __init__(self, defaults: ServerDefaults | None = None, reread: RereadTable | None = None) -> None:
-        self._given_defaults = defaults
+        self._configured_defaults = defaults
         self._reread = reread
         self._entries: dict[TableName, list[_Entry]] = {}
         self._doubts: dict[TableName, Doubt] = {}
-        # Set from a new log's first position until the server's tables there were read.
+        # Set from the first position of a new log until the server's tables at that position have been read.
         self._unsurveyed: Doubt | None = None
 
     @cached_property
     def _defaults(self) -> ServerDefaults:
-        """What was given, else what the server says, asked at the first need."""
-        if self._given_defaults is not None:
-            return self._given_defaults
+        """The configured defaults, otherwise those of the server, read on first use."""
+        if self._configured_defaults is not None:
+            return self._configured_defaults
         if self._reread is None or callable(self._reread):
             return ServerDefaults(ServerSpelling(), None, {}, False)
         return self._reread.defaults()
@@ -112,8 +119,8 @@ class SchemaHistory:
     ) -> Self:
         """Read a schema file: JSON (a list of table schemas, or a saved history), or .sql with CREATE TABLE.
 
-        `database` is for CREATE TABLE statements without one, before any USE. `spelling` is that of the log's
-        server; a saved history and `reread` know theirs. Raises SchemaInvalid.
+        `database` applies to CREATE TABLE statements that name none, up to the first USE. `spelling` is that
+        of the log's server; a saved history and `reread` have their own. Raises SchemaInvalid.
         """
         defaults = None if spelling is None or reread else ServerDefaults(spelling, None, {}, False)
         path = Path(path)
@@ -128,12 +135,12 @@ class SchemaHistory:
             raise SchemaInvalid(f"schema file {path} is not JSON: {problem}") from problem
         if isinstance(value, list):
             history = cls(defaults, reread)
-            history.seed((TableDefinition(TableSchema.from_json(one), None) for one in value), None)
+            history.seed((TableDefinition(TableSchema.from_json(table), None) for table in value), None)
             return history
         return cls.from_json(value, reread)
 
     def seed(self, definitions: Iterable[TableDefinition], position: Position | None) -> None:
-        """Take definitions that hold from a position on."""
+        """Add definitions that apply from a position on."""
         for definition in definitions:
             self._record(definition.schema.name, definition, position)
 
@@ -152,34 +159,34 @@ class SchemaHistory:
                     self._seed_effect(effect, path)
 
     def _seed_effect(self, effect: Effect, path: str) -> None:
-        words = f"schema file {path}"
+        source = f"schema file {path}"
         if isinstance(effect, Unread):
             names = ", ".join(str(name) for name in effect.tables or ())
-            raise SchemaInvalid(f"{words}: a statement about {names or 'tables'} is not understood")
-        named = effect.name.database if isinstance(effect, CreateTable) else "-"
-        if not named:
+            raise SchemaInvalid(f"{source}: a statement about {names or 'tables'} is not understood")
+        database = effect.name.database if isinstance(effect, CreateTable) else "-"
+        if not database:
             raise SchemaInvalid(
-                f"{words}: a CREATE TABLE names no database", hint="Put a USE statement before it"
+                f"{source}: a CREATE TABLE names no database", hint="Put a USE statement before it"
             )
-        self._take(effect, None, StatementSession(), words)
+        self._apply_effect(effect, None, StatementSession(), source)
         if self._doubts:
             raise SchemaInvalid(
-                f"{words}: the statements about {min(self._doubts)} contradict each other,"
+                f"{source}: the statements about {min(self._doubts)} contradict each other,"
                 " or leave a character set out",
                 hint="Give each CREATE TABLE as SHOW CREATE TABLE prints it",
             )
 
     @classmethod
     def awaiting_survey(cls, defaults: ServerDefaults, position: Position) -> Self:
-        """Return a history whose tables are yet to be read from the server, as of a position."""
+        """Return a history whose tables are still to be read from the server, as of a position."""
         history = cls(defaults)
         history._unsurveyed = Doubt(position, "the tables of the server are being read")
         return history
 
     def define(self, name: TableName, path: Path) -> TableDefinition:
-        """Return what a schema file says of one table, read as this history's server spells statements.
+        """Return a schema file's definition of one table, parsed with the spelling of this history's server.
 
-        Raises SchemaInvalid where the file cannot be read or does not define the table.
+        Raises SchemaInvalid if the file cannot be read or does not define the table.
         """
         history = SchemaHistory(self._defaults)
         if path.suffix == ".sql":
@@ -196,24 +203,24 @@ class SchemaHistory:
     # --- Looking up ----------------------------------------------------------------------------
 
     def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
-        """Return the schema in force at a position, the newest without one; None where none is known."""
+        """Return the schema in force at a position, by default the newest; None if no schema is known."""
         for since, definition in reversed(self._entries.get(self._key(TableName(database, table)), [])):
             if since is None or position is None or since <= position:
                 return definition.schema if definition else None
         return None
 
     def needs_reread(self, name: TableName) -> bool:
-        """Tell whether the newest definition is in doubt."""
+        """Return whether the newest definition is in doubt."""
         return self.doubt(name) is not None
 
     def doubt(self, name: TableName) -> Doubt | None:
-        """Return why a table's newest definition is in doubt, None where it is not."""
+        """Return why a table's newest definition is in doubt, None if it is not."""
         key = self._key(name)
         return self._doubts.get(key) or (self._unsurveyed if key not in self._entries else None)
 
     @property
     def unsurveyed(self) -> Doubt | None:
-        """Since where tables that no statement names are unknown; None where all were read."""
+        """Since when tables that no statement names are unknown; None once all tables have been read."""
         return self._unsurveyed
 
     def doubts(self) -> dict[TableName, Doubt]:
@@ -221,16 +228,16 @@ class SchemaHistory:
         return dict(self._doubts)
 
     def definition_for(self, database: str, table: str, position: Position) -> TableSchema:
-        """Return the schema to decode a table's next rows with, read again where it is in doubt.
+        """Return the schema for decoding a table's next rows; read it again if it is in doubt.
 
-        Rows arrive in order, so `position` is at or past every statement applied. Raises SchemaUnknown.
+        Rows arrive in order, so `position` is at or after every statement applied. Raises SchemaUnknown.
         """
         name = TableName(database, table)
-        found = None if self.needs_reread(name) else self.schema(database, table, position)
-        return found or self.reread(name, position)
+        schema = None if self.needs_reread(name) else self.schema(database, table, position)
+        return schema or self.reread(name, position)
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
-        """Ask the server for the definition and take it from `position` on. Raises SchemaUnknown."""
+        """Ask the server for the definition, and use it from `position` on. Raises SchemaUnknown."""
         if self._reread is None:
             raise SchemaUnknown(
                 f"the schema of {name} is not known",
@@ -246,22 +253,22 @@ class SchemaHistory:
             )
         self._doubts.pop(self._key(name), None)
         self._record(name, definition, position)
-        found = self.schema(name.database, name.table, position)
-        assert found is not None, "a definition was just recorded"
-        return found
+        schema = self.schema(name.database, name.table, position)
+        assert schema is not None, "a definition was just recorded"
+        return schema
 
     @property
     def spelling(self) -> ServerSpelling:
-        """How the server of the definitions spells its statements."""
+        """The SQL spelling of the server that the definitions come from."""
         return self._defaults.spelling
 
     @property
     def mariadb(self) -> bool:
-        """Whether the definitions are spelled as MariaDB does."""
+        """Whether the definitions use MariaDB's spelling."""
         return self.spelling.mariadb
 
     def names(self) -> list[TableName]:
-        """Return every table that has a definition now, or is in doubt."""
+        """Return every table that has a definition now or is in doubt."""
         return sorted(
             name for name in self._entries.keys() | self._doubts.keys() if self._newest(name) is not None
         )
@@ -269,27 +276,27 @@ class SchemaHistory:
     # --- Moving on -----------------------------------------------------------------------------
 
     def defines(self, text: str, database: str, session: StatementSession) -> bool:
-        """Tell whether a logged statement can change a definition."""
+        """Return whether a logged statement can change a definition."""
         return bool(effects_of(text, database, self._defaults.spelling.under(session.sql_mode)))
 
     def take(self, definition: dict[str, Any], position: Position) -> None:
-        """Take a definition that was read elsewhere, from a position on. Raises SchemaInvalid."""
-        told = TableDefinition.from_json(definition)
-        self._doubts.pop(self._key(told.schema.name), None)
-        self._record(told.schema.name, told, position)
+        """Add a definition that was read elsewhere, from a position on. Raises SchemaInvalid."""
+        table = TableDefinition.from_json(definition)
+        self._doubts.pop(self._key(table.schema.name), None)
+        self._record(table.schema.name, table, position)
 
     def refuse(self, name: TableName, why: str) -> None:
-        """Note that nobody can tell the definition of a table in doubt."""
+        """Record that the definition of a table in doubt cannot be determined."""
         key = self._key(name)
         doubt = self._doubts.get(key) or self._unsurveyed or Doubt(None, "")
         self._doubts[key] = replace(doubt, refusal=why)
 
     def suspect(self, name: TableName, position: Position, reason: str) -> None:
-        """Put a table in doubt from a position on."""
+        """Mark a table as in doubt from a position on."""
         self._doubts[self._key(name)] = Doubt(position, reason)
 
     def date_doubts(self, position: Position) -> None:
-        """Let what is in doubt since before a position, or since nobody knows where, be so from there on."""
+        """Move every doubt that is older than a position, or has no position, to that position."""
 
         def dated(doubt: Doubt) -> Doubt:
             return replace(doubt, since=position) if doubt.since is None or doubt.since < position else doubt
@@ -298,35 +305,37 @@ class SchemaHistory:
         self._unsurveyed = self._unsurveyed and dated(self._unsurveyed)
 
     def survey(self) -> None:
-        """Note that every table of the server was taken or refused."""
+        """Record that every table of the server has been read or refused."""
         self._unsurveyed = None
 
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
-        """Take a logged statement into account; return the tables whose definition moved or is in doubt.
+        """Apply a logged statement; return the tables whose definition changed or is in doubt.
 
-        `database` is the session's. Never raises: what is not understood marks tables instead.
+        `database` is the session's. Never raises: a statement that cannot be parsed puts its tables in doubt.
         """
-        moved: set[TableName] = set()
+        changed_tables: set[TableName] = set()
         session = session or StatementSession()
         for effect in effects_of(text, database, self._defaults.spelling.under(session.sql_mode)):
-            moved |= self._take(effect, position, session, text)
-        return moved
+            changed_tables |= self._apply_effect(effect, position, session, text)
+        return changed_tables
 
-    def _take(
+    def _apply_effect(
         self, effect: Effect, position: Position | None, session: StatementSession, text: str
     ) -> set[TableName]:
         doubt = Doubt(position, opening_words(text))
         match effect:
             case CreateTable(name=name, keep=keep):
                 charset = self._charset(name.database, session)
-                return self._create(name, keep, doubt, lambda: created(effect, charset))
+                return self._create(name, keep, doubt, lambda: create_definition(effect, charset))
             case CreateLike(name=name, like=like, keep=keep):
-                return self._create(name, keep, doubt, lambda: self._known(like))
+                return self._create(name, keep, doubt, lambda: self._definition_of(like))
             case AlterTable(name=name, steps=steps):
                 charset = self._charset(name.database, session)
-                return self._define(name, doubt, lambda: altered(self._known(name), steps, charset))
+                return self._define(
+                    name, doubt, lambda: alter_definition(self._definition_of(name), steps, charset)
+                )
             case RenameTable(name=name, to=to):
                 return self._rename(name, to, doubt)
             case DropTable(name=name):
@@ -350,7 +359,7 @@ class SchemaHistory:
                 return doubtful
 
     def _tables_of(self, session: StatementSession) -> set[TableName]:
-        """Return the known tables that a statement may change; one that was dropped is none of them."""
+        """Return the known tables that a statement may change, without dropped tables."""
         databases = {self._fold(name) for name in session.databases or ()}
         return {
             name
@@ -370,7 +379,7 @@ class SchemaHistory:
         seen = self._key(name) in self._entries
         moved = self._define(name, doubt, define)
         if keep and not seen and (self._reread is not None or self._unsurveyed is not None):
-            # A table never seen may have been there all along, with another definition.
+            # A table without history may have existed before, with another definition.
             self._doubts[self._key(name)] = doubt
         return moved
 
@@ -409,7 +418,7 @@ class SchemaHistory:
     # --- The store -----------------------------------------------------------------------------
 
     def _record(self, name: TableName, definition: TableDefinition, position: Position | None) -> bool:
-        """Append a definition unless it is the one in force; return whether it is new."""
+        """Append a definition unless it equals the newest; return whether it was appended."""
         key = self._key(name)
         entries = self._entries.setdefault(key, [])
         newest = self._newest(key)
@@ -419,7 +428,13 @@ class SchemaHistory:
             and newest.charset == definition.charset
         ):
             return False
-        version = max((one.schema.version for _, one in entries if one is not None), default=0) + 1
+        version = (
+            max(
+                (earlier.schema.version for _, earlier in entries if earlier is not None),
+                default=0,
+            )
+            + 1
+        )
         entries.append((position, definition.renamed(name, version)))
         return True
 
@@ -427,8 +442,8 @@ class SchemaHistory:
         entries = self._entries.get(key)
         return entries[-1][1] if entries else None
 
-    def _known(self, name: TableName) -> TableDefinition:
-        """Return the newest definition. Raises Contradiction where it is unknown or in doubt."""
+    def _definition_of(self, name: TableName) -> TableDefinition:
+        """Return the newest definition. Raises Contradiction if it is unknown or in doubt."""
         key = self._key(name)
         definition = self._newest(key)
         if definition is None or key in self._doubts:
@@ -436,9 +451,12 @@ class SchemaHistory:
         return definition
 
     def _charset(self, database: str, session: StatementSession) -> str | None:
-        """Return a database's charset. One never seen created most likely has the session's default."""
-        known = self._database_charsets.get(self._fold(database))
-        return known or session.charset or self._defaults.charset
+        """Return a database's charset.
+
+        A database whose creation is not in the log most likely has the session's default.
+        """
+        charset = self._database_charsets.get(self._fold(database))
+        return charset or session.charset or self._defaults.charset
 
     def _knows_database(self, database: str) -> bool:
         folded = self._fold(database)
@@ -480,26 +498,26 @@ class SchemaHistory:
         }
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
-        """Return the JSON form of what holds at a position, the newest by default: one definition a table.
+        """Return the JSON form of the definitions in force at a position, by default the newest.
 
-        With a name, of that table alone.
+        With a name, only the definition of that table.
         """
         value = self.to_json()
         if name is not None:
-            value["tables"] = [one for one in value["tables"] if one["name"] == str(self._key(name))]
+            value["tables"] = [table for table in value["tables"] if table["name"] == str(self._key(name))]
         for table in value["tables"]:
             upto = [
-                one
-                for one in table["definitions"]
-                if one[0] is None or position is None or Position.parse(one[0]) <= position
+                entry
+                for entry in table["definitions"]
+                if entry[0] is None or position is None or Position.parse(entry[0]) <= position
             ]
-            table["definitions"] = [one for one in upto[-1:] if one[1] is not None]
-        value["tables"] = [one for one in value["tables"] if one["definitions"] or one["in_doubt"]]
+            table["definitions"] = [entry for entry in upto[-1:] if entry[1] is not None]
+        value["tables"] = [table for table in value["tables"] if table["definitions"] or table["in_doubt"]]
         return value
 
     @classmethod
     def from_json(cls, value: Any, reread: RereadTable | None = None) -> Self:
-        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        """Read the output of `to_json`. Raises SchemaInvalid."""
         try:
             if value["format"] != FORMAT:
                 raise SchemaInvalid(
@@ -520,7 +538,7 @@ class SchemaHistory:
                     for since, definition in table["definitions"]
                 ]
                 if table["in_doubt"]:
-                    # Version 0.1 kept no reason.
+                    # Version 0.1 stored no reason.
                     doubt = table.get("doubt")
                     history._doubts[key] = Doubt.from_json(doubt) if doubt else Doubt(None, "")
             if "unsurveyed" in value:
@@ -530,18 +548,18 @@ class SchemaHistory:
         return history
 
     def save(self, path: str | Path) -> None:
-        """Write the history to a file, which holds the old or the new one whole at any moment."""
+        """Replace a file atomically with the history: it always holds either the old or the new version."""
         path = Path(path)
-        draft = path.with_name(path.name + ".new")
-        with open(draft, "w", encoding="utf-8") as file:
+        new_file = path.with_name(path.name + ".new")
+        with open(new_file, "w", encoding="utf-8") as file:
             json.dump(self.to_json(), file, ensure_ascii=False)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        new_file.replace(path)
 
     @classmethod
     def load(cls, path: str | Path, reread: RereadTable | None = None) -> Self:
-        """Read a file that `save` wrote. Raises SchemaInvalid."""
+        """Read a file written by `save`. Raises SchemaInvalid."""
         return cls.from_file(path, reread=reread)
 
 
@@ -553,7 +571,7 @@ def _text_of(path: Path) -> str:
 
 
 def _statements(tokens: list[Token]) -> Iterable[list[Token]]:
-    """Cut a script at its semicolons."""
+    """Split a script at its semicolons."""
     statement: list[Token] = []
     for token in tokens:
         if token.kind is Kind.MARK and token.text == ";":

@@ -22,9 +22,9 @@ def contradiction_of(request: Any, schema: TableSchema) -> SchemaMismatch | None
     return None
 
 
-def with_types_of(logged: TableSchema, known: TableSchema) -> TableSchema:
+def with_types_of(logged: TableSchema, declared: TableSchema) -> TableSchema:
     """Return the logged columns, with plain strings replaced by the declared types of the same names."""
-    types = {column.name: column.type_text for column in known.columns}
+    types = {column.name: column.type_text for column in declared.columns}
     columns = tuple(
         replace(column, type_text=types.get(column.name, column.type_text))
         if column.type_text.startswith(PLAIN_STRINGS)

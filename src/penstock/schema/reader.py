@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Table definitions from a live server's information_schema.
 
-Which columns a row image holds was found on MySQL 9.7, MariaDB 10.11 and 11.8: all that
-information_schema.COLUMNS lists, in its order, invisible and virtual generated ones among them.
-MySQL's hidden columns of functional indexes are not in it. MariaDB's are, behind the last:
-row_start and row_end of a system-versioned table that does not name them, and one DB_ROW_HASH_n for
-each unique index too long for a key.
+A row image has all columns that information_schema.COLUMNS lists, in its order, including invisible and
+virtual generated columns; observed on MySQL 9.7, MariaDB 10.11 and 11.8. It does not have MySQL's hidden
+columns of functional indexes. In MariaDB, hidden columns follow the last listed column: row_start and row_end
+of a system-versioned table that does not declare them, and one DB_ROW_HASH_n for each unique index that is
+too long for a key.
 """
 
 from collections import defaultdict
@@ -48,22 +48,22 @@ FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START' AND {w
 
 
 def read_defaults(connection: Connection) -> ServerDefaults:
-    """Ask a server for what its statements leave out."""
+    """Read the server's defaults, which apply wherever a statement does not set them."""
     identity = connection.identity()
-    found = connection.variables("character_set_server", "lower_case_table_names")
+    variables = connection.variables("character_set_server", "lower_case_table_names")
     rows = connection.query(
         "SELECT SCHEMA_NAME AS name, DEFAULT_CHARACTER_SET_NAME AS charset FROM information_schema.SCHEMATA"
     )
     return ServerDefaults(
         ServerSpelling(identity.flavor == MARIADB, identity.version),
-        charset_name(found["character_set_server"]) if "character_set_server" in found else None,
+        charset_name(variables["character_set_server"]) if "character_set_server" in variables else None,
         {str(row["name"]): charset_name(str(row["charset"])) for row in rows},
-        found.get("lower_case_table_names", "0") != "0",
+        variables.get("lower_case_table_names", "0") != "0",
     )
 
 
 def read_tables(connection: Connection, patterns: TablePatterns | None = None) -> list[TableDefinition]:
-    """Read every selected table, the server's own databases left out. One pass over information_schema."""
+    """Read every selected table except those of system databases, in one pass over information_schema."""
     marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
     return [
         definition
@@ -73,42 +73,43 @@ def read_tables(connection: Connection, patterns: TablePatterns | None = None) -
 
 
 def read_table(connection: Connection, name: TableName) -> TableDefinition | None:
-    """Read one table; None where the server has none of this name."""
-    found = _read(
+    """Read one table; None if the server has no table with this name."""
+    definitions = _read(
         connection, "{prefix}TABLE_SCHEMA = %s AND {prefix}TABLE_NAME = %s", (name.database, name.table)
     )
-    exact = [definition for definition in found if definition.schema.name == name]
-    # information_schema compares without case: another spelling is this table only where names fold.
+    exact = [definition for definition in definitions if definition.schema.name == name]
+    # information_schema compares without case. A name that differs in case is this table only if the server
+    # folds names.
     if (
         exact
-        or not found
+        or not definitions
         or connection.variables("lower_case_table_names").get("lower_case_table_names") == "0"
     ):
         return exact[0] if exact else None
-    return found[0]
+    return definitions[0]
 
 
-def _read(connection: Connection, which: str, args: Iterable[Any]) -> list[TableDefinition]:
+def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[TableDefinition]:
     arguments = tuple(args)
 
-    def ask(sql: str, prefix: str = "") -> list[dict[str, Any]]:
-        return connection.query(sql.format(which=which.format(prefix=prefix)), arguments)
+    def query(sql: str, prefix: str = "") -> list[dict[str, Any]]:
+        return connection.query(sql.format(which=condition.format(prefix=prefix)), arguments)
 
-    tables = {_name(row): row for row in ask(_TABLES)}
+    tables = {_name(row): row for row in query(_TABLES)}
     columns = defaultdict(list)
-    for row in ask(_COLUMNS):
+    for row in query(_COLUMNS):
         columns[_name(row)].append(_column(row))
     keys = defaultdict(list)
-    for row in ask(_KEYS):
+    for row in query(_KEYS):
         keys[_name(row)].append(str(row["name"]))
     hidden: dict[TableName, list[Column]] = {}
     unique: dict[TableName, set[str]] = defaultdict(set)
     if connection.identity().flavor == MARIADB:
-        for row in ask(_UNIQUE):
+        for row in query(_UNIQUE):
             unique[_name(row)].add(str(row["name"]).lower())
-        explicit = {_name(row) for row in ask(_VERSIONED)}
+        explicit = {_name(row) for row in query(_VERSIONED)}
         implicit = {name for name, row in tables.items() if row["kind"] == "SYSTEM VERSIONED"} - explicit
-        hashed = {_name(row): int(row["hidden"]) for row in ask(_HASHED, "s.")}
+        hashed = {_name(row): int(row["hidden"]) for row in query(_HASHED, "s.")}
         hidden = {
             name: _hidden_columns(name in implicit, hashed.get(name, 0)) for name in implicit | hashed.keys()
         }
@@ -122,7 +123,7 @@ def _read(connection: Connection, which: str, args: Iterable[Any]) -> list[Table
             frozenset(unique[name]),
         )
         for name, row in tables.items()
-        # A table dropped between two of the queries has no columns any more.
+        # A table that was dropped between two of the queries has no columns.
         if columns[name]
     ]
 
@@ -142,7 +143,7 @@ def _column(row: dict[str, Any]) -> Column:
 
 
 def _hidden_columns(versioned: bool, hashes: int) -> list[Column]:
-    """Return the columns MariaDB puts behind the last, with the names and types its own metadata gives."""
+    """Return the columns that MariaDB adds after the last, with the names and types of its metadata."""
     period = [Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end")]
     hashed = [Column(f"DB_ROW_HASH_{number}", "bigint(20) unsigned") for number in range(1, hashes + 1)]
     return (period if versioned else []) + hashed

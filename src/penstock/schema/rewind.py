@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a table was at an earlier position, told from what it is now and the statements in between.
+"""The definition of a table at an earlier position, derived from its current definition.
 
-A server knows its tables as they are, a log is read as they were. Where a statement in between cannot
-be taken back (a dropped column, a changed type), nothing is returned: a schema is never assumed.
+A server knows the current tables, but a log is read as of an earlier position. The statements in between are
+undone one by one. If a statement cannot be undone (a dropped column, a changed type), no definition is
+returned: a schema is never assumed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ from penstock.schema.table_definition import TableDefinition
 
 @dataclass(frozen=True)
 class LoggedStatement:
-    """A statement from the log: where its event ends, the session's database, its text, its session."""
+    """A statement from the log, with its session and database; `position` is the end of its event."""
 
     position: Position
     database: str
@@ -42,7 +43,7 @@ class LoggedStatement:
     _effects: dict[ServerSpelling, list[Effect]] = field(default_factory=dict, repr=False, compare=False)
 
     def effects(self, spelling: ServerSpelling) -> list[Effect]:
-        """Return what the statement does to definitions; it is read once, however many tables ask."""
+        """Return the statement's effects on definitions. They are parsed once and cached for all tables."""
         if spelling not in self._effects:
             self._effects[spelling] = effects_of(
                 self.text, self.database, spelling.under(self.session.sql_mode)
@@ -51,7 +52,7 @@ class LoggedStatement:
 
 
 class CannotRewind(Exception):
-    """A statement in between hides what was before it."""
+    """A statement cannot be undone, so the definition before it is unknown."""
 
     def __init__(self, statement: LoggedStatement) -> None:
         super().__init__(statement)
@@ -64,33 +65,33 @@ def definition_before(
     read_now: Callable[[TableName], TableDefinition | None],
     spelling: ServerSpelling,
 ) -> TableDefinition | None:
-    """Return the definition a table had before the statements were run, None where the server lost it.
+    """Return the definition a table had before the statements ran, None if the server has lost the table.
 
-    `read_now` is asked for the name the table has after all of them. Raises CannotRewind.
+    `read_now` is called with the name that the table has after all statements. Raises CannotRewind.
     """
-    current = name
-    altered: list[tuple[tuple[Step, ...], LoggedStatement]] = []
+    current_name = name
+    alterations: list[tuple[tuple[Step, ...], LoggedStatement]] = []
     for statement in statements:
         for effect in statement.effects(spelling):
-            if isinstance(effect, RenameTable) and effect.name == current:
-                current = effect.to
-            elif isinstance(effect, AlterTable) and effect.name == current:
-                altered.append((effect.steps, statement))
-            elif _ends(effect, current, statement.session):
+            if isinstance(effect, RenameTable) and effect.name == current_name:
+                current_name = effect.to
+            elif isinstance(effect, AlterTable) and effect.name == current_name:
+                alterations.append((effect.steps, statement))
+            elif _ends(effect, current_name, statement.session):
                 raise CannotRewind(statement)
-    definition = read_now(current)
+    definition = read_now(current_name)
     if definition is None:
         return None
-    for steps, statement in reversed(altered):
-        definition = _unaltered(definition, steps, statement)
+    for steps, statement in reversed(alterations):
+        definition = _undo_alter(definition, steps, statement)
     return definition.renamed(name, definition.schema.version)
 
 
 def _ends(effect: Effect, name: TableName, session: StatementSession) -> bool:
-    """Tell whether the table of this name is another one, or unknown, after the effect."""
+    """Return whether this name belongs to another or unknown table after the effect."""
     match effect:
-        case CreateTable(name=made, keep=keep) | CreateLike(name=made, keep=keep):
-            return made == name and not keep
+        case CreateTable(name=created_name, keep=keep) | CreateLike(name=created_name, keep=keep):
+            return created_name == name and not keep
         case DropTable(name=dropped):
             return dropped == name
         case RenameTable(to=to):
@@ -102,54 +103,59 @@ def _ends(effect: Effect, name: TableName, session: StatementSession) -> bool:
     return False
 
 
-def _unaltered(
+def _undo_alter(
     definition: TableDefinition, steps: tuple[Step, ...], statement: LoggedStatement
 ) -> TableDefinition:
     """Return the definition before one ALTER TABLE. Raises CannotRewind.
 
-    The steps of a statement name columns as they were before all of it, new columns apart. So keys are
-    undone first, then columns are taken out by their new names, and all names are given back at once: two
-    columns may have swapped theirs.
+    The steps of a statement use the column names from before the statement, except for new columns. So keys
+    are undone first, then columns are removed by their new names, and finally all columns are renamed back at
+    once, because two columns may have swapped names.
     """
     renames = [step for step in steps if isinstance(step, RenameColumn)]
     if any(step.if_exists for step in renames):
         raise CannotRewind(statement)
     keys = [step for step in steps if isinstance(step, SetKey)]
-    others = [step for step in steps if not isinstance(step, RenameColumn | SetKey)]
-    for step in [*reversed(keys), *reversed(others)]:
-        definition = _undone(definition, step, statement)
+    other_steps = [step for step in steps if not isinstance(step, RenameColumn | SetKey)]
+    for step in [*reversed(keys), *reversed(other_steps)]:
+        definition = _undo_step(definition, step, statement)
     before = {step.to.lower(): step.name for step in renames}
     schema = definition.schema
-    if len(before) != len(renames) or not before.keys() <= {one.name.lower() for one in schema.columns}:
+    if len(before) != len(renames) or not before.keys() <= {column.name.lower() for column in schema.columns}:
         raise CannotRewind(statement)
-    columns = tuple(replace(one, name=before.get(one.name.lower(), one.name)) for one in schema.columns)
-    if len({one.name.lower() for one in columns}) != len(columns):
+    columns = tuple(
+        replace(column, name=before.get(column.name.lower(), column.name)) for column in schema.columns
+    )
+    if len({column.name.lower() for column in columns}) != len(columns):
         raise CannotRewind(statement)
-    key = tuple(before.get(one.lower(), one) for one in schema.primary_key)
+    key = tuple(before.get(name.lower(), name) for name in schema.primary_key)
     return replace(definition, schema=replace(schema, columns=columns, primary_key=key))
 
 
-def _undone(definition: TableDefinition, step: Step, statement: LoggedStatement) -> TableDefinition:
-    """Return the definition without a step of ALTER TABLE. Raises CannotRewind."""
+def _undo_step(definition: TableDefinition, step: Step, statement: LoggedStatement) -> TableDefinition:
+    """Return the definition without one step of ALTER TABLE. Raises CannotRewind."""
     schema = definition.schema
     match step:
         case AddColumn(column=column, keep=False):
-            kept = tuple(one for one in schema.columns if one.name.lower() != column.name.lower())
-            if len(kept) != len(schema.columns) - 1 or not kept:
-                raise CannotRewind(statement)
-            return replace(definition, schema=replace(schema, columns=kept))
-        case SetKey():
-            # Which key there was before is not told. Rows decode without one; its columns may have been null.
             columns = tuple(
-                replace(one, nullable=True) if one.name in schema.primary_key else one
-                for one in schema.columns
+                existing for existing in schema.columns if existing.name.lower() != column.name.lower()
+            )
+            if len(columns) != len(schema.columns) - 1 or not columns:
+                raise CannotRewind(statement)
+            return replace(definition, schema=replace(schema, columns=columns))
+        case SetKey():
+            # The log does not say which key there was before. Rows decode without a key. Its columns may have
+            # been nullable.
+            columns = tuple(
+                replace(column, nullable=True) if column.name in schema.primary_key else column
+                for column in schema.columns
             )
             return replace(definition, schema=replace(schema, columns=columns, primary_key=()))
         case SetTableCharset():
             return replace(definition, charset=None)
         case AddUnique() if not definition.hidden_columns:
             return definition
-        case ConvertCharset() if not any(one.charset for one in schema.columns):
+        case ConvertCharset() if not any(column.charset for column in schema.columns):
             return replace(definition, charset=None)
     raise CannotRewind(statement)
 
@@ -161,10 +167,13 @@ def renames(statement: LoggedStatement, spelling: ServerSpelling) -> Iterator[tu
             yield effect.name, effect.to
 
 
-def concerning(
+def statements_by_table(
     statements: Sequence[LoggedStatement], spelling: ServerSpelling
 ) -> Callable[[TableName], Sequence[LoggedStatement]]:
-    """Return what tells the statements that may concern a table: of all tables none has to look at all."""
+    """Return a function that selects the statements that may concern a table.
+
+    With many tables, this avoids searching all statements for each of them.
+    """
     naming: dict[TableName, set[int]] = {}
     renamed: set[TableName] = set()
     naming_none: set[int] = set()
@@ -188,7 +197,7 @@ def concerning(
 
     def of_table(name: TableName) -> Sequence[LoggedStatement]:
         if name in renamed:
-            # Those about its other names count as well.
+            # Statements about the table's other names count too.
             return statements
         return [statements[number] for number in sorted(naming_none | naming.get(name, set()))]
 
@@ -198,7 +207,7 @@ def concerning(
 def names_after(
     name: TableName, statements: Iterable[LoggedStatement], spelling: ServerSpelling
 ) -> set[TableName]:
-    """Return every name that a table had from before the statements on."""
+    """Return every name that a table has had since before the statements."""
     names = {name}
     for statement in statements:
         names |= {new for old, new in renames(statement, spelling) if old in names}
@@ -206,7 +215,7 @@ def names_after(
 
 
 def touches(statement: LoggedStatement, names: set[TableName], spelling: ServerSpelling) -> bool:
-    """Tell whether a statement may have changed one of these tables."""
+    """Return whether a statement may have changed one of these tables."""
     for effect in statement.effects(spelling):
         match effect:
             case (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What statements leave to the server that runs them."""
+"""Settings of a server that apply where a statement does not name a value."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from penstock.schema.statements.tokens import ServerSpelling
 
 @dataclass(frozen=True)
 class ServerDefaults:
-    """What a statement leaves to the server: spelling, charsets, whether table names fold to lower case."""
+    """A server's defaults for statements: spelling, charsets, whether table names fold to lower case."""
 
     spelling: ServerSpelling
     charset: str | None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table definitions from a live server, as they were at a position of its log.
+"""Table definitions from a live server, as of an earlier position of its log.
 
-The log from the position to its head is read once, event headers and statements only, and what was
-read is kept; so many tables, and later positions, cost no second reading.
+The log is read once from the position to its head, event headers and statements only. The statements are
+cached, so more tables and later positions need no second read.
 """
 
 import threading
@@ -32,17 +32,17 @@ _HINT = (
     "Give a schema file; from SET GLOBAL binlog_row_metadata = FULL on, the log names its columns by itself"
 )
 
-# A session that is lost is opened again after each of these.
+# Waits between attempts to reconnect after a lost session.
 _PAUSES_SECONDS = (0.1, 0.5, 2.0)
 
-# A table that statements change again each time it is read is given up after this many readings.
+# Give up on a table that statements change during each of this many reads.
 _READINGS_MAX = 5
 
 _Answer = TypeVar("_Answer")
 
 
 class ServerTables:
-    """Answers what a table was at a position. Not for several processes; safe for several threads."""
+    """Returns table definitions as of a position. Safe for concurrent threads, not for several processes."""
 
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
@@ -53,129 +53,133 @@ class ServerTables:
         self._read_to: Position | None = None
 
     def defaults(self) -> ServerDefaults:
-        """Return what the server's statements leave out, asked once."""
+        """Return the server's defaults, read once."""
         if self._defaults is None:
-            self._defaults = self._asked(read_defaults)
+            self._defaults = self._query_with_retry(read_defaults)
         return self._defaults
 
     def read_at(self, name: TableName, position: Position) -> TableDefinition | None:
-        """Return a table's definition at a position; None where the server has it no more.
+        """Return a table's definition at a position; None if the server no longer has the table.
 
-        Raises SchemaUnknown where a statement since then hides what was before it, ServerBusy where
-        statements change the table again each time it is read.
+        Raises SchemaUnknown if a later statement cannot be undone, ServerBusy if statements change the table
+        during every read.
         """
         spelling = self.defaults().spelling
 
         def read(connection: Connection) -> TableDefinition | None:
             for _ in range(_READINGS_MAX):
-                later = self._later(position)
-                definition = _rewound(name, position, later, connection, spelling)
-                names = names_after(name, later, spelling)
-                # A statement that came in while the table was read may or may not be in what was read.
-                late = self._later(position)[len(later) :]
+                statements = self._statements_after(position)
+                definition = _definition_at(name, position, statements, connection, spelling)
+                names = names_after(name, statements, spelling)
+                # A statement that arrived during the read may or may not be reflected in the definition.
+                late = self._statements_after(position)[len(statements) :]
                 if not any(touches(statement, names, spelling) for statement in late):
                     return definition
             raise ServerBusy(f"{name} is changed again each time it is read", hint="Try again in a moment")
 
         with self._lock:
-            return self._asked(read)
+            return self._query_with_retry(read)
 
     def tables_at(self, position: Position, patterns: TablePatterns | None = None) -> list[TableDefinition]:
-        """Return every selected table that was there at a position and can be told.
+        """Return every selected table that existed at a position and can be determined.
 
-        A table that cannot be told is left out, so that it is unknown by name when its rows arrive.
+        A table that cannot be determined is omitted, so that it is reported by name when its rows arrive.
         """
         spelling = self.defaults().spelling
 
         def read(connection: Connection) -> list[TableDefinition]:
-            before = len(self._later(position))
-            now = {definition.schema.name: definition for definition in read_tables(connection)}
-            later = self._later(position)
-            return list(_all_rewound(now, later, later[before:], spelling, patterns))
+            before = len(self._statements_after(position))
+            current = {definition.schema.name: definition for definition in read_tables(connection)}
+            statements = self._statements_after(position)
+            return list(_definitions_at(current, statements, statements[before:], spelling, patterns))
 
         with self._lock:
-            return self._asked(read)
+            return self._query_with_retry(read)
 
-    def _asked(self, question: Callable[[Connection], _Answer]) -> _Answer:
-        """Ask over a session of its own, and again over another where it is lost, a few times."""
+    def _query_with_retry(self, query: Callable[[Connection], _Answer]) -> _Answer:
+        """Run a query over its own session; retry a few times over a new session if it is lost."""
         for pause in (*_PAUSES_SECONDS, None):
             try:
                 with connect(self.address, READING_SECONDS_MAX) as connection:
-                    return question(connection)
+                    return query(connection)
             except TransientError:
                 if pause is None:
                     raise
                 time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    def _later(self, position: Position) -> list[LoggedStatement]:
-        """Return the defining statements after a position, up to the head of the log now."""
+    def _statements_after(self, position: Position) -> list[LoggedStatement]:
+        """Return the statements that change definitions, from a position to the current head of the log."""
         self._read_statements(position)
         return [statement for statement in self._statements if statement.position > position]
 
     def _read_statements(self, position: Position) -> None:
-        """Know the defining statements from the position, or an earlier one, to the head of the log."""
+        """Cache the statements that change definitions, from at most the position to the head of the log."""
         if self._from is None or self._read_to is None or not self._from <= position < self._read_to:
-            # What lies between an earlier question's end and a later position is of no use to anybody, and
-            # the server may have purged it.
+            # No caller needs the range between the previous read and a later position, and the server may
+            # have purged it.
             self._statements, self._from, self._read_to = [], position, position
         spelling = self.defaults().spelling
         start = DumpStart(position=self._read_to)
         with open_stream(self.address, start, bounded=True) as stream:
             for statement, end in _statements(stream, self._read_to):
                 self._read_to = end
-                # After a lost connection a transaction comes again.
-                known = self._statements and statement and statement.position <= self._statements[-1].position
-                if statement and not known and statement.effects(spelling):
+                # After a lost connection, a transaction may be delivered again.
+                repeated = (
+                    self._statements and statement and statement.position <= self._statements[-1].position
+                )
+                if statement and not repeated and statement.effects(spelling):
                     self._statements.append(statement)
 
 
-def _rewound(
+def _definition_at(
     name: TableName,
     position: Position,
-    later: list[LoggedStatement],
+    statements: list[LoggedStatement],
     connection: Connection,
     spelling: ServerSpelling,
 ) -> TableDefinition | None:
     try:
-        return definition_before(name, later, lambda now: read_table(connection, now), spelling)
+        return definition_before(
+            name, statements, lambda current_name: read_table(connection, current_name), spelling
+        )
     except CannotRewind as problem:
-        hiding = problem.statement
+        blocking = problem.statement
         raise SchemaUnknown(
-            f"the columns of {name} cannot be told, since they were changed at {hiding.position}:"
-            f" {hiding.text[:200]}",
+            f"the columns of {name} cannot be told, since they were changed at {blocking.position}:"
+            f" {blocking.text[:200]}",
             position=str(position),
             hint=_HINT,
         ) from problem
 
 
-def _all_rewound(
-    now: dict[TableName, TableDefinition],
-    later: list[LoggedStatement],
+def _definitions_at(
+    current: dict[TableName, TableDefinition],
+    statements: list[LoggedStatement],
     late: list[LoggedStatement],
     spelling: ServerSpelling,
     patterns: TablePatterns | None,
 ) -> Iterator[TableDefinition]:
-    # Another name now may be a selected one then, so all tables are read and the selection comes last.
-    names = set(now)
-    for statement in later:
+    # A selected table may have another name now, so all tables are read and the selection is applied last.
+    names = set(current)
+    for statement in statements:
         names |= {name for renamed in renames(statement, spelling) for name in renamed}
     for name in sorted(names):
         if patterns is not None and not patterns.matches(name.database, name.table):
             continue
         try:
-            definition = definition_before(name, later, now.get, spelling)
+            definition = definition_before(name, statements, current.get, spelling)
         except CannotRewind:
             continue
-        # What a statement touched while the tables were read may or may not be in what was read.
-        if any(touches(statement, names_after(name, later, spelling), spelling) for statement in late):
+        # A statement that touched a table during the read may or may not be reflected in its definition.
+        if any(touches(statement, names_after(name, statements, spelling), spelling) for statement in late):
             continue
         if definition is not None:
             yield definition
 
 
 def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[LoggedStatement | None, Position]]:
-    """Yield each statement with the end of the last whole transaction, and at last that end with None."""
+    """Yield each statement with the end of the last complete transaction, and finally None with that end."""
     opened = stream.start.position
     assert opened is not None, "the stream begins at a position"
     decoder = Decoder(
@@ -186,21 +190,21 @@ def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[Logged
         live=True,
         start=(start.file_number, start.offset),
     )
-    carried = bytearray()
+    buffered = bytearray()
     for chunk in stream.event_chunks():
-        carried += chunk
+        buffered += chunk
         while True:
-            del carried[: decoder.feed(carried)]
+            del buffered[: decoder.feed(buffered)]
             if decoder.state == "statement":
-                taken = decoder.take_statement()
-                if taken.is_skipped:
+                logged = decoder.take_statement()
+                if logged.is_skipped:
                     continue
-                file, _, offset = taken.end_position.rpartition(":")
+                file, _, offset = logged.end_position.rpartition(":")
                 position = Position(start.epoch, file, int(offset))
-                session = StatementSession.of_event(*taken.session)
-                yield LoggedStatement(position, taken.database, taken.text, session), _end(decoder, start)
+                session = StatementSession.of_event(*logged.session)
+                yield LoggedStatement(position, logged.database, logged.text, session), _end(decoder, start)
             elif decoder.state == "table":
-                # No row is wanted, so none is decoded.
+                # No rows are needed, so none are decoded.
                 decoder.answer_table(None)
             else:
                 break

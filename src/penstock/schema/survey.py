@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A schema history that begins with what a live server says of its tables."""
+"""A schema history that starts with the tables of a live server."""
 
 from penstock.model import Position, TablePatterns
 from penstock.mysql.connection import Connection
@@ -14,10 +14,10 @@ def survey(
     position: Position | None = None,
     reread: RereadTable | None = None,
 ) -> SchemaHistory:
-    """Read every selected table from a live server; the definitions hold from `position` on.
+    """Read every selected table from a live server; the definitions apply from `position` on.
 
-    Without a position they hold from the beginning, as far as the table maps agree. With a position and
-    ServerTables they are those of that position, else those of now.
+    Without a position they apply from the beginning, as long as the table maps agree. With a position and
+    ServerTables they are the definitions at that position, otherwise the current ones.
     """
     history = SchemaHistory(read_defaults(connection), reread)
     if position is None or reread is None or callable(reread):

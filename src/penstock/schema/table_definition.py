@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table's definition, and what one ALTER TABLE makes of it.
+"""A table's definition, and the changes of an ALTER TABLE to it.
 
-A definition is more than the schema that decodes rows: columns to come take the table's charset, and
-MariaDB keeps hidden columns behind the last.
+A definition is more than the schema that decodes rows: new columns get the table's charset, and MariaDB adds
+hidden columns after the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from penstock.errors import SchemaInvalid
 from penstock.model import Column, TableName, TableSchema
-from penstock.schema.statements.column_types import TypeUnknown, converted
+from penstock.schema.statements.column_types import TypeUnknown, convert_type
 from penstock.schema.statements.effects import (
     AddColumn,
     AddUnique,
@@ -21,7 +21,7 @@ from penstock.schema.statements.effects import (
     CreateTable,
     DropColumn,
     DropUnique,
-    Place,
+    Placement,
     RenameColumn,
     SetKey,
     SetTableCharset,
@@ -32,15 +32,15 @@ from penstock.schema.statements.tables import adds_hash, may_need_hash
 
 
 class Contradiction(Exception):
-    """A statement does not fit the definition at hand, so the definition is not the server's."""
+    """A statement does not fit the known definition, so that definition is not the server's."""
 
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A schema, the charset new columns take, and how many hidden columns close the row image.
+    """A schema, the charset of new columns, and the number of hidden columns at the end of the row image.
 
-    `unique_columns` has every column of MariaDB's unique keys, in lower case, and maybe more; None where they
-    are not known.
+    `unique_columns` has every column of MariaDB's unique keys in lower case, and possibly others; None if
+    they are not known.
     """
 
     schema: TableSchema
@@ -49,7 +49,7 @@ class TableDefinition:
     unique_columns: frozenset[str] | None = None
 
     def renamed(self, name: TableName, version: int) -> Self:
-        """Return the same definition under a name and version."""
+        """Return the same definition with another name and version."""
         schema = replace(self.schema, database=name.database, table=name.table, version=version)
         return replace(self, schema=schema)
 
@@ -64,33 +64,33 @@ class TableDefinition:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read what `to_json` wrote. Raises SchemaInvalid."""
+        """Read the output of `to_json`. Raises SchemaInvalid."""
         match value:
             case {"schema": schema, "charset": str() | None as charset, "hidden_columns": int(hidden)}:
                 # Earlier versions did not write it.
                 unique = value.get("unique_columns")
-                known = None if unique is None else frozenset(map(str, unique))
-                return cls(TableSchema.from_json(schema), charset, hidden, known)
+                unique_columns = None if unique is None else frozenset(map(str, unique))
+                return cls(TableSchema.from_json(schema), charset, hidden, unique_columns)
         raise SchemaInvalid("a table definition needs schema, charset and hidden_columns")
 
 
-def created(effect: CreateTable, database_charset: str | None) -> TableDefinition:
-    """Return what CREATE TABLE defines. Raises Contradiction where a charset cannot be told."""
+def create_definition(effect: CreateTable, database_charset: str | None) -> TableDefinition:
+    """Return the definition of a CREATE TABLE. Raises Contradiction if a charset is unknown."""
     charset = effect.charset or database_charset
     columns = [_column(spelling, charset) for spelling in effect.columns]
     draft = _Draft(columns, (), charset, unique_columns=frozenset())
     draft.set_key(SetKey(effect.key))
-    for step in sorted(effect.steps, key=_turn):
-        draft.take(step)
+    for step in sorted(effect.steps, key=_order_of):
+        draft.apply(step)
     name = effect.name
     schema = TableSchema(name.database, name.table, tuple(draft.columns), draft.key)
     return TableDefinition(schema, charset, draft.hidden_columns, draft.unique_columns)
 
 
-def altered(
+def alter_definition(
     definition: TableDefinition, steps: Sequence[Step], database_charset: str | None
 ) -> TableDefinition:
-    """Return the definition after the steps of one ALTER TABLE. Raises Contradiction."""
+    """Return the definition after all steps of one ALTER TABLE. Raises Contradiction."""
     draft = _Draft(
         list(definition.schema.columns),
         definition.schema.primary_key,
@@ -104,27 +104,27 @@ def altered(
         raise Contradiction(
             "the server computes the size of a TEXT or BLOB that it converts as it is declared"
         )
-    adds_last = any(isinstance(step, AddColumn) and step.place == Place() for step in steps)
+    adds_last = any(isinstance(step, AddColumn) and step.placement == Placement() for step in steps)
     if definition.hidden_columns and adds_last:
         raise Contradiction("the place of a column beside hidden ones is the server's choice")
     if definition.hidden_columns and any(draft.may_hide(step) for step in steps):
         raise Contradiction("a hidden column may go with the column or the type that needed it")
-    # Steps name columns as they were before the statement, so two columns may trade names; a key may name a
-    # column that the same statement adds further on.
+    # Steps use the column names from before the statement, so two columns may swap names. A key may name a
+    # column that the same statement adds later.
     drops = [step for step in steps if isinstance(step, DropColumn)]
     added = {step.column.name.lower() for step in steps if isinstance(step, AddColumn)}
     if any(step.name.lower() in added for step in drops) and definition.schema.primary_key:
         raise Contradiction("MariaDB keeps a key over a column that another one of its name replaces")
     renames = [step for step in steps if isinstance(step, RenameColumn)]
-    others = [step for step in steps if not isinstance(step, DropColumn | RenameColumn)]
+    other_steps = [step for step in steps if not isinstance(step, DropColumn | RenameColumn)]
     for drop in drops:
         draft.drop(drop)
     draft.rename(renames)
-    # New columns take the charset that the table has after the statement, wherever it names it.
-    for step in others:
+    # New columns get the table's charset from after the statement, wherever the statement sets it.
+    for step in other_steps:
         draft.set_charset(step)
-    for step in sorted(others, key=_turn):
-        draft.take(step)
+    for step in sorted(other_steps, key=_order_of):
+        draft.apply(step)
     if not draft.columns:
         raise Contradiction("no column is left")
     schema = replace(definition.schema, columns=tuple(draft.columns), primary_key=draft.key)
@@ -133,21 +133,24 @@ def altered(
 
 def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
     try:
-        type_text, charset = spelling.declared.resolved(spelling.charset or table_charset)
+        type_text, charset = spelling.declared.resolve(spelling.charset or table_charset)
     except TypeUnknown as problem:
         raise Contradiction(f"the charset of column {spelling.name} is unknown") from problem
     return Column(spelling.name, type_text, charset, spelling.nullable)
 
 
-# Charsets that members are converted from without becoming others; those of two bytes a character are not.
+# Converting ENUM and SET members from these charsets keeps them unchanged. Two-byte charsets such as ucs2 do
+# not.
 _EXTEND_ASCII = {"ascii", "latin1", "latin2", "utf8mb3", "utf8mb4", "cp1250", "cp1251", "gbk", "gb18030"}
 _PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end"))
 
 
-def _turn(step: Step) -> int:
-    """Return a step's turn: new and changed columns are converted too, and a key may name any column.
+def _order_of(step: Step) -> int:
+    """Return the order in which a step applies.
 
-    A key is dropped before all of that, so that its columns may be null again. Hidden columns come last.
+    A key is dropped first, so that its columns may become nullable. Charset conversions follow the changes of
+    columns, because they apply to new and changed columns too. Keys come next, because they may name any
+    column. Hidden columns come last.
     """
     if isinstance(step, SetKey) and not step.columns:
         return -1
@@ -155,12 +158,12 @@ def _turn(step: Step) -> int:
 
 
 def _declares_large(step: Step) -> bool:
-    """Tell whether a step declares a TEXT or BLOB."""
+    """Return whether a step declares a TEXT or BLOB."""
     return isinstance(step, AddColumn | ChangeColumn) and step.column.declared.text.endswith(("text", "blob"))
 
 
 class _Draft:
-    """Columns and key while steps are taken. Column names ignore case."""
+    """The columns and keys of a definition while steps are applied. Column names ignore case."""
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class _Draft:
         self._database_charset = database_charset
 
     def applies(self, step: Step) -> bool:
-        """Tell whether IF EXISTS or IF NOT EXISTS lets a step happen; it is about the columns at hand."""
+        """Return whether IF EXISTS or IF NOT EXISTS allows a step, judged by the current columns."""
         match step:
             case AddColumn(keep=True, column=column):
                 return not self._has(column.name)
@@ -192,12 +195,12 @@ class _Draft:
         return True
 
     def may_hide(self, step: Step) -> bool:
-        """Tell whether a hidden column of MariaDB may go with a step."""
+        """Return whether a step may remove one of MariaDB's hidden columns."""
         if isinstance(step, ChangeColumn | DropColumn | RenameColumn):
             return self._may_be_unique(step.name)
         return isinstance(step, ConvertCharset | DropUnique)
 
-    def take(self, step: Step) -> None:
+    def apply(self, step: Step) -> None:
         actions: dict[type[Any], Callable[[Any], None]] = {
             AddColumn: self.add,
             ChangeColumn: self.change,
@@ -213,28 +216,34 @@ class _Draft:
     def add(self, step: AddColumn) -> None:
         column = _column(step.column, self.charset)
         self._refuse(column.name)
-        self._insert(column, step.place)
+        self._insert(column, step.placement)
 
     def change(self, step: ChangeColumn) -> None:
         at = self._find(step.name)
         column = _column(step.column, self.charset)
-        old = self.columns.pop(at)
+        old_column = self.columns.pop(at)
         self._refuse(column.name)
-        if step.may_add_hash and not may_need_hash(old.type_text) and self._may_be_unique(old.name):
+        if (
+            step.may_add_hash
+            and not may_need_hash(old_column.type_text)
+            and self._may_be_unique(old_column.name)
+        ):
             raise Contradiction("a unique key over the column may get a hidden column")
-        self._rename_unique({old.name: column.name})
-        if old.name in self.key:
+        self._rename_unique({old_column.name: column.name})
+        if old_column.name in self.key:
             column = replace(column, nullable=False)
-        self.key = tuple(column.name if name == old.name else name for name in self.key)
-        if step.place is None:
+        self.key = tuple(column.name if name == old_column.name else name for name in self.key)
+        if step.placement is None:
             self.columns.insert(at, column)
         else:
-            self._insert(column, step.place)
+            self._insert(column, step.placement)
 
     def rename(self, steps: Sequence[RenameColumn]) -> None:
         new = {self.columns[self._find(step.name)].name: step.to for step in steps}
-        self.columns = [replace(one, name=new.get(one.name, one.name)) for one in self.columns]
-        if len(new) != len(steps) or len({one.name.lower() for one in self.columns}) != len(self.columns):
+        self.columns = [replace(column, name=new.get(column.name, column.name)) for column in self.columns]
+        if len(new) != len(steps) or len({column.name.lower() for column in self.columns}) != len(
+            self.columns
+        ):
             raise Contradiction("two columns would have one name")
         self.key = tuple(new.get(name, name) for name in self.key)
         self._rename_unique(new)
@@ -244,10 +253,10 @@ class _Draft:
         self.key = tuple(name for name in self.key if name != dropped)
 
     def set_key(self, step: SetKey) -> None:
-        places = [self._find(name) for name in step.columns]
-        for at in places:
+        indexes = [self._find(name) for name in step.columns]
+        for at in indexes:
             self.columns[at] = replace(self.columns[at], nullable=False)
-        self.key = tuple(self.columns[at].name for at in places)
+        self.key = tuple(self.columns[at].name for at in indexes)
         if self.key and tuple(self.columns[-len(_PERIOD) :]) == _PERIOD:
             self.key = (*self.key, _PERIOD[-1].name)
 
@@ -259,11 +268,11 @@ class _Draft:
             self.unique_columns |= {name.lower() for name, _ in step.columns}
 
     def set_versioning(self, step: SetVersioning) -> None:
-        """Add or remove row_start and row_end behind the last column."""
+        """Add or remove row_start and row_end after the last column."""
         if step.versioned and not self.hidden_columns:
             self.columns += _PERIOD
             self.hidden_columns = len(_PERIOD)
-            # The server closes a primary key with the period's end.
+            # The server appends the end of the period to the primary key.
             self.key = (*self.key, _PERIOD[-1].name) if self.key else ()
         elif not step.versioned and tuple(self.columns[-self.hidden_columns :]) == _PERIOD:
             del self.columns[-self.hidden_columns :]
@@ -273,7 +282,7 @@ class _Draft:
             raise Contradiction("the place of the columns of a period is the server's choice")
 
     def set_charset(self, step: Step) -> None:
-        """Take the charset that a step gives the table, if it gives one."""
+        """Set the table's charset if the step has one."""
         if isinstance(step, SetTableCharset | ConvertCharset):
             self.charset = step.charset or self._database_charset
 
@@ -289,16 +298,16 @@ class _Draft:
             if column.charset in (None, "binary", charset):
                 continue
             try:
-                type_text = converted(column.type_text, column.charset, charset)
+                type_text = convert_type(column.type_text, column.charset, charset)
             except TypeUnknown as problem:
                 raise Contradiction(f"the type of {column.name} is unknown") from problem
             self.columns[at] = replace(column, type_text=type_text, charset=charset)
 
-    def _insert(self, column: Column, place: Place) -> None:
-        if place.first:
+    def _insert(self, column: Column, placement: Placement) -> None:
+        if placement.first:
             self.columns.insert(0, column)
-        elif place.after is not None:
-            self.columns.insert(self._find(place.after) + 1, column)
+        elif placement.after is not None:
+            self.columns.insert(self._find(placement.after) + 1, column)
         else:
             self.columns.append(column)
 

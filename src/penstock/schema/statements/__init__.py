@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logged statements, read as far as they shape tables or change rows."""
+"""Parsing of logged statements, as far as they change table definitions or rows."""

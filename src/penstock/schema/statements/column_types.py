@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A column's type as a statement spells it, turned into what information_schema prints for it.
+"""Translation of a column type from its spelling in a statement to the text in information_schema.
 
-Source: the manuals' "Data Types" and "Using Data Types from Other Database Engines". One table of
-spellings; a type that is not in it is not guessed at.
+Source: the manuals' "Data Types" and "Using Data Types from Other Database Engines". A type that is not in
+the table of spellings raises an error and is never guessed.
 """
 
 from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor
 
-# Display widths that MariaDB, and MySQL before 8.0.19, print: signed and unsigned.
+# Display widths printed by MariaDB and by MySQL before 8.0.19: signed and unsigned.
 _INTEGER_WIDTHS = {
     "tinyint": (4, 3),
     "smallint": (6, 5),
@@ -38,7 +38,7 @@ _FRACTIONAL = ("TIME", "DATETIME", "TIMESTAMP")
 _GEOMETRIES = ("GEOMETRY", "POINT", "LINESTRING", "POLYGON", "MULTIPOINT", "MULTILINESTRING", "MULTIPOLYGON")
 _GEOMETRY_COLLECTIONS = ("GEOMETRYCOLLECTION", "GEOMCOLLECTION")
 
-# Bytes a character takes at most, MAXLEN of information_schema.CHARACTER_SETS; TEXT(n) counts characters.
+# The longest character in bytes, MAXLEN of information_schema.CHARACTER_SETS. TEXT(n) counts characters.
 _CHARACTER_BYTES_MAX = {
     **dict.fromkeys(("latin1", "latin2", "latin5", "latin7", "ascii", "binary", "cp1250", "cp1251"), 1),
     **dict.fromkeys(("cp1256", "cp1257", "cp850", "cp852", "cp866", "greek", "hebrew", "koi8r", "koi8u"), 1),
@@ -46,10 +46,11 @@ _CHARACTER_BYTES_MAX = {
     **dict.fromkeys(("utf8mb3", "ujis", "eucjpms"), 3),
     **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "gb18030"), 4),
 }
-# VARCHAR holds so many bytes less its length; the server makes a longer one a TEXT, or refuses it.
+# The longest VARCHAR in bytes, without its length. The server turns a longer VARCHAR into a TEXT, or rejects
+# it.
 _VARCHAR_BYTES_MAX = 65_532
 
-# What proves that a charset has a character: its own codec, or that of a standard which it contains.
+# The codec that proves that a charset has a character: its own, or that of a standard it contains.
 _CODECS = {
     **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "binary"), "utf-8"),
     "latin1": "cp1252", "latin2": "iso8859-2", "cp1250": "cp1250", "cp1251": "cp1251", "cp1257": "cp1257",
@@ -57,7 +58,7 @@ _CODECS = {
     "sjis": "shift-jis", "cp932": "shift-jis", "ujis": "euc-jp", "eucjpms": "euc-jp", "euckr": "euc-kr",
 }  # fmt: skip
 _BASIC_PLANE = ("utf8mb3", "ucs2")
-# National variants of ASCII, which lack some of its characters.
+# National variants of ASCII, which do not have all of its characters.
 _NOT_ASCII = ("swe7",)
 
 NATIONAL_CHARSET = "utf8mb3"
@@ -65,7 +66,7 @@ NATIONAL_CHARSET = "utf8mb3"
 _MEMBER_ESCAPES = str.maketrans({"\\": "\\\\", "'": "''", "\0": "\\0", "\n": "\\n", "\r": "\\r"})
 
 
-# ORACLE gives other types to DATE and BLOB, MAXDB to TIMESTAMP, REAL_AS_FLOAT to REAL.
+# Modes that change the meaning of types: ORACLE of DATE and BLOB, MAXDB of TIMESTAMP.
 _MODES_WITH_OTHER_TYPES = frozenset(("ORACLE", "MAXDB"))
 
 
@@ -74,9 +75,9 @@ class TypeUnknown(Exception):
 
 
 class DeclaredType:
-    """A type and the charset its spelling fixes, before the column's other attributes are known.
+    """A type and the charset set by its spelling, before the column's other attributes are known.
 
-    `takes_charset` tells whether the column has one at all.
+    `takes_charset` is true if the column has a charset at all.
     """
 
     def __init__(self, text: str, *, takes_charset: bool = False, charset: str | None = None) -> None:
@@ -86,28 +87,28 @@ class DeclaredType:
         self.characters_max: int | None = None
         self.binary_charset: str | None = None
 
-    def resolved(self, charset: str | None) -> tuple[str, str | None]:
-        """Return type text and charset, once the charset that applies is known. Raises TypeUnknown."""
+    def resolve(self, charset: str | None) -> tuple[str, str | None]:
+        """Return the type text and charset, given the charset that applies. Raises TypeUnknown."""
         if not self.takes_charset:
             return self.text, None
         charset = self.charset or charset
         if charset is None:
             raise TypeUnknown(self.text)
         if self.text.startswith(("enum", "set")) and not _can_hold(charset, self.text):
-            # The server stores other members than those that the statement names.
+            # The server stores members that differ from those in the statement.
             raise TypeUnknown(self.text)
         if charset == "binary":
-            text = self.text if self.characters_max is None else _sized(_TEXTS, self.characters_max)
-            return _binary_twin(text), self.binary_charset
+            text = self.text if self.characters_max is None else _smallest_type(_TEXTS, self.characters_max)
+            return _with_binary_charset(text), self.binary_charset
         if self.characters_max is None:
             return self.text, charset
         if charset not in _CHARACTER_BYTES_MAX:
             raise TypeUnknown(self.text)
-        return _sized(_TEXTS, self.characters_max * _CHARACTER_BYTES_MAX[charset]), charset
+        return _smallest_type(_TEXTS, self.characters_max * _CHARACTER_BYTES_MAX[charset]), charset
 
 
 def take_type(cursor: TokenCursor, spelling: ServerSpelling) -> DeclaredType:
-    """Take a type with its length and sign. Raises TypeUnknown."""
+    """Parse a type with its length and sign. Raises TypeUnknown."""
     word = cursor.take().upper
     if not _MODES_WITH_OTHER_TYPES.isdisjoint(spelling.sql_mode):
         raise TypeUnknown(word)
@@ -150,12 +151,12 @@ def _integer(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
     if word == "SERIAL":
         return "bigint(20) unsigned" if spelling.shows_display_width else "bigint unsigned"
     name, numbers, sign = _INTEGERS[word], _numbers(cursor), _sign(cursor)
-    shown = (
+    shows_width = (
         spelling.shows_display_width
         or "zerofill" in sign
         or (name == "tinyint" and numbers == ["1"] and not sign)
     )
-    if not shown:
+    if not shows_width:
         return name + sign
     return name + _parenthesis(numbers or [str(_INTEGER_WIDTHS[name][bool(sign)])]) + sign
 
@@ -165,7 +166,7 @@ def _floating(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
         cursor.accept("PRECISION")
     numbers = _numbers(cursor)
     if word in ("FLOAT", "FLOAT4") and len(numbers) < 2:
-        # FLOAT(p) is a single up to 24 bits of precision, and its p is not kept.
+        # FLOAT(p) is a single up to 24 bits of precision. The server does not store p.
         name = "double" if numbers and int(numbers[0]) > 24 else "float"
         return name + _sign(cursor)
     single = word in ("FLOAT", "FLOAT4") or (word == "REAL" and "REAL_AS_FLOAT" in spelling.sql_mode)
@@ -189,7 +190,7 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
         return DeclaredType(word.lower() + length + _compressed(cursor, spelling))
     if word in _BLOBS:
         numbers = _numbers(cursor)
-        name = _sized(_BLOBS, int(numbers[0])) if numbers and word == "BLOB" else word.lower()
+        name = _smallest_type(_BLOBS, int(numbers[0])) if numbers and word == "BLOB" else word.lower()
         return DeclaredType(name + _compressed(cursor, spelling))
     if word == "LONG":
         if cursor.accept("VARBINARY") or cursor.accept("BYTE"):
@@ -207,7 +208,7 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
         return declared
     if word in ("ENUM", "SET"):
         declared = DeclaredType(f"{word.lower()}({_members(cursor, spelling)})", takes_charset=True)
-        # Members of charset binary: MariaDB prints the charset, MySQL none.
+        # For members with charset binary, MariaDB prints the charset and MySQL does not.
         declared.binary_charset = "binary" if spelling.mariadb else None
         return declared
     raise TypeUnknown(word)
@@ -222,27 +223,31 @@ def _characters(
     return DeclaredType(name + length + _compressed(cursor, spelling), takes_charset=True, charset=charset)
 
 
-def converted(type_text: str, charset: str, to: str) -> str:
-    """Return what CONVERT TO CHARACTER SET makes of a column's type: a TEXT still holds as many characters.
+def convert_type(type_text: str, charset: str, new_charset: str) -> str:
+    """Return a column's type after CONVERT TO CHARACTER SET, large enough for the same number of characters.
 
     Raises TypeUnknown.
     """
     try:
-        before, after = _CHARACTER_BYTES_MAX[charset], _CHARACTER_BYTES_MAX[to]
+        old_bytes, new_bytes = _CHARACTER_BYTES_MAX[charset], _CHARACTER_BYTES_MAX[new_charset]
     except KeyError:
         raise TypeUnknown(type_text) from None
-    name, blank, rest = type_text.partition(" ")
+    name, blank, attributes = type_text.partition(" ")
     if name.upper() in _TEXTS:
         size_bytes = _SIZED_MAX[_TEXTS.index(name.upper())] - 1
-        characters = size_bytes // before
-        return _sized(_TEXTS, min(max(characters * after, size_bytes), _SIZED_MAX[-1] - 1)) + blank + rest
-    if name.startswith("varchar(") and int(name[8:-1]) * after > _VARCHAR_BYTES_MAX:
+        characters = size_bytes // old_bytes
+        return (
+            _smallest_type(_TEXTS, min(max(characters * new_bytes, size_bytes), _SIZED_MAX[-1] - 1))
+            + blank
+            + attributes
+        )
+    if name.startswith("varchar(") and int(name[8:-1]) * new_bytes > _VARCHAR_BYTES_MAX:
         raise TypeUnknown(type_text)
     return type_text
 
 
 def _can_hold(charset: str, text: str) -> bool:
-    """Tell whether a charset is known to have every character of a text."""
+    """Return whether a charset is known to have every character of a text."""
     if text.isascii():
         return charset not in _NOT_ASCII
     if charset in _BASIC_PLANE:
@@ -254,15 +259,15 @@ def _can_hold(charset: str, text: str) -> bool:
     return True
 
 
-def _binary_twin(text: str) -> str:
-    """CHARACTER SET binary makes a CHAR a BINARY, a TEXT a BLOB; ENUM and SET stay."""
+def _with_binary_charset(text: str) -> str:
+    """Return the type under CHARACTER SET binary: BINARY for CHAR, BLOB for TEXT; ENUM and SET stay."""
     if text.startswith(("enum", "set")):
         return text
     return text.replace("char", "binary", 1).replace("text", "blob", 1)
 
 
-def _sized(names: tuple[str, ...], size_bytes: int) -> str:
-    """Return the smallest type of the family that holds so many bytes."""
+def _smallest_type(names: tuple[str, ...], size_bytes: int) -> str:
+    """Return the smallest type of the family that holds this many bytes."""
     for name, bound in zip(names, _SIZED_MAX, strict=True):
         if size_bytes < bound:
             return name.lower()
@@ -270,7 +275,7 @@ def _sized(names: tuple[str, ...], size_bytes: int) -> str:
 
 
 def _members(cursor: TokenCursor, spelling: ServerSpelling) -> str:
-    """Return the members of an ENUM or SET, quoted as information_schema quotes them (`append_unescaped`).
+    """Return the members of an ENUM or SET with the quoting of information_schema (`append_unescaped`).
 
     Raises TypeUnknown.
     """
@@ -281,7 +286,7 @@ def _members(cursor: TokenCursor, spelling: ServerSpelling) -> str:
         if member.kind not in (Kind.STRING, Kind.DOUBLE) or not part.ended:
             raise TypeUnknown("ENUM or SET")
         if not spelling.escapes and "\\" in member.text:
-            # The text that servers log for CREATE TABLE ... SELECT has escapes whatever the mode is.
+            # The text that servers log for CREATE TABLE ... SELECT has escapes in every mode.
             raise TypeUnknown("ENUM or SET")
         # The server drops trailing spaces of members when the table is created.
         members.append("'" + member.text.rstrip(" ").translate(_MEMBER_ESCAPES) + "'")
@@ -291,7 +296,7 @@ def _members(cursor: TokenCursor, spelling: ServerSpelling) -> str:
 
 
 def _compressed(cursor: TokenCursor, spelling: ServerSpelling) -> str:
-    """MariaDB's compressed columns; COMPRESSED may name a method, COMPRESSED=zlib."""
+    """Parse MariaDB's COMPRESSED attribute, which may name a method: COMPRESSED=zlib."""
     if not spelling.mariadb or not cursor.accept("COMPRESSED"):
         return ""
     if cursor.accept("="):
@@ -300,7 +305,7 @@ def _compressed(cursor: TokenCursor, spelling: ServerSpelling) -> str:
 
 
 def _numbers(cursor: TokenCursor) -> list[str]:
-    """Take `(1)` or `(1,2)` where it comes next. Raises TypeUnknown where it holds anything else."""
+    """Parse `(1)` or `(1,2)` if it comes next. Raises TypeUnknown if the parentheses hold anything else."""
     inside = cursor.within_parentheses()
     if inside is None:
         return []
@@ -311,7 +316,7 @@ def _numbers(cursor: TokenCursor) -> list[str]:
 
 
 def _length(cursor: TokenCursor) -> list[str]:
-    """Take `(n)`, 1 where none comes. Raises TypeUnknown."""
+    """Parse `(n)`, 1 if there is none. Raises TypeUnknown."""
     numbers = _numbers(cursor) or ["1"]
     if len(numbers) != 1:
         raise TypeUnknown("length")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effects a statement can have on table definitions, and the reading of names and charsets.
+"""The possible effects of a statement on table definitions, and the parsing of names and charsets.
 
-Every effect is plain values, so that what a statement says and what it does to the schemas known
-here stay apart.
+Effects are plain values, so that parsing a statement and applying it to schemas are separate.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor
 
 @dataclass(frozen=True)
 class ColumnSpelling:
-    """A column as a statement declares it; its charset may come from the table."""
+    """A column as a statement declares it. Its charset may come from the table."""
 
     name: str
     declared: DeclaredType
@@ -22,14 +21,14 @@ class ColumnSpelling:
     nullable: bool
     key: bool
     unique: bool = False
-    """Whether MariaDB makes a unique key over it, which may be a hidden hash."""
+    """Whether MariaDB adds a unique key over the column, which may use a hidden hash."""
     ends_period: bool = False
-    """Whether it is the ROW END of a system-versioned table of MariaDB."""
+    """Whether the column is the ROW END of a system-versioned table of MariaDB."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a column goes: first, after another, or at the end."""
+class Placement:
+    """Where a column goes: first, after another column, or at the end."""
 
     first: bool = False
     after: str | None = None
@@ -37,25 +36,25 @@ class Place:
 
 @dataclass(frozen=True)
 class AddColumn:
-    """ADD COLUMN; with `keep` (IF NOT EXISTS) a column that was there before the statement stays as it is."""
+    """ADD COLUMN. With `keep` (IF NOT EXISTS), a column that existed before the statement stays unchanged."""
 
     column: ColumnSpelling
-    place: Place
+    placement: Placement
     keep: bool = False
 
 
 @dataclass(frozen=True)
 class ChangeColumn:
-    """MODIFY and CHANGE; `place` is None where the column stays where it is.
+    """MODIFY and CHANGE. `placement` is None if the column stays where it is.
 
-    With `if_exists`, here and in the steps below, nothing happens to a column that was not there before.
+    With `if_exists`, here and in the steps below, a column that did not exist before is ignored.
     """
 
     name: str
     column: ColumnSpelling
-    place: Place | None
+    placement: Placement | None
     may_add_hash: bool = False
-    """Whether MariaDB may add a hidden column, where a unique key is over a column of this type."""
+    """Whether MariaDB may add a hidden column if there is a unique key over a column of this type."""
     if_exists: bool = False
 
 
@@ -74,42 +73,42 @@ class DropColumn:
 
 @dataclass(frozen=True)
 class SetKey:
-    """The primary key becomes these columns, none where it is dropped."""
+    """Set the columns of the primary key; no columns if it is dropped."""
 
     columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class AddUnique:
-    """A unique key of MariaDB, which may be a hidden hash: its columns, each with a prefix length or None."""
+    """A unique key of MariaDB, which may use a hidden hash: columns with their prefix lengths or None."""
 
     columns: tuple[tuple[str, int | None], ...]
     characters_max: int = 768
-    """Longer keys are hidden hashes: InnoDB's have at most 3072 bytes, and a character at most 4."""
+    """Longer keys use a hidden hash: an InnoDB key has at most 3072 bytes, and a character at most 4."""
 
 
 @dataclass(frozen=True)
 class DropUnique:
-    """An index of MariaDB that may be unique is dropped, and a hidden hash with it."""
+    """Drop an index of MariaDB that may be unique, and its hidden hash."""
 
 
 @dataclass(frozen=True)
 class SetVersioning:
-    """MariaDB's SYSTEM VERSIONING without columns named for it: two hidden columns come or go."""
+    """MariaDB's SYSTEM VERSIONING without declared period columns: add or remove two hidden columns."""
 
     versioned: bool
 
 
 @dataclass(frozen=True)
 class ConvertCharset:
-    """Every text column becomes this charset, and so does the table; None is the database's."""
+    """Convert every text column and the table to this charset, None for the database's."""
 
     charset: str | None
 
 
 @dataclass(frozen=True)
 class SetTableCharset:
-    """Columns to come get this charset."""
+    """Set the charset of columns added later."""
 
     charset: str
 
@@ -135,9 +134,9 @@ class CreateTable:
     key: tuple[str, ...]
     charset: str | None
     keep: bool
-    """IF NOT EXISTS: a table that is there stays as it is."""
+    """IF NOT EXISTS: an existing table stays unchanged."""
     steps: tuple[AddUnique | SetVersioning, ...] = ()
-    """What may give the table hidden columns."""
+    """The steps that may give the table hidden columns."""
 
 
 @dataclass(frozen=True)
@@ -171,17 +170,17 @@ class DropDatabase:
 
 @dataclass(frozen=True)
 class SetDatabaseCharset:
-    """A database is created or altered; None is the server's default."""
+    """Create or alter a database. A charset of None is the server's default."""
 
     database: str
     charset: str | None
     keep: bool = False
-    """IF NOT EXISTS: a database that is there stays as it is."""
+    """IF NOT EXISTS: an existing database stays unchanged."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """The statement may have touched these tables; None is any in the databases that its event lists."""
+    """A statement that may have changed these tables, None for any table of the event's databases."""
 
     tables: frozenset[TableName] | None
 
@@ -199,14 +198,14 @@ Effect = (
 
 
 class NotUnderstood(Exception):
-    """The statement goes on in a way that is not known."""
+    """The statement continues in a way that the parser does not know."""
 
 
 @dataclass
 class Statement:
-    """One statement while it is read: its tokens, and what names without a database mean.
+    """A statement while it is parsed: its tokens, and the current database for names without one.
 
-    `confined` tells that it touches no other tables than those named so far, whatever follows.
+    `confined` is true if the statement touches no tables other than those named so far, whatever follows.
     """
 
     cursor: TokenCursor
@@ -216,16 +215,16 @@ class Statement:
     confined: bool = False
 
     def take_name(self) -> str:
-        """Take an identifier. Raises NotUnderstood."""
+        """Parse an identifier. Raises NotUnderstood."""
         token = self.cursor.take()
         if token.kind in (Kind.MARK, Kind.STRING):
             raise NotUnderstood
         return token.text
 
     def take_table(self) -> TableName:
-        """Take `table` or `database.table`."""
+        """Parse `table` or `database.table`."""
         if self.cursor.accept("."):
-            # ODBC's spelling of a table in the current database.
+            # ODBC's spelling for a table of the current database.
             first, second = self.database, self.take_name()
         else:
             first = self.take_name()
@@ -245,7 +244,7 @@ def charset_name(name: str) -> str:
 
 
 def charset_of_collation(collation: str) -> str | None:
-    """Return the charset a collation belongs to; None where its name does not tell (uca1400_ai_ci)."""
+    """Return a collation's charset, None if the name does not contain it (uca1400_ai_ci)."""
     lower = collation.lower()
     if lower.startswith("uca1400"):
         return None
@@ -253,9 +252,9 @@ def charset_of_collation(collation: str) -> str | None:
 
 
 def accept_charset(cursor: TokenCursor) -> str | None:
-    """Take `[DEFAULT] CHARACTER SET [=] x` or `COLLATE [=] x`; return its charset, None where neither comes.
+    """Parse `[DEFAULT] CHARACTER SET [=] x` or `COLLATE [=] x`; return the charset, None without either.
 
-    A collation that names no charset gives "", as does DEFAULT.
+    A collation whose name does not contain the charset returns "", as does DEFAULT.
     """
     if cursor.next.upper == "DEFAULT" and cursor.ahead(1).upper in (
         "CHARACTER",

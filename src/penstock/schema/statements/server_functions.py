@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the servers themselves, which change no table.
+"""The servers' built-in functions, which change no table.
 
 Source: the lists of functions in the manuals of MySQL 9.7 and MariaDB 11.8, and MariaDB's
-information_schema.SQL_FUNCTIONS. MariaDB's NEXTVAL and SETVAL are left out: they change a sequence.
+information_schema.SQL_FUNCTIONS. MariaDB's NEXTVAL and SETVAL are not listed because they change a sequence.
 """
 
 from penstock.schema.statements.tokens import words_of
@@ -68,7 +68,7 @@ SERVER_FUNCTIONS = words_of(
     WSREP_LAST_WRITTEN_GTID WSREP_SYNC_WAIT_UPTO_GTID YEAR YEARWEEK"""
 )
 
-# Words of the grammar that may stand before a parenthesis, types among them.
+# Words of the grammar that may come before a parenthesis, including types.
 GRAMMAR_BEFORE_PARENTHESIS = words_of(
     """AGAINST ALL AND ANALYZE ANY AS BETWEEN BIGINT BINARY BY CASE COLUMNS DATETIME DECIMAL DELETE DISTINCT
     DISTINCTROW DIV DO DOUBLE ELSE EXCEPT EXISTS FLOAT FOR FROM GROUP HAVING IN INDEX INT INTEGER INTERSECT

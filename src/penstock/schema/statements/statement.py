@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a logged statement does to table definitions.
+"""The effects of a logged statement on table definitions.
 
-Every statement falls in one of three groups: it is listed as touching no definition, it is understood, or it
-is `Unread`: then the tables it may have touched are read again from the server. Those are the tables it names
-where it can touch no others, else every table of the databases that its event lists. Nothing is guessed and
-nothing raises.
+Every statement is in one of three groups. It is listed as touching no definition, it is parsed, or it is
+`Unread`. The tables that an `Unread` statement may have touched are read again from the server. Those are the
+tables that it names if it can touch no others, otherwise every table of the databases listed in its event.
+The parser never guesses and never raises.
 
 Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
 """
@@ -37,7 +37,7 @@ from penstock.schema.statements.tokens import (
     words_of,
 )
 
-# Statements that can be logged as text and define no table.
+# Statements that can be logged as text and do not define tables.
 _DEFINE_NOTHING = words_of(
     """ANALYZE BEGIN BINLOG CACHE CALL CHANGE CHECK CHECKSUM CLONE COMMIT DEALLOCATE DELETE DESC DESCRIBE DO
     END EXECUTE EXPLAIN FLUSH GRANT HANDLER HELP INSERT INSTALL KILL LOAD LOCK OPTIMIZE PREPARE PURGE RELEASE
@@ -48,8 +48,8 @@ _OBJECTS_WITHOUT_ROWS = words_of(
     """CATALOG EVENT FUNCTION INSTANCE LIBRARY LOGFILE PACKAGE PROCEDURE RESOURCE ROLE SERVER SPATIAL
     TABLESPACE TRIGGER UNDO USER VIEW"""
 )
-# Words that may stand between CREATE, ALTER or DROP and the kind of object.
-# A view is logged as CREATE ALGORITHM=... DEFINER=... SQL SECURITY DEFINER VIEW, whatever the client sent.
+# Words that can come between CREATE, ALTER or DROP and the kind of object. A view is logged as CREATE
+# ALGORITHM=... DEFINER=... SQL SECURITY DEFINER VIEW, whatever the client sent.
 _BEFORE_KIND = words_of(
     """ONLINE OFFLINE IGNORE AGGREGATE FULLTEXT VECTOR PUBLIC SQL SECURITY INVOKER DEFINER JSON
     RELATIONAL DUALITY MATERIALIZED"""
@@ -58,31 +58,35 @@ _BEFORE_KIND = words_of(
 _OPENING_WORDS = re.compile(r"(?:\s|/\*.*?\*/)*((?:[a-z_]\w*(?:\s+|$)){1,3})", re.IGNORECASE | re.DOTALL)
 
 _SETS_SQL_MODE = re.compile(r".{0,200}?\bSET\s+STATEMENT\s.*?\bSQL_MODE\b", re.IGNORECASE | re.DOTALL)
-# What the SQL mode gives another meaning.
-_QUOTED_OTHERWISE = frozenset('"\\')
+# Characters whose meaning depends on the SQL mode.
+_DEPENDS_ON_SQL_MODE = frozenset('"\\')
 
 _NAME_ANOTHER_TABLE = (("RENAME",), ("CONVERT", "TABLE"), ("TO", "TABLE"))
 
 
 def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
-    """Return what the statement does to definitions, in order; [] for nothing. Never raises.
+    """Return a statement's effects on definitions, in order; [] if it has none. Never raises.
 
-    `database` is the session's current one, for names without.
+    `database` is the session's current database, for names without one.
     """
-    if _SETS_SQL_MODE.match(text) and not _QUOTED_OTHERWISE.isdisjoint(text):
-        # The event has the mode that the statement ran under. Its text was read under another one.
+    if _SETS_SQL_MODE.match(text) and not _DEPENDS_ON_SQL_MODE.isdisjoint(text):
+        # The event has the mode that the statement ran in, but the statement's text was parsed in another
+        # mode.
         return [Unread(None)]
     return effects_of_tokens(read_tokens(text, spelling), database, spelling)
 
 
 def opening_words(text: str) -> str:
-    """Return up to three words that a statement begins with: no literal, for it may be a password."""
+    """Return up to three words from the start of a statement.
+
+    Literals are left out because they may be passwords.
+    """
     match = _OPENING_WORDS.match(text)
     return " ".join(match.group(1).split()) if match else "a statement"
 
 
 def effects_of_tokens(tokens: Iterable[Token], database: str, spelling: ServerSpelling) -> list[Effect]:
-    """Return what a statement does whose tokens are given."""
+    """Return the effects of a statement, given its tokens."""
     cursor = TokenCursor(tokens)
     statement = Statement(cursor, database, spelling)
     try:
@@ -92,9 +96,9 @@ def effects_of_tokens(tokens: Iterable[Token], database: str, spelling: ServerSp
 
 
 def skip_to_verb(cursor: TokenCursor) -> bool:
-    """Take parentheses and `SET STATEMENT variable = value, ... FOR` before a statement's verb.
+    """Skip parentheses and `SET STATEMENT variable = value, ... FOR` before a statement's verb.
 
-    MariaDB logs the SET STATEMENT with the statement that it is for. Returns False where no FOR follows.
+    MariaDB logs the SET STATEMENT together with its statement. Returns False if no FOR follows.
     """
     while True:
         if cursor.accept("("):
@@ -130,13 +134,13 @@ def _statement(statement: Statement) -> list[Effect]:
     if kind in _OBJECTS_WITHOUT_ROWS:
         return []
     if temporary:
-        # A temporary table's rows are not logged.
+        # The log has no rows of temporary tables.
         return []
     return readers[verb](statement, kind)
 
 
 def _skip_to_kind(cursor: TokenCursor) -> bool:
-    """Take what may stand before the kind of object; tell whether TEMPORARY was among it."""
+    """Skip the words before the kind of object; return whether TEMPORARY was one of them."""
     temporary = False
     while True:
         if cursor.accept("TEMPORARY"):
@@ -152,7 +156,7 @@ def _skip_to_kind(cursor: TokenCursor) -> bool:
 
 
 def _take_account(cursor: TokenCursor) -> None:
-    """Take `user`, `user@host` or `CURRENT_USER()`."""
+    """Parse `user`, `user@host` or `CURRENT_USER()`."""
     cursor.take()
     if cursor.accept("@"):
         cursor.take()
@@ -235,7 +239,7 @@ def _rename(statement: Statement, kind: str) -> list[Effect]:
 
 
 def _index(statement: Statement, *, drops: bool = False, unique: bool = False) -> list[Effect]:
-    """CREATE INDEX i ON t and DROP INDEX i ON t change columns only through MariaDB's hidden ones."""
+    """Parse CREATE INDEX and DROP INDEX, which can change only MariaDB's hidden columns."""
     cursor = statement.cursor
     cursor.accept("IF", "NOT", "EXISTS")
     index = cursor.take()
@@ -253,11 +257,11 @@ def _index(statement: Statement, *, drops: bool = False, unique: bool = False) -
 
 
 def _charset_option(cursor: TokenCursor) -> str | None:
-    found = None
+    last_charset = None
     while not cursor.ended:
         charset = accept_charset(cursor)
         if charset is None:
             cursor.take()
         else:
-            found = charset or found
-    return found
+            last_charset = charset or last_charset
+    return last_charset

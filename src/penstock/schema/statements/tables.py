@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CREATE TABLE and ALTER TABLE, read into steps.
+"""Parsing of CREATE TABLE and ALTER TABLE into steps.
 
-Only what shapes rows is read strictly: names, types, charsets, places and the primary key. Other
-attributes and options are passed over by their parentheses.
+Only the parts that shape rows are parsed strictly: names, types, charsets, the order of columns and the
+primary key. Other attributes and options are skipped, with their parentheses.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from penstock.schema.statements.effects import (
     DropUnique,
     Effect,
     NotUnderstood,
-    Place,
+    Placement,
     RenameColumn,
     RenameTable,
     SetKey,
@@ -38,14 +38,14 @@ from penstock.schema.statements.tokens import Kind, TokenCursor, words_of
 _INDEX_WORDS = ("INDEX", "KEY")
 _KEY_KINDS = ("FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "INDEX", "KEY")
 
-# Actions on a table that leave the columns of its rows alone.
+# ALTER TABLE actions that leave the columns of its rows unchanged.
 _SHAPELESS = words_of(
     """ALGORITHM ANALYZE COALESCE CHECK DISABLE DISCARD ENABLE EXCHANGE FORCE IMPORT LOCK NOWAIT OPTIMIZE
     ORDER PARTITION REBUILD REMOVE REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
     UPGRADE WAIT WITHOUT"""
 )
 _OF_PARTITIONS = words_of("ANALYZE CHECK DROP OPTIMIZE REBUILD REORGANIZE REPAIR TRUNCATE DISCARD IMPORT")
-# Options of the table as a whole. One of a storage engine's own is a word with `=` behind it.
+# Options of the whole table. An option of a storage engine is any word followed by `=`.
 _OPTIONS = words_of(
     """AUTO_INCREMENT AUTOEXTEND_SIZE AVG_ROW_LENGTH CHAR CHARACTER CHARSET CHECKSUM COLLATE COMMENT
     COMPRESSION CONNECTION DATA DEFAULT DELAY_KEY_WRITE ENCRYPTION ENGINE ENGINE_ATTRIBUTE INDEX INSERT_METHOD
@@ -62,7 +62,7 @@ _WITHOUT_LENGTH = (
 
 
 def create_table(statement: Statement, keep: bool) -> Effect:
-    """Read from the table's name on. Raises NotUnderstood, TypeUnknown."""
+    """Parse from the table's name on. Raises NotUnderstood, TypeUnknown."""
     cursor = statement.cursor
     name = statement.take_table()
     if cursor.accept("LIKE"):
@@ -74,7 +74,7 @@ def create_table(statement: Statement, keep: bool) -> Effect:
         return CreateLike(name, Statement(inside, statement.database, statement.spelling).take_table(), keep)
     columns: list[ColumnSpelling] = []
     key: tuple[str, ...] = ()
-    hiding: list[AddUnique | SetVersioning] = []
+    hiding_steps: list[AddUnique | SetVersioning] = []
     row_start = inside.has("ROW", "START")
     for part in inside.parts():
         steps = _key_definition(part, statement)
@@ -86,30 +86,30 @@ def create_table(statement: Statement, keep: bool) -> Effect:
             if isinstance(step, SetKey):
                 key = step.columns
             elif isinstance(step, AddUnique):
-                hiding.append(step)
+                hiding_steps.append(step)
     if cursor.has("SELECT"):
-        # The query's columns stand nowhere in the text.
+        # The text does not contain the query's columns.
         raise NotUnderstood
     if cursor.has("SYSTEM", "VERSIONING") and not row_start:
-        hiding.append(SetVersioning(True))
+        hiding_steps.append(SetVersioning(True))
     charset = None
     while not cursor.ended and not cursor.accept("PARTITION"):
         if cursor.accept("ENGINE"):
             cursor.accept("=")
             if cursor.next.upper != "INNODB":
-                hiding = [_with_short_keys(step) for step in hiding]
+                hiding_steps = [_with_short_keys(step) for step in hiding_steps]
             continue
-        found = accept_charset(cursor)
-        if found is None:
+        option_charset = accept_charset(cursor)
+        if option_charset is None:
             cursor.take()
-        elif found:
-            charset = found
+        elif option_charset:
+            charset = option_charset
     if not columns:
         raise NotUnderstood
     if key:
-        # The server closes a primary key with the period's end.
+        # The server appends the end of the period to the primary key.
         key += tuple(column.name for column in columns if column.ends_period)
-    return CreateTable(name, tuple(columns), key, charset, keep, tuple(hiding))
+    return CreateTable(name, tuple(columns), key, charset, keep, tuple(hiding_steps))
 
 
 def _with_short_keys(step: AddUnique | SetVersioning) -> AddUnique | SetVersioning:
@@ -119,11 +119,11 @@ def _with_short_keys(step: AddUnique | SetVersioning) -> AddUnique | SetVersioni
 
 
 def alter_table(statement: Statement) -> list[Effect]:
-    """Read from the table's name on. Raises NotUnderstood, TypeUnknown."""
+    """Parse from the table's name on. Raises NotUnderstood, TypeUnknown."""
     cursor = statement.cursor
     name = statement.take_table()
     steps: list[Step] = []
-    renamed: list[Effect] = []
+    renames: list[Effect] = []
     if cursor.accept("WAIT"):
         cursor.take()
     cursor.accept("NOWAIT")
@@ -131,18 +131,18 @@ def alter_table(statement: Statement) -> list[Effect]:
         if part.next.upper == "ORDER" or (
             part.next.upper in _OF_PARTITIONS and part.ahead(1).upper == "PARTITION"
         ):
-            # These take the commas after them, so no action can follow.
+            # These consume all commas after them, so no action can follow.
             break
         if _renames_table(part):
             inner = Statement(part, statement.database, statement.spelling, statement.named)
-            renamed = [RenameTable(name, inner.take_table())]
+            renames = [RenameTable(name, inner.take_table())]
         else:
             steps.extend(_action(part, statement, name))
-    return [AlterTable(name, tuple(steps)), *renamed] if steps else renamed
+    return [AlterTable(name, tuple(steps)), *renames] if steps else renames
 
 
 def _renames_table(part: TokenCursor) -> bool:
-    """Take RENAME [TO|AS|=] where a table's name follows."""
+    """Skip RENAME [TO|AS|=] if a table's name follows."""
     if part.next.upper != "RENAME":
         return False
     following = part.ahead(1).upper
@@ -154,7 +154,7 @@ def _renames_table(part: TokenCursor) -> bool:
 
 
 def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[Step]:
-    """Read one action of ALTER TABLE on the table of this name."""
+    """Parse one action of an ALTER TABLE for this table."""
     if part.accept("ADD"):
         return _add(part, statement)
     if part.accept("DROP"):
@@ -164,7 +164,7 @@ def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[St
     if part.accept("RENAME"):
         return _rename_part(part)
     if part.accept("ALTER"):
-        # ALTER COLUMN sets defaults and visibility; ALTER INDEX and CHECK are no columns.
+        # ALTER COLUMN sets defaults and visibility; ALTER INDEX and ALTER CHECK do not concern columns.
         return []
     if part.accept("CONVERT"):
         return _convert(part, database_is_current=name.database == statement.database)
@@ -183,7 +183,7 @@ def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[S
     if if_exists and (column.key or column.unique):
         raise NotUnderstood
     may_add_hash = statement.spelling.mariadb and may_need_hash(column.declared.text)
-    return [ChangeColumn(name, column, _place(part), may_add_hash, if_exists), *_keys_of(column)]
+    return [ChangeColumn(name, column, _placement(part), may_add_hash, if_exists), *_keys_of(column)]
 
 
 def _add(part: TokenCursor, statement: Statement) -> list[Step]:
@@ -215,13 +215,13 @@ def _add(part: TokenCursor, statement: Statement) -> list[Step]:
 def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
     column = _column(part, statement)
     if keep and (column.key or column.unique):
-        # The key comes only with the column.
+        # If the column exists, the key is not added either.
         raise NotUnderstood
-    return [AddColumn(column, _place(part) or Place(), keep), *_keys_of(column)]
+    return [AddColumn(column, _placement(part) or Placement(), keep), *_keys_of(column)]
 
 
 def _is_period(part: TokenCursor) -> bool:
-    """Tell whether PERIOD FOR comes next; PERIOD alone is a column's name."""
+    """Return whether PERIOD FOR comes next. PERIOD alone is a column's name."""
     return part.next.kind is Kind.WORD and part.next.upper == "PERIOD" and part.ahead(1).upper == "FOR"
 
 
@@ -257,14 +257,14 @@ def _convert(part: TokenCursor, *, database_is_current: bool) -> list[Step]:
         # MariaDB's CONVERT PARTITION ... TO TABLE and CONVERT TABLE ... TO PARTITION move whole tables.
         raise NotUnderstood
     charset = accept_charset(part)
-    # DEFAULT is the charset of the session's current database, wherever the table is.
+    # DEFAULT is the charset of the session's current database, not of the table's.
     if charset is None or not (charset or database_is_current):
         raise NotUnderstood
     return [ConvertCharset(charset or None)]
 
 
 def _options(part: TokenCursor) -> list[Step]:
-    """Read table options, which may stand without commas. Each is a word with a value."""
+    """Parse table options, each a word with a value. Commas between them are optional."""
     steps: list[Step] = []
     if part.next.upper not in _OPTIONS and part.ahead(1).upper != "=":
         raise NotUnderstood
@@ -293,7 +293,7 @@ def _keys_of(column: ColumnSpelling) -> list[Step]:
 
 
 def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | None:
-    """Read a key or constraint into steps, [] where it shapes no rows; None where a column comes."""
+    """Parse a key or constraint into steps, [] if it does not shape rows; return None for a column."""
     if part.accept("CONSTRAINT") and part.next.upper not in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
         part.take()
     if part.accept("PRIMARY", "KEY"):
@@ -312,35 +312,35 @@ def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | Non
 
 
 def _key_columns(part: TokenCursor) -> tuple[str, ...]:
-    inside = part.within_parentheses()
-    if inside is None:
+    parentheses = part.within_parentheses()
+    if parentheses is None:
         raise NotUnderstood
     names = []
-    for one in inside.parts():
-        if one.next.upper == "(":
+    for column in parentheses.parts():
+        if column.next.upper == "(":
             raise NotUnderstood
-        name = _name(one)
-        if not (one.accept("WITHOUT", "OVERLAPS")):
+        name = _name(column)
+        if not (column.accept("WITHOUT", "OVERLAPS")):
             names.append(name)
     return tuple(names)
 
 
 def unique_key(part: TokenCursor) -> AddUnique:
-    """Read the columns of a unique key of MariaDB. Raises NotUnderstood."""
-    inside = part.within_parentheses()
-    if inside is None:
+    """Parse the columns of a unique key of MariaDB. Raises NotUnderstood."""
+    parentheses = part.within_parentheses()
+    if parentheses is None:
         raise NotUnderstood
     columns: list[tuple[str, int | None]] = []
-    for one in inside.parts():
-        name = _name(one)
-        prefix = one.within_parentheses()
+    for column in parentheses.parts():
+        name = _name(column)
+        prefix = column.within_parentheses()
         text = prefix.take().text if prefix is not None else ""
         columns.append((name, int(text) if text.isdecimal() else None))
     return AddUnique(tuple(columns))
 
 
 def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_max: int) -> bool:
-    """Tell by types and prefix lengths whether MariaDB may back a unique key with a hidden hash."""
+    """Return whether MariaDB may need a hidden hash for a unique key, by types and prefix lengths."""
     characters = 0
     for type_text, prefix in zip(types, prefixes, strict=True):
         if prefix is None and type_text.startswith(_WITHOUT_LENGTH):
@@ -350,28 +350,28 @@ def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_m
 
 
 def may_need_hash(type_text: str) -> bool:
-    """Tell whether MariaDB may back a unique key over a column of this type with a hidden hash."""
+    """Return whether MariaDB may need a hidden hash for a unique key over a column of this type."""
     return type_text.startswith(_WITHOUT_LENGTH) or _length(type_text) > _SHORT_UNIQUE_CHARACTERS_MAX
 
 
 def _length(type_text: str) -> int:
-    """Return the declared length of a type of characters or bytes, 0 of others."""
+    """Return the declared length of a character or binary type, 0 for other types."""
     if not type_text.startswith(("varchar", "char", "varbinary", "binary")):
         return 0
     return int(type_text[type_text.find("(") + 1 : type_text.find(")")])
 
 
 def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
-    """Read a column's name, type and attributes, up to FIRST or AFTER."""
+    """Parse a column's name, type and attributes, up to FIRST or AFTER."""
     name = _name(part)
     serial = part.next.upper == "SERIAL"
     declared = take_type(part, statement.spelling)
     charset: str | None = None
     nullable, key, unique, ends_period = not serial, False, False, False
-    while not part.ended and not _at_place(part):
-        found = accept_charset(part)
-        if found is not None:
-            charset = charset or found or None
+    while not part.ended and not _at_placement(part):
+        attribute_charset = accept_charset(part)
+        if attribute_charset is not None:
+            charset = charset or attribute_charset or None
         elif part.accept("NOT", "NULL") or part.accept("ROW", "START"):
             nullable = False
         elif part.accept("ROW", "END"):
@@ -383,7 +383,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
             part.accept("KEY")
             unique = statement.spelling.mariadb
         elif part.accept("KEY"):
-            # KEY alone, in a column's attributes, is PRIMARY KEY.
+            # KEY alone means PRIMARY KEY in a column's attributes.
             nullable, key = False, True
         elif part.accept("ASCII"):
             charset = "latin1"
@@ -392,7 +392,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif part.accept("BYTE") or (part.next.upper == "COMPRESSED" and statement.spelling.mariadb):
             raise TypeUnknown(name)
         elif part.accept_any("DEFAULT", "COMMENT", "REFERENCES"):
-            # The word after these is a value or a name, whatever keyword it looks like. So is an expression.
+            # These are followed by a value, a name or an expression, even if it looks like a keyword.
             if part.within_parentheses() is None:
                 part.take()
         elif part.within_parentheses() is None:
@@ -400,15 +400,15 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
     return ColumnSpelling(name, declared, charset, nullable, key, unique, ends_period)
 
 
-def _at_place(part: TokenCursor) -> bool:
+def _at_placement(part: TokenCursor) -> bool:
     return (part.next.upper == "FIRST" and part.ahead(1).text == "") or (
         part.next.upper == "AFTER" and part.ahead(2).text == ""
     )
 
 
-def _place(part: TokenCursor) -> Place | None:
+def _placement(part: TokenCursor) -> Placement | None:
     if part.accept("FIRST"):
-        return Place(first=True)
+        return Placement(first=True)
     if part.accept("AFTER"):
-        return Place(after=_name(part))
+        return Placement(after=_name(part))
     return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of an SQL statement, as the server's own scanner cuts them.
+"""The tokens of an SQL statement, split as by the server's own scanner.
 
-Source: MySQL and MariaDB manuals, "Language Structure". Text in `/*! ... */` is taken where the server
-took it, because a column may stand in it.
+Source: MySQL and MariaDB manuals, "Language Structure". Text in `/*! ... */` is included if the server
+executed it, because it may declare a column.
 """
 
 import re
@@ -14,23 +14,23 @@ from penstock.limits import STATEMENT_TOKENS_MAX
 
 
 class Kind(Enum):
-    """What a token can stand for."""
+    """The possible meaning of a token."""
 
     WORD = "word"
-    """Bare letters and digits: a keyword, a name or a number."""
+    """Letters and digits without quotes: a keyword, a name or a number."""
     NAME = "name"
-    """In backticks: a name only."""
+    """In backticks: always a name."""
     STRING = "string"
-    """In single quotes: text only."""
+    """In single quotes: always text."""
     DOUBLE = "double"
-    """In double quotes: text. A name where the sql_mode is not known; under ANSI_QUOTES it is a NAME."""
+    """In double quotes: text, or a name if the sql_mode is unknown. Under ANSI_QUOTES it is a NAME."""
     MARK = "mark"
-    """One character of punctuation."""
+    """One punctuation character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One word. `text` is what it means, without quotes and escapes; `upper` is for keywords, else empty."""
+    """One token. `text` has no quotes and escapes; `upper` is set only for words and marks."""
 
     kind: Kind
     text: str
@@ -39,9 +39,9 @@ class Token:
 
 @dataclass(frozen=True)
 class ServerSpelling:
-    """What a server's family and version, and the session's SQL mode, decide about a statement's meaning.
+    """The server family, version and SQL mode, which determine a statement's meaning.
 
-    `version` is (major, minor, patch), () where unknown: then every version comment is taken.
+    `version` is (major, minor, patch), or () if unknown; then every version comment is included.
     """
 
     mariadb: bool = False
@@ -50,12 +50,12 @@ class ServerSpelling:
 
     @classmethod
     def of_server(cls, version: str | None) -> "ServerSpelling":
-        """Return the spelling of a server by the version that its log names, such as 10.11.19-MariaDB-log."""
+        """Return the spelling for a server version as named in the log, such as 10.11.19-MariaDB-log."""
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version or "")
         return cls("MariaDB" in (version or ""), tuple(map(int, numbers.groups())) if numbers else ())
 
     def under(self, sql_mode: frozenset[str]) -> "ServerSpelling":
-        """Return the spelling of a session with this SQL mode."""
+        """Return the spelling for a session with this SQL mode."""
         return self if sql_mode == self.sql_mode else replace(self, sql_mode=sql_mode)
 
     @property
@@ -70,26 +70,29 @@ class ServerSpelling:
 
     @property
     def shows_display_width(self) -> bool:
-        """Whether COLUMN_TYPE of an integer has a width: MySQL dropped it in 8.0.19."""
+        """Whether COLUMN_TYPE of an integer has a display width. MySQL dropped it in 8.0.19."""
         return self.mariadb or (bool(self.version) and self.version < (8, 0, 19))
 
     def takes(self, comment: str, number: str) -> bool:
-        """Tell whether the text of `/*!NUMBER` or `/*M!NUMBER` is run. MariaDB skips MySQL's 5.7 to 9.x."""
+        """Return whether the server executes the text of `/*!NUMBER` or `/*M!NUMBER`.
+
+        MariaDB skips MySQL's versions 5.7 to 9.x.
+        """
         if comment.startswith("/*M") and not self.mariadb:
             return False
         if not number:
             return True
-        wanted = int(number)
-        if self.mariadb and not comment.startswith("/*M") and 50700 <= wanted <= 99999:
+        required = int(number)
+        if self.mariadb and not comment.startswith("/*M") and 50700 <= required <= 99999:
             return False
         if not self.version:
             return True
         major, minor, patch = (*self.version, 0, 0, 0)[:3]
-        return wanted <= major * 10000 + minor * 100 + patch
+        return required <= major * 10000 + minor * 100 + patch
 
 
 class TextUnreadable(Exception):
-    """A quote or comment is open at the end of the text, or the text is too long to be a definition."""
+    """A quote or comment is open at the end of the text, or the text is too long for a definition."""
 
 
 _SKIPPED = re.compile(r"\s+|#[^\n]*|--(?=[\s\x00-\x1f]|\Z)[^\n]*|/\*(?!M?!).*?\*/", re.DOTALL)
@@ -99,7 +102,7 @@ _QUOTED = {
     "'": re.compile(r"'((?:[^'\\]++|''|\\.)*+)'", re.DOTALL),
     '"': re.compile(r'"((?:[^"\\]++|""|\\.)*+)"', re.DOTALL),
 }
-# Where a backslash is a character like any other.
+# Strings in which a backslash is an ordinary character.
 _PLAIN_QUOTED = {
     "'": re.compile(r"'((?:[^']++|'')*+)'"),
     '"': re.compile(r'"((?:[^"]++|"")*+)"'),
@@ -108,7 +111,7 @@ _PLAIN_QUOTED = {
 
 
 def _literals(string: str) -> re.Pattern[str]:
-    """Return a pattern of lists of literals in parentheses, as INSERT has many; `string` is one of a text."""
+    """Return a pattern for lists of literals in parentheses, as in INSERT. `string` matches one string."""
     literal = (
         rf"(?:(?:[bnx]|_\w++)?{string}"
         r"|[-+]?\d++(?:\.\d*+)?+(?:e[-+]?\d++)?+|0x[0-9a-f]++|null|default)"
@@ -126,7 +129,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a", 
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text: a table of keywords reads best as one."""
+    """Return the words of a text, so that a table of keywords can be written as one string."""
     return frozenset(text.split())
 
 
@@ -136,10 +139,10 @@ def tokens_of(text: str, spelling: ServerSpelling) -> list[Token]:
 
 
 def read_tokens(text: str, spelling: ServerSpelling, *, without_literals: bool = False) -> Iterator[Token]:
-    """Yield the tokens of a text, without comments, as they are asked for. Raises TextUnreadable.
+    """Yield the tokens of a text lazily, without comments. Raises TextUnreadable.
 
-    Most of a routine's or view's text is never asked for, so it costs neither time nor memory.
-    `without_literals` leaves out most lists of literals, which makes a long INSERT about 25 times as fast.
+    Most of the text of a routine or view is never read, so it costs neither time nor memory.
+    `without_literals` omits most lists of literals, which makes a long INSERT about 25 times as fast.
     """
     literals_of = _LITERALS if spelling.escapes else _PLAIN_LITERALS
     end, inside_versioned = 0, 0
@@ -193,42 +196,42 @@ def _unescaped(inner: str) -> str:
 
 
 class TokenCursor:
-    """Reads tokens from left to right, and holds those that were read. Past the end it reads an empty mark.
+    """Reads tokens from left to right and keeps those already read. After the end it returns an empty mark.
 
-    Raises TextUnreadable where the text does, and past STATEMENT_TOKENS_MAX tokens.
+    Raises TextUnreadable like `read_tokens`, and after STATEMENT_TOKENS_MAX tokens.
     """
 
     _END = Token(Kind.MARK, "")
 
     def __init__(self, tokens: Iterable[Token]) -> None:
         self._tokens: list[Token] = []
-        self._rest = iter(tokens)
+        self._unread = iter(tokens)
         self._at = 0
 
     @property
     def ended(self) -> bool:
-        """Whether every token has been read; a closing semicolon does not count."""
+        """Whether every token has been read, not counting a final semicolon."""
         return not self._read_to(self._at) or self.next.upper == ";"
 
     @property
     def taken(self) -> int:
-        """The number of tokens taken."""
+        """The number of tokens consumed."""
         return self._at
 
     @property
     def next(self) -> Token:
-        """The next token, not taken."""
+        """The next token, without consuming it."""
         return self.ahead(0)
 
     def ahead(self, steps: int) -> Token:
-        """The token so many steps further, not taken."""
+        """The token this many steps ahead, without consuming it."""
         at = self._at + steps
         return self._tokens[at] if self._read_to(at) else self._END
 
     def _read_to(self, at: int) -> bool:
-        """Read on until the token at an index is held; tell whether there is one."""
+        """Read up to the token at an index; return whether it exists."""
         while len(self._tokens) <= at:
-            token = next(self._rest, None)
+            token = next(self._unread, None)
             if token is None:
                 return False
             if len(self._tokens) == STATEMENT_TOKENS_MAX:
@@ -237,30 +240,30 @@ class TokenCursor:
         return True
 
     def take(self) -> Token:
-        """Take the next token."""
+        """Consume and return the next token."""
         token = self.next
         self._at += 1
         return token
 
     def accept(self, *words: str) -> bool:
-        """Take these keywords or marks where all of them come next, in this order."""
+        """Consume these keywords or marks if all of them come next, in this order."""
         if all(self.ahead(step).upper == word for step, word in enumerate(words)):
             self._at += len(words)
             return True
         return False
 
     def accept_any(self, *words: str) -> bool:
-        """Take one of these keywords or marks where it comes next."""
+        """Consume the first of these keywords or marks that comes next."""
         return any(self.accept(word) for word in words)
 
     def has(self, *words: str) -> bool:
-        """Tell whether these keywords stand in this order anywhere ahead."""
+        """Return whether these keywords occur anywhere ahead, in this order."""
         self._read_to(STATEMENT_TOKENS_MAX)
         upper = [token.upper for token in self._tokens[self._at :]]
         return any(upper[at : at + len(words)] == list(words) for at in range(len(upper)))
 
     def within_parentheses(self) -> "TokenCursor | None":
-        """Take a parenthesis and return a cursor over its inside; None where none opens here."""
+        """Consume a parenthesis and return a cursor over its content; None if no parenthesis opens here."""
         if self.next.upper != "(":
             return None
         start, depth = self._at + 1, 0
@@ -271,7 +274,7 @@ class TokenCursor:
         return None
 
     def parts(self) -> list["TokenCursor"]:
-        """Take the rest, cut at the commas outside parentheses."""
+        """Consume the remaining tokens, split at commas outside parentheses."""
         parts: list[list[Token]] = [[]]
         depth = 0
         while not self.ended:
