@@ -12,7 +12,7 @@ use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::limits::DECOMPRESSED_BYTES_MAX;
 
-/// Decompresses one body; refuses a stream that gives another length than the one it announces.
+/// Decompresses a body; rejects a stream whose length differs from the announced length.
 pub fn decompress(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut cursor = Cursor::new(bytes);
     let head = cursor.u8()?;
@@ -25,7 +25,7 @@ pub fn decompress(bytes: &[u8]) -> Result<Vec<u8>> {
     if length > DECOMPRESSED_BYTES_MAX {
         return Err(Error::new(ErrorKind::LimitExceeded, format!("an event of {length} bytes after decompression")));
     }
-    // The announced length is not trusted with memory before the stream has proved it.
+    // Do not allocate the announced length before the stream proves it.
     let mut plain = Vec::with_capacity(length.min(bytes.len().saturating_mul(16)));
     flate2::read::ZlibDecoder::new(cursor.take_rest())
         .take(length as u64 + 1)
@@ -49,12 +49,12 @@ mod tests {
     }
 
     #[test]
-    fn a_body_comes_back_whole() {
+    fn a_body_is_decompressed() {
         assert_eq!(decompress(&compressed(b"hello hello", 11)).unwrap(), b"hello hello");
     }
 
     #[test]
-    fn a_lying_length_is_refused() {
+    fn a_wrong_length_is_rejected() {
         for announced in [0, 10, 12, 255] {
             assert_eq!(
                 decompress(&compressed(b"hello hello", announced)).unwrap_err().kind(),

@@ -1,4 +1,4 @@
-//! The first event of every file: it says how to read all the others.
+//! The first event of every file, which describes the format of all later events.
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
@@ -7,12 +7,12 @@ use crate::limits::EVENT_HEADER_BYTES;
 const TABLE_MAP_CODE: usize = 19;
 const ROWS_V1_FIRST_CODE: usize = 23;
 
-/// What a format description event says, as far as reading needs it.
+/// The fields of a format description event that are needed to read events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Format {
     /// The server's version text, such as `9.7.4` or `10.11.19-MariaDB-log`.
     pub server_version: String,
-    /// Whether the server is MariaDB, whose optional metadata and types differ in places.
+    /// Whether the server is MariaDB, which has its own optional metadata and type codes.
     pub mariadb: bool,
     /// Whether every transaction begins with a GTID event, anonymous or not: MySQL from 5.7, MariaDB from 10.0.
     pub gtid_events: bool,
@@ -67,7 +67,7 @@ impl Format {
     }
 }
 
-/// The first two numbers of a version text; (0, 0) where there are none.
+/// Returns the first two numbers of a version text, 0 for each that is missing.
 fn release(version: &str) -> (u32, u32) {
     let mut numbers =
         version.split(|character: char| !character.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_release_is_the_first_two_numbers() {
-        for (version, wanted) in [
+        for (version, expected) in [
             ("9.7.4-2", (9, 7)),
             ("5.6.24-log", (5, 6)),
             ("10.11.19-MariaDB-log", (10, 11)),
@@ -88,7 +88,7 @@ mod tests {
             ("", (0, 0)),
             ("x", (0, 0)),
         ] {
-            assert_eq!(release(version), wanted, "{version}");
+            assert_eq!(release(version), expected, "{version}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! The id and the times of the transaction that follows (MySQL, codes 33 and 34).
+//! The GTID event of MySQL (codes 33 and 34): id and commit time of the transaction that follows.
 
 use crate::cursor::Cursor;
 use crate::error::Result;
 use crate::event::xa::XaId;
 use crate::gtid::Gtid;
 
-/// What any of the three GTID events says of its transaction.
+/// The fields that the three kinds of GTID events share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TransactionHead {
     /// The id; anonymous where GTIDs are off.
@@ -14,23 +14,25 @@ pub struct TransactionHead {
     pub commit_us: Option<u64>,
     /// Bytes of the whole transaction including the GTID event (MySQL 8.0.2 and later).
     pub length: Option<u64>,
-    /// MariaDB: one statement follows, without a commit of its own.
+    /// MariaDB: a single statement follows, without a commit event.
     pub standalone: bool,
     /// The connection that committed (MariaDB 11.5 and later).
     pub thread_id: Option<u64>,
-    /// The logical clock of parallel replication: the number of the last transaction that this one has to follow, and
-    /// its own (MySQL 5.7 and later).
+    /// The logical clock of parallel replication: the sequence number of the last transaction that must commit before
+    /// this transaction, and its own sequence number (MySQL 5.7 and later).
     pub clock: Option<(i64, i64)>,
     /// The XA transaction that is prepared here (MariaDB 10.5 and later).
     pub xa_id: Option<XaId>,
 }
 
-fn signed(value: u64) -> i64 {
+fn to_signed(value: u64) -> i64 {
     i64::from_ne_bytes(value.to_ne_bytes())
 }
 
-/// Reads the body, without checksum (`Gtid_event`): flags u8, uuid 16 bytes, number i64, then from 5.7 a logical
-/// clock (type u8 = 2, two i64), then from 8.0 commit times of 7 bytes, the transaction's length, versions.
+/// Reads the body, without checksum (`Gtid_event`).
+///
+/// Layout: flags u8, uuid 16 bytes, number i64. MySQL 5.7 adds a logical clock (type u8 = 2, two i64), MySQL 8.0 the
+/// commit times of 7 bytes each, the transaction's length and the server versions.
 pub fn read(body: &[u8], anonymous: bool) -> Result<TransactionHead> {
     let mut cursor = Cursor::new(body);
     cursor.skip(1)?;
@@ -44,7 +46,7 @@ pub fn read(body: &[u8], anonymous: bool) -> Result<TransactionHead> {
     if cursor.remaining() < 17 || cursor.u8()? != 2 {
         return Ok(head);
     }
-    head.clock = Some((signed(cursor.u64()?), signed(cursor.u64()?)));
+    head.clock = Some((to_signed(cursor.u64()?), to_signed(cursor.u64()?)));
     if cursor.remaining() < 7 {
         return Ok(head);
     }

@@ -1,25 +1,25 @@
-//! Following events by their headers alone.
+//! Locates events by following their headers.
 //!
-//! An event's bytes may hold anything, a copy of a whole transaction included: only a chain of headers that begins at
-//! a known event proves where another event begins.
+//! The bytes of an event may hold anything, even a copy of a whole transaction. Only a chain of headers that starts
+//! at a known event proves where another event starts.
 
 use super::Header;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 use crate::limits::{EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
 
-/// Where a chain of headers leads.
+/// The end of a chain of headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Followed {
-    /// The last event that begins at or before the target, where a header of the bytes is that of one.
+    /// Start of the last event that starts at or before the target and whose header is in the bytes.
     pub last: Option<u64>,
-    /// Where the next event begins, of which the header is not among the bytes, or is behind the target.
+    /// Start of the next event: its header is past the end of the bytes, or it starts after the target.
     pub next: u64,
 }
 
-/// Follows the events of `bytes`, which begin with a header at `offset` of their file, up to `target`.
+/// Follows the events of `bytes`, which start with a header at `offset` of their file, up to `target`.
 ///
-/// Bodies are passed over: neither are checksums proved, nor need a body be among the bytes.
+/// Bodies are skipped: checksums are not verified, and a body does not have to be in the bytes.
 pub fn follow(bytes: &[u8], offset: u64, target: u64) -> Result<Followed> {
     let mut followed = Followed { last: None, next: offset };
     while followed.next <= target {
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_inside_a_body_is_passed_over() {
+    fn an_event_inside_a_body_is_skipped() {
         let inner = event(b"forged");
         let bytes = [event(&inner), event(b"second")].concat();
         let second = OFFSET + (EVENT_HEADER_BYTES + inner.len()) as u64;
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_need_not_be_there() {
+    fn a_missing_body_is_accepted() {
         let bytes = header(1000);
         assert_eq!(follow(&bytes, 4, 500), Ok(Followed { last: Some(4), next: 1004 }));
         assert_eq!(follow(&bytes, 4, 5000), Ok(Followed { last: Some(4), next: 1004 }));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_no_event_has_is_refused() {
+    fn an_impossible_size_is_rejected() {
         for size in [0, 18, u32::MAX] {
             assert!(follow(&header(size), 4, 500).is_err(), "{size}");
         }

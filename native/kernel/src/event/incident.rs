@@ -1,4 +1,4 @@
-//! The server says that changes may be missing from its log.
+//! Incidents: the server reports that changes may be missing from its log.
 
 use crate::cursor::Cursor;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! The id of the transaction that follows (MariaDB, code 162), and the list of code 163.
+//! The GTID event of MariaDB (code 162), and its GTID list (code 163).
 
 use crate::cursor::Cursor;
 use crate::error::Result;
@@ -15,8 +15,10 @@ const EXTRA_COMMIT_ALTER: u8 = 4;
 const EXTRA_ROLLBACK_ALTER: u8 = 8;
 const EXTRA_THREAD_ID: u8 = 16;
 
-/// Reads the body, without checksum (`Gtid_log_event`): sequence u64, domain u32, flags u8, then by flag a commit id,
-/// an XA id and extra fields; zeros fill it up to 19 bytes. The server id stands in the event's header.
+/// Reads the body, without checksum (`Gtid_log_event`).
+///
+/// Layout: sequence u64, domain u32, flags u8; then, depending on the flags, a commit id, an XA id and extra fields.
+/// The server pads the body with zeros to 19 bytes. The server id is in the event's header.
 pub fn read(body: &[u8], server: u32) -> Result<TransactionHead> {
     let mut cursor = Cursor::new(body);
     let sequence = cursor.u64()?;
@@ -43,7 +45,7 @@ pub fn read(body: &[u8], server: u32) -> Result<TransactionHead> {
     Ok(head)
 }
 
-/// The thread id among the optional fields at the end; absent before 11.5, and not needed to read what follows.
+/// Reads the thread id from the optional fields at the end. Servers before 11.5 write none.
 fn extra_thread_id(mut cursor: Cursor<'_>) -> Option<u64> {
     let extra = cursor.u8().ok()?;
     if extra & EXTRA_MULTI_ENGINE != 0 {
@@ -58,7 +60,8 @@ fn extra_thread_id(mut cursor: Cursor<'_>) -> Option<u64> {
     cursor.u32().ok().map(u64::from)
 }
 
-/// Reads a GTID list (`Gtid_list_log_event`): count and flags in one u32, then domain, server, sequence for each.
+/// Reads a GTID list (`Gtid_list_log_event`): count and flags in one u32, then domain, server and sequence of each
+/// GTID.
 pub fn read_list(body: &[u8]) -> Result<GtidSet> {
     let mut cursor = Cursor::new(body);
     let count = cursor.u32()? & 0x0fff_ffff;
@@ -67,7 +70,7 @@ pub fn read_list(body: &[u8]) -> Result<GtidSet> {
         let domain = cursor.u32()?;
         let server = cursor.u32()?;
         let sequence = cursor.u64()?;
-        // The list may name several servers of one domain; the last is the newest.
+        // The list may name several servers of a domain. The last GTID is the newest, so it wins.
         set.add(&Gtid::Mariadb { domain, server, sequence });
     }
     Ok(set)

@@ -1,7 +1,7 @@
-//! Events: the header they share and the table of their types; one body per file.
+//! Events: the common header and the table of event types. Each body has its own file.
 //!
-//! Type codes are those of `mysql::binlog::event::Log_event_type` (MySQL, `binlog_event.h`) and of `Log_event_type`
-//! in MariaDB's `log_event.h` (160 and up).
+//! The type codes are those of `mysql::binlog::event::Log_event_type` (MySQL, `binlog_event.h`) and of
+//! `Log_event_type` in MariaDB's `log_event.h` (160 and up).
 
 pub mod compressed;
 pub mod format_description;
@@ -23,11 +23,12 @@ pub mod xa;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// Set while a file is being written, and left behind by a crash, without the checksum being made anew.
+/// Set while a file is being written. The server does not update the checksum when it clears the flag, and a crash
+/// leaves the flag set.
 pub const FLAG_IN_USE: u16 = 0x0001;
-/// The event was made up for the stream and stands in no file.
+/// The server generated the event for the stream; it is not in any file.
 pub const FLAG_ARTIFICIAL: u16 = 0x0020;
-/// A reader that does not know the type may pass over the event.
+/// Readers that do not know the type may skip the event.
 pub const FLAG_IGNORABLE: u16 = 0x0080;
 
 /// The header of every event: 19 bytes.
@@ -48,14 +49,14 @@ pub struct Header {
     pub server_id: u32,
     /// Bytes of the whole event: header, body and checksum.
     pub size: u32,
-    /// Where the next event starts, modulo 2^32; 0 where the server does not say.
+    /// Where the next event starts, modulo 2^32; 0 if the server does not say.
     pub end_position: u32,
     /// The `FLAG_` bits.
     pub flags: u16,
 }
 
 impl Header {
-    /// Reads a header; needs 19 bytes.
+    /// Reads a header from 19 bytes.
     #[inline(always)]
     pub fn read(cursor: &mut Cursor<'_>) -> Result<Header> {
         Ok(Header {
@@ -68,7 +69,7 @@ impl Header {
         })
     }
 
-    /// Adds the header's bytes, as `read` takes them.
+    /// Appends the header in the format that `read` expects.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.timestamp.to_le_bytes());
         out.push(self.code);
@@ -81,7 +82,7 @@ impl Header {
 
 macro_rules! event_kinds {
     ($($(#[$doc:meta])* $kind:ident = $code:literal, $name:literal;)+) => {
-        /// The event types that are understood.
+        /// The supported event types.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum EventKind { $($(#[$doc])* $kind),+ }
 
@@ -89,13 +90,13 @@ macro_rules! event_kinds {
             /// Every type, in code order.
             pub const ALL: &'static [EventKind] = &[$(EventKind::$kind),+];
 
-            /// The type of a code, or None for a code that is not understood.
+            /// Returns the type of a code, or None if the code is not supported.
             #[inline(always)]
             pub fn from_code(code: u8) -> Option<EventKind> {
                 match code { $($code => Some(EventKind::$kind),)+ _ => None }
             }
 
-            /// The name as SHOW BINLOG EVENTS prints it.
+            /// Returns the name that SHOW BINLOG EVENTS prints.
             pub fn name(self) -> &'static str {
                 match self { $(EventKind::$kind => $name),+ }
             }
@@ -108,7 +109,7 @@ event_kinds! {
     Query = 2, "Query";
     /// The server stopped.
     Stop = 3, "Stop";
-    /// The log goes on in another file.
+    /// The log continues in another file.
     Rotate = 4, "Rotate";
     /// LAST_INSERT_ID or INSERT_ID for the statement that follows.
     IntVar = 5, "Intvar";
@@ -128,7 +129,7 @@ event_kinds! {
     BeginLoadQuery = 17, "Begin_load_query";
     /// LOAD DATA as a statement.
     ExecuteLoadQuery = 18, "Execute_load_query";
-    /// What the row images that follow hold.
+    /// The columns of the row images that follow.
     TableMap = 19, "Table_map";
     /// Inserted rows, version 1.
     WriteRowsV1 = 23, "Write_rows_v1";
@@ -140,9 +141,9 @@ event_kinds! {
     Incident = 26, "Incident";
     /// The server is idle.
     Heartbeat = 27, "Heartbeat";
-    /// May be passed over.
+    /// Readers may skip the event.
     Ignorable = 28, "Ignorable";
-    /// The statement behind the rows that follow.
+    /// The text of the statement that changed the rows that follow.
     RowsQuery = 29, "Rows_query";
     /// Inserted rows.
     WriteRows = 30, "Write_rows";
@@ -156,23 +157,23 @@ event_kinds! {
     AnonymousGtid = 34, "Anonymous_Gtid";
     /// The GTIDs of all earlier files.
     PreviousGtids = 35, "Previous_gtids";
-    /// Group replication: what the transaction was certified against.
+    /// Group replication: the data that the transaction was certified against.
     TransactionContext = 36, "Transaction_context";
     /// Group replication: the group changed.
     ViewChange = 37, "View_change";
-    /// A transaction was prepared for two-phase commit.
+    /// First phase of a two-phase commit: the transaction is prepared.
     XaPrepare = 38, "XA_prepare";
-    /// Updated rows whose JSON columns hold differences.
+    /// Updated rows whose JSON columns may hold partial updates.
     PartialUpdateRows = 39, "Update_rows_partial";
     /// A whole transaction, compressed.
     TransactionPayload = 40, "Transaction_payload";
-    /// The server is idle; carries a 64-bit position.
+    /// The server is idle; includes a 64-bit position.
     HeartbeatV2 = 41, "Heartbeat";
     /// The GTID, with a tag, of the transaction that follows.
     TaggedGtid = 42, "Gtid";
-    /// MariaDB: the statement behind the rows that follow.
+    /// MariaDB: the text of the statement that changed the rows that follow.
     AnnotateRows = 160, "Annotate_rows";
-    /// MariaDB: the oldest file that recovery needs.
+    /// MariaDB: the oldest file that crash recovery needs.
     BinlogCheckpoint = 161, "Binlog_checkpoint";
     /// MariaDB: the GTID of the transaction that follows.
     MariadbGtid = 162, "Gtid";
@@ -196,7 +197,7 @@ event_kinds! {
     DeleteRowsCompressed = 171, "Delete_rows_compressed";
 }
 
-/// What a rows event does.
+/// The kind of change that a rows event logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Change {
     /// One image: the new row.
@@ -208,7 +209,7 @@ pub enum Change {
 }
 
 impl EventKind {
-    /// What a rows event does; None for any other event.
+    /// Returns the kind of change of a rows event; None for any other event.
     #[inline]
     pub fn change(self) -> Option<Change> {
         use EventKind::*;
@@ -253,7 +254,7 @@ impl EventKind {
         )
     }
 
-    /// Whether the event opens a transaction by naming it.
+    /// Whether the event starts a transaction and names it.
     #[inline]
     pub fn is_gtid(self) -> bool {
         matches!(self, EventKind::Gtid | EventKind::AnonymousGtid | EventKind::TaggedGtid | EventKind::MariadbGtid)
@@ -265,13 +266,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_names_itself_back() {
+    fn every_code_maps_to_one_type() {
         let known = (0..=255).filter_map(EventKind::from_code).count();
         assert_eq!(known, EventKind::ALL.len());
     }
 
     #[test]
-    fn a_header_reads_as_written() {
+    fn a_header_survives_a_round_trip() {
         let bytes = [1, 0, 0, 0, 30, 7, 0, 0, 0, 40, 0, 0, 0, 200, 0, 0, 0, 0x80, 0];
         let header = Header::read(&mut Cursor::new(&bytes)).unwrap();
         assert_eq!((header.timestamp, header.code, header.server_id), (1, 30, 7));

@@ -5,9 +5,10 @@ use crate::error::{malformed, Result};
 use crate::event::tagged_gtid::varlen;
 use crate::gtid::GtidSet;
 
-/// Reads the body, without checksum (`Gtid_set::add_gtid_encoding`): a count, then for each uuid (and tag) its
-/// intervals. The highest byte of the count is the format: 1 means that tags are present, and that the count lies in
-/// the six bytes between.
+/// Reads the body, without checksum (`Gtid_set::add_gtid_encoding`).
+///
+/// Layout: a count, then the intervals of each uuid (and tag). The highest byte of the count is the format: 1 means
+/// that tags are present and that the six bytes in the middle hold the count.
 pub fn read(body: &[u8]) -> Result<GtidSet> {
     let mut cursor = Cursor::new(body);
     let raw = cursor.u64()?;
@@ -23,14 +24,14 @@ pub fn read(body: &[u8]) -> Result<GtidSet> {
         } else {
             ""
         };
-        let mut past = 0;
+        let mut previous_end = 0;
         for _ in 0..cursor.u64()? {
             let start = cursor.u64()?;
             let end = cursor.u64()?;
-            if start <= past || end <= start {
+            if start <= previous_end || end <= start {
                 return Err(malformed("GTID intervals that are empty or out of order"));
             }
-            past = end;
+            previous_end = end;
             set.add_interval(uuid, tag, start, end);
         }
     }

@@ -1,26 +1,26 @@
-//! A statement as text: DDL, transaction control, or a change in statement format.
+//! Statements logged as text: DDL, transaction control, or changes in statement format.
 
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 use crate::event::session::{Backslash, Session};
 
-/// The parts of a query event that matter, as views.
+/// The parts of a query event that are needed, as views of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query<'a> {
-    /// The connection on the server that ran it.
+    /// The server connection that ran the statement.
     pub thread_id: u32,
-    /// The error the statement ended with, 0 for none.
+    /// The error that the statement ended with, 0 for none.
     pub error_code: u16,
-    /// The default database, UTF-8; may be empty.
+    /// The default database in UTF-8; may be empty.
     pub database: &'a [u8],
-    /// The status variables, as `Session` reads them.
+    /// The status variables, in the format that `Session` reads.
     pub variables: &'a [u8],
-    /// The statement, in the client's character set; compressed when the event type says so.
+    /// The statement in the client's character set; compressed if the event type says so.
     pub text: &'a [u8],
 }
 
-/// What a statement means for the stream.
+/// The effect of a statement on the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// BEGIN, or XA START: rows follow.
@@ -31,36 +31,39 @@ pub enum Verb {
     Rollback,
     /// ROLLBACK TO a savepoint.
     RollbackTo,
-    /// SAVEPOINT: a ROLLBACK TO may come back to it.
+    /// SAVEPOINT: a later ROLLBACK TO may refer to it.
     Savepoint,
-    /// RELEASE, XA END: means nothing for rows.
+    /// RELEASE or XA END: no effect on rows.
     Marker,
     /// XA COMMIT.
     XaCommit,
     /// XA ROLLBACK.
     XaRollback,
-    /// INSERT, UPDATE and their like: the rows are not in the log.
+    /// INSERT, UPDATE and the like: the row images are not in the log.
     Change,
-    /// A statement that is not known: it may change and define anything.
+    /// An unknown statement: it may change any row and any definition.
     Unknown,
     /// DDL, and other statements known to change no rows.
     Definition,
 }
 
 impl<'a> Query<'a> {
-    /// Reads the body, without checksum (`Query_event`): thread id u32, seconds u32, database length u8, error u16,
-    /// length of the status variables u16, these, the database, a zero, the text.
+    /// Reads the body, without checksum (`Query_event`).
+    ///
+    /// Layout: thread id u32, seconds u32, length of the database u8, error u16, length of the status variables u16,
+    /// the status variables, the database, a zero, the text.
     pub fn read(body: &'a [u8]) -> Result<Query<'a>> {
         let mut cursor = Cursor::new(body);
         let head = Head::read(&mut cursor)?;
         Query::read_rest(&head, cursor)
     }
 
-    /// Reads the body of a LOAD DATA that was logged as a statement, and returns its text besides
-    /// (`Execute_load_query_event`): between the lengths and the status variables stand the file's id u32, where
-    /// ` INFILE 'name' ... INTO` starts and ends in the text, u32 each, and what becomes of duplicates, u8.
+    /// Reads the body of a LOAD DATA logged as a statement; also returns its text (`Execute_load_query_event`).
     ///
-    /// The file's name is left out of the text: the server writes it between quotes as it is, with any quotes in it.
+    /// Four fields come between the lengths and the status variables: the file id u32, the start and the end of `
+    /// INFILE 'name' ... INTO` in the text, u32 each, and the duplicate handling u8.
+    ///
+    /// The text is returned without the file name, because the server does not escape quotes in the name.
     pub fn read_load(body: &'a [u8]) -> Result<(Query<'a>, Vec<u8>)> {
         let mut cursor = Cursor::new(body);
         let head = Head::read(&mut cursor)?;
@@ -69,8 +72,8 @@ impl<'a> Query<'a> {
         let duplicates = cursor.u8()?;
         let query = Query::read_rest(&head, cursor)?;
         let before = usize::try_from(start).ok().and_then(|start| query.text.get(..start));
-        let behind = usize::try_from(end).ok().filter(|_| start <= end).and_then(|end| query.text.get(end..));
-        let (Some(before), Some(behind)) = (before, behind) else {
+        let after = usize::try_from(end).ok().filter(|_| start <= end).and_then(|end| query.text.get(end..));
+        let (Some(before), Some(after)) = (before, after) else {
             return Err(malformed(format!("a LOAD DATA whose file name is at {start} to {end} of its text")));
         };
         let file: &[u8] = match duplicates {
@@ -78,7 +81,7 @@ impl<'a> Query<'a> {
             1 => b" INFILE '...' IGNORE INTO",
             _ => b" INFILE '...' REPLACE INTO",
         };
-        Ok((query, [before, file, behind].concat()))
+        Ok((query, [before, file, after].concat()))
     }
 
     fn read_rest(head: &Head, mut cursor: Cursor<'a>) -> Result<Query<'a>> {
@@ -96,8 +99,8 @@ impl<'a> Query<'a> {
         })
     }
 
-    /// The statement as UTF-8. Bytes that are not valid in the session's character set are shown as U+FFFD: a
-    /// statement is read for its names, and must not stop the stream.
+    /// Decodes the statement to UTF-8. Bytes that are invalid in the session's character set become U+FFFD: only the
+    /// names in a statement matter, and a bad byte must not stop the stream.
     pub fn text_utf8(&self, text: &[u8]) -> String {
         let collation = Session::read(self.variables).collation;
         let charset = collation.and_then(|id| Charset::from_collation_id(u32::from(id)));
@@ -112,14 +115,14 @@ impl<'a> Query<'a> {
 }
 
 impl Query<'_> {
-    /// What the statement means, by its first words. `text` is the statement, decompressed where it was compressed.
+    /// Classifies the statement by its first words. `text` is the statement after decompression.
     pub fn verb(&self, text: &[u8]) -> Verb {
-        // Session variables are read only where a prefix has strings: most statements have none.
+        // Parse the session variables only if a prefix contains strings, which is rare.
         verb(text, || Session::read(self.variables).backslash())
     }
 }
 
-/// What every statement's body begins with.
+/// The fields at the start of every statement's body.
 struct Head {
     thread_id: u32,
     error_code: u16,
@@ -137,10 +140,10 @@ impl Head {
     }
 }
 
-/// What a statement means, by its first words.
+/// Classifies a statement by its first words.
 ///
-/// The server writes transaction control itself, in capitals and without comments; comments before other statements
-/// what clients sent. `backslash` is asked where strings precede the verb.
+/// The server writes transaction control itself, in capitals and without comments. Other statements are client text
+/// and may start with comments. `backslash` is called only if strings precede the verb.
 pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     match text {
         b"BEGIN" => return Verb::Begin,
@@ -153,7 +156,7 @@ pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     };
     let (first, rest) = word(statement);
     let (second, _) = word(after_comments(rest));
-    let is = |found: &[u8], wanted: &str| found.eq_ignore_ascii_case(wanted.as_bytes());
+    let is = |token: &[u8], expected: &str| token.eq_ignore_ascii_case(expected.as_bytes());
     if is(first, "XA") {
         return match second {
             w if is(w, "START") || is(w, "BEGIN") => Verb::Begin,
@@ -174,18 +177,18 @@ pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     if is(first, "COMMIT") {
         return Verb::Commit;
     }
-    // A SELECT or DO is logged for the functions that it calls: they changed rows.
+    // A SELECT or DO is logged only if the functions that it calls changed rows.
     const CHANGES: [&str; 10] =
         ["INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "SELECT", "DO", "VALUES"];
     if CHANGES.iter().any(|change| is(first, change)) {
         return Verb::Change;
     }
-    // MariaDB's ANALYZE runs the statement behind it, unless it is ANALYZE TABLE.
+    // MariaDB's ANALYZE runs the statement after it, unless it is ANALYZE TABLE.
     const ANALYZE_TABLE: [&str; 4] = ["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"];
     if is(first, "ANALYZE") && !ANALYZE_TABLE.iter().any(|option| is(second, option)) {
         return Verb::Change;
     }
-    // CREATE TABLE ... SELECT is one transaction: its definition ends with these words, and rows follow.
+    // CREATE TABLE ... SELECT is a single transaction: its definition ends with these words, and its rows follow.
     if text.ends_with(b"START TRANSACTION") {
         return Verb::Begin;
     }
@@ -195,7 +198,7 @@ pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     Verb::Unknown
 }
 
-/// The statements that can be logged as text though they change no rows but those that a definition empties.
+/// Statements that may be logged as text and change no rows, except those that DDL removes.
 const CHANGES_NO_ROWS: [&str; 39] = [
     "ALTER",
     "ANALYZE",
@@ -238,26 +241,26 @@ const CHANGES_NO_ROWS: [&str; 39] = [
     "USE",
 ];
 
-/// The name of a SAVEPOINT or ROLLBACK TO, as it is written.
+/// Returns the name in a SAVEPOINT or ROLLBACK TO, with its quotes.
 pub fn savepoint_name(text: &[u8]) -> &[u8] {
     let mut rest = text.trim_ascii();
     loop {
-        let (first, behind) = word(rest);
+        let (first, after) = word(rest);
         if !["SAVEPOINT", "ROLLBACK", "WORK", "TO"].iter().any(|word| first.eq_ignore_ascii_case(word.as_bytes())) {
             return rest;
         }
-        rest = behind.trim_ascii_start();
+        rest = after.trim_ascii_start();
     }
 }
 
-/// The statement behind comments, parentheses and SET STATEMENT; None where no FOR follows.
+/// Returns the statement after comments, parentheses and SET STATEMENT; None if a SET STATEMENT has no FOR.
 pub fn after_prefix(text: &str, backslash: Backslash) -> Option<&str> {
     let rest = after_set_statement(after_comments(text.as_bytes()), || backslash)?;
     text.get(text.len() - rest.len()..)
 }
 
-/// Passes over `SET STATEMENT variable = value, ... FOR`, which MariaDB logs before the statement that it is for; None
-/// where no FOR follows.
+/// Skips `SET STATEMENT variable = value, ... FOR`, which MariaDB logs before the statement it applies to. Returns
+/// None if there is no FOR.
 fn after_set_statement(mut text: &[u8], backslash: impl FnOnce() -> Backslash) -> Option<&[u8]> {
     let mut unread = Some(backslash);
     let mut known = Backslash::default();
@@ -274,7 +277,7 @@ fn after_set_statement(mut text: &[u8], backslash: impl FnOnce() -> Backslash) -
     }
 }
 
-/// The text behind the first FOR that is in no quotes, comment or parentheses.
+/// Returns the text after the first FOR outside quotes, comments and parentheses.
 fn after_for(text: &[u8], backslash: Backslash) -> Option<&[u8]> {
     let (mut rest, mut depth) = (text, 0usize);
     loop {
@@ -293,8 +296,8 @@ fn after_for(text: &[u8], backslash: Backslash) -> Option<&[u8]> {
             }
             [byte, after @ ..] if !byte.is_ascii_alphanumeric() && *byte != b'_' => after,
             _ => {
-                let (found, after) = word(rest);
-                if depth == 0 && found.eq_ignore_ascii_case(b"FOR") {
+                let (token, after) = word(rest);
+                if depth == 0 && token.eq_ignore_ascii_case(b"FOR") {
                     return Some(after);
                 }
                 after
@@ -303,14 +306,15 @@ fn after_for(text: &[u8], backslash: Backslash) -> Option<&[u8]> {
     }
 }
 
-/// The text behind a line comment, of which the first bytes are passed; the blank after `--` may end the line.
+/// Returns the text after a line comment. `inside` is the comment without its opening bytes: the newline that ends
+/// the comment may be the last of them.
 fn after_line<'a>(comment: &'a [u8], inside: &'a [u8]) -> Option<&'a [u8]> {
     let passed = comment.len() - inside.len();
     let at = memchr::memchr(b'\n', comment.get(passed - 1..)?)?;
     comment.get(passed + at..)
 }
 
-/// The text behind a closing quote; a doubled quote opens the next string, which comes to the same.
+/// Returns the text after a closing quote. A doubled quote opens a new string, which gives the same result.
 fn after_quote(inside: &[u8], quote: u8, backslash: Backslash) -> Option<&[u8]> {
     let may_escape = quote != b'`' && backslash == Backslash::Escapes;
     let mut escaped = false;
@@ -322,8 +326,8 @@ fn after_quote(inside: &[u8], quote: u8, backslash: Backslash) -> Option<&[u8]> 
     inside.get(at + 1..)
 }
 
-/// Passes over white space, `/* */`, `--` and `#` comments. What is in `/*! */` and MariaDB's `/*M! */` stays: it is
-/// text that the server runs.
+/// Skips white space and `/* */`, `--` and `#` comments, but not the contents of `/*! */` and MariaDB's `/*M! */`,
+/// which the server runs.
 fn after_comments(mut text: &[u8]) -> &[u8] {
     loop {
         text = text.trim_ascii_start();
@@ -336,7 +340,7 @@ fn after_comments(mut text: &[u8]) -> &[u8] {
             [b'-', b'-', rest @ ..] | [b'#', rest @ ..] => {
                 memchr::memchr(b'\n', rest).and_then(|at| rest.get(at + 1..))
             }
-            // What stood in `/*! */` has ended.
+            // The end of a `/*! */` comment.
             [b'*', b'/', rest @ ..] | [b'(', rest @ ..] => Some(rest),
             _ => return text,
         };
@@ -358,7 +362,7 @@ mod tests {
 
     #[test]
     fn statements_are_known_by_their_first_words() {
-        for (text, wanted) in [
+        for (text, expected) in [
             ("BEGIN", Verb::Begin),
             ("COMMIT", Verb::Commit),
             ("XA START X'61',X'',1", Verb::Begin),
@@ -399,12 +403,12 @@ mod tests {
             ("/* open", Verb::Definition),
             ("", Verb::Definition),
         ] {
-            assert_eq!(verb(text.as_bytes(), Backslash::default), wanted, "{text}");
+            assert_eq!(verb(text.as_bytes(), Backslash::default), expected, "{text}");
         }
     }
 
     #[test]
-    fn a_backslash_ends_no_string_early_or_late() {
+    fn backslashes_follow_the_sql_mode() {
         let text = r"SET STATEMENT a='\' FOR INSERT INTO t VALUES (1) /* ' FOR ALTER TABLE t ADD c INT */";
         assert_eq!(verb(text.as_bytes(), || Backslash::Plain), Verb::Change);
         assert_eq!(verb(text.as_bytes(), || Backslash::Escapes), Verb::Definition);
@@ -412,7 +416,7 @@ mod tests {
         assert_eq!(after_prefix(r"SET STATEMENT a='\' FOR DROP TABLE t", Backslash::Escapes), None);
     }
 
-    /// A statement's body with these status variables, and `between` in front of them.
+    /// The body of a statement with these status variables, and `between` in front of them.
     fn body(between: &[u8], variables: &[u8], text: &str) -> Vec<u8> {
         let mut body = vec![0; 8];
         body.push(1);
@@ -426,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn load_data_is_read_without_its_file_name() {
+    fn load_data_text_omits_the_file_name() {
         let text = "LOAD DATA INFILE '/tmp/it's' INTO TABLE `u` FIELDS' IGNORE INTO TABLE `t` (a)";
         let end = text.find(" TABLE `t`").expect("the table");
         let lengths = |start: usize, end: usize| {
@@ -446,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn savepoints_are_known_by_name() {
+    fn savepoint_names_are_extracted() {
         for (text, name) in [
             ("SAVEPOINT `s 1`", "`s 1`"),
             ("rollback to `s 1`", "`s 1`"),
@@ -458,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn nesting_costs_no_stack_and_linear_time() {
+    fn deep_nesting_is_parsed_in_linear_time_without_recursion() {
         for prefix in ["/*!", "/*M!", "(", "/*!99999", "SET STATEMENT a=1 FOR ", "/**/", "#\n"] {
             let text = format!("{} CREATE TABLE d.z (a INT) */", prefix.repeat(300_000));
             assert_eq!(verb(text.as_bytes(), Backslash::default), Verb::Definition, "{prefix}");

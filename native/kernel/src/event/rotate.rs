@@ -1,19 +1,19 @@
-//! The log goes on in another file.
+//! Rotations: the log continues in another file.
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
 
-/// Where the log goes on.
+/// The position where the log continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rotate {
-    /// Offset in the next file; 4 but for the made-up event that opens a stream.
+    /// Offset in the next file: 4, except in the artificial event that opens a stream.
     pub offset: u64,
     /// Name of the next file.
     pub file: String,
 }
 
 impl Rotate {
-    /// Reads the body, without checksum: offset u64, then the name up to the end.
+    /// Reads the body, without checksum: offset u64, then the file name.
     pub fn read(body: &[u8]) -> Result<Rotate> {
         let mut cursor = Cursor::new(body);
         let offset = cursor.u64()?;
@@ -22,7 +22,7 @@ impl Rotate {
     }
 }
 
-/// The number at the end of a file's name, 0 where there is none.
+/// Returns the number at the end of a file name, 0 if there is none.
 pub fn file_number(file: &str) -> Result<u32> {
     let digits = file.bytes().rev().take_while(u8::is_ascii_digit).count();
     let text = file.get(file.len() - digits..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Row images: which columns they hold, and where one image ends and the next begins.
+//! Row images: the columns that they hold, and where each image ends.
 //!
 //! ```text
 //! table id │ flags │ (extra header) │ count │ columns present │ (present after) │ images...
@@ -10,26 +10,26 @@ use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 use crate::event::{Change, EventKind};
 
-/// The head of a rows event, as views.
+/// The head of a rows event, as views of the body.
 #[derive(Debug, Clone, Copy)]
 pub struct RowsHead<'a> {
-    /// The table, by the number its table map gave.
+    /// The id that the table map assigned to the table.
     pub table_id: u64,
-    /// How many columns the table has.
+    /// Number of columns of the table.
     pub width: usize,
-    /// One bit for each column: whether the first image holds it.
+    /// One bit for each column: whether the first image holds the column.
     pub present: &'a [u8],
-    /// The same for the second image of an update; the first again for other events.
+    /// The same for the second image of an update; a copy of `present` for other events.
     pub present_after: &'a [u8],
-    /// The images, compressed when the event type says so.
+    /// The images, compressed if the event type says so.
     pub images: &'a [u8],
 }
 
-/// A table id that names no table: the event only ends a statement.
+/// The table id of an event that only ends a statement and names no table.
 pub const TABLE_ID_NONE: u64 = 0x00ff_ffff;
 
 impl<'a> RowsHead<'a> {
-    /// Reads the head of a body, without checksum (`Rows_event`).
+    /// Reads the head from a body without checksum (`Rows_event`).
     #[inline]
     pub fn read(body: &'a [u8], kind: EventKind, table_id_bytes: usize) -> Result<RowsHead<'a>> {
         let mut cursor = Cursor::new(body);
@@ -49,13 +49,13 @@ impl<'a> RowsHead<'a> {
     }
 }
 
-/// Whether bit `index` is set, counted from the lowest bit of the first byte.
+/// Whether bit `index` is set, counting from the lowest bit of the first byte.
 #[inline(always)]
 pub fn bit(bits: &[u8], index: usize) -> bool {
     bits.get(index / 8).is_some_and(|byte| byte >> (index % 8) & 1 == 1)
 }
 
-/// How many of the first `width` bits are set.
+/// Counts the set bits among the first `width` bits.
 #[inline]
 pub fn count(bits: &[u8], width: usize) -> usize {
     let whole: usize = bits.iter().take(width / 8).map(|byte| byte.count_ones() as usize).sum();
@@ -64,15 +64,15 @@ pub fn count(bits: &[u8], width: usize) -> usize {
     whole + last.count_ones() as usize
 }
 
-/// The part of an after-image that JSON differences add in front (PARTIAL_UPDATE_ROWS).
+/// The prefix of an after-image that may hold partial JSON updates (PARTIAL_UPDATE_ROWS).
 #[derive(Debug, Clone, Copy)]
 pub struct PartialHead<'a> {
-    /// One bit for each JSON column of the table: whether the value is a difference. Empty when none is.
+    /// One bit for each JSON column of the table: whether the value is a partial update. Empty if no value is.
     pub partial: &'a [u8],
 }
 
 impl<'a> PartialHead<'a> {
-    /// Reads the value options of one after-image; `json_columns` counts those of the whole table.
+    /// Reads the value options of an after-image; `json_columns` is the number of JSON columns of the table.
     pub fn read(cursor: &mut Cursor<'a>, json_columns: usize) -> Result<PartialHead<'a>> {
         const PARTIAL_JSON: u64 = 1;
         let options = cursor.length_encoded()?;
@@ -83,28 +83,27 @@ impl<'a> PartialHead<'a> {
     }
 }
 
-/// Passes over one image; what is left of the cursor is the next one. A difference of a JSON column has the same
-/// length prefix as a whole value, so it needs no case of its own.
+/// Skips one image. A partial JSON update has the same length prefix as a whole value, so it needs no special case.
 #[inline]
 pub fn skip_image(cursor: &mut Cursor<'_>, kinds: &[Kind], present: &[u8], partial_json: Option<usize>) -> Result<()> {
     if let Some(json_columns) = partial_json {
         PartialHead::read(cursor, json_columns)?;
     }
     let nulls = cursor.take(count(present, kinds.len()).div_ceil(8))?;
-    let mut at = 0;
+    let mut null_index = 0;
     for (index, kind) in kinds.iter().enumerate() {
         if !bit(present, index) {
             continue;
         }
-        if !bit(nulls, at) {
+        if !bit(nulls, null_index) {
             kind.skip(cursor)?;
         }
-        at += 1;
+        null_index += 1;
     }
     Ok(())
 }
 
-/// Counts the changes of an event: images of an update come in pairs.
+/// Counts the changes of an event. An update has two images, other changes have one.
 pub fn count_changes(head: &RowsHead<'_>, images: &[u8], kinds: &[Kind], kind: EventKind) -> Result<u32> {
     let json_columns = kinds.iter().filter(|kind| matches!(kind, Kind::Json { .. })).count();
     let partial_json = (kind == EventKind::PartialUpdateRows).then_some(json_columns);
@@ -129,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_count_up_to_the_width() {
+    fn bits_after_the_width_are_not_counted() {
         assert_eq!(count(&[0xff, 0xff], 10), 10);
         assert_eq!(count(&[0b101], 3), 2);
         assert_eq!(count(&[], 0), 0);

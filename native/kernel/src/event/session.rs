@@ -1,15 +1,15 @@
-//! What a statement's event says of the session that ran it, for the definitions that it makes.
+//! The session state that a statement's event logs, as far as it affects the meaning of DDL.
 
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// MySQL lists the databases that a statement changes, unless they are more than 16.
+/// MySQL lists the databases that a statement changes only if there are at most 16. This count stands for more.
 const DATABASES_UNLISTED: u8 = 254;
 
-/// The SQL modes that change how a definition's text is read, by their bit in `Q_SQL_MODE_CODE`. The last two are bits
-/// of MariaDB and of MySQL before 8.0.
-const READING_MODES: [(u64, &str); 5] = [
+/// The SQL modes that change how DDL is parsed, with their bit in `Q_SQL_MODE_CODE`. The last two exist
+/// only on MariaDB and on MySQL before 8.0.
+const PARSING_MODES: [(u64, &str); 5] = [
     (1, "REAL_AS_FLOAT"),
     (1 << 2, "ANSI_QUOTES"),
     (1 << 20, "NO_BACKSLASH_ESCAPES"),
@@ -17,47 +17,47 @@ const READING_MODES: [(u64, &str); 5] = [
     (1 << 12, "MAXDB"),
 ];
 
-/// What a backslash means in a quoted string.
+/// The meaning of a backslash in a quoted string.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Backslash {
-    /// It escapes the next character.
+    /// A backslash escapes the next character.
     #[default]
     Escapes,
-    /// It is a character like any other, under NO_BACKSLASH_ESCAPES.
+    /// A backslash is an ordinary character (NO_BACKSLASH_ESCAPES).
     Plain,
 }
 
-/// The status variables of a query event on which its meaning depends.
+/// The status variables of a query event that affect its meaning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Session {
     /// The collation of the statement's text.
     pub collation: Option<u16>,
-    /// The databases of the tables that the statement read or changed, those behind views, triggers and functions
-    /// included: none for any database (there are more than 16, or a foreign key refers to one of the tables); None where
-    /// the event does not say, as on MariaDB and before MySQL 5.6.
+    /// The databases of all tables that the statement accessed, including tables used by views, triggers and
+    /// functions. An empty list means any database: there are more than 16, or a foreign key refers to a table of the
+    /// statement. None if the event has no list, as on MariaDB and before MySQL 5.6.
     pub accessed: Option<Vec<String>>,
-    /// The character set that a database gets where the statement names none (`collation_server`).
+    /// The default character set of a new database (`collation_server`).
     pub server_charset: Option<&'static str>,
-    /// The SQL mode, a bit for each; 0 where the event does not say.
+    /// The SQL mode as a bit set; 0 if the event does not have it.
     pub sql_mode: u64,
 }
 
 impl Session {
-    /// Reads the status variables (`Query_event`, MariaDB's `Query_log_event`). What follows a variable of unknown length
-    /// cannot be found, so it counts as not said.
+    /// Reads the status variables (`Query_event`, MariaDB's `Query_log_event`). The length of an unknown variable is
+    /// not known either, so reading stops there and the later variables keep their defaults.
     pub fn read(variables: &[u8]) -> Session {
         let mut session = Session::default();
         let mut cursor = Cursor::new(variables);
-        while let Ok(true) = session.take(&mut cursor) {}
+        while let Ok(true) = session.read_variable(&mut cursor) {}
         session
     }
 
-    /// The names of the SQL modes that change how a definition's text is read.
+    /// Returns the names of the active SQL modes that change how DDL is parsed.
     pub fn reading_modes(&self) -> impl Iterator<Item = &'static str> + '_ {
-        READING_MODES.into_iter().filter(|(bit, _)| self.sql_mode & bit != 0).map(|(_, name)| name)
+        PARSING_MODES.into_iter().filter(|(bit, _)| self.sql_mode & bit != 0).map(|(_, name)| name)
     }
 
-    /// What a backslash means in the statement's strings.
+    /// Returns the meaning of a backslash in the statement's strings.
     pub fn backslash(&self) -> Backslash {
         match self.reading_modes().any(|name| name == "NO_BACKSLASH_ESCAPES") {
             true => Backslash::Plain,
@@ -65,21 +65,21 @@ impl Session {
         }
     }
 
-    /// The databases whose tables the statement may have changed; None where the event does not list them.
+    /// Returns the databases whose tables the statement may have changed; None if the event does not list them.
     pub fn listed_databases(self) -> Option<Vec<String>> {
         self.accessed.filter(|databases| !databases.is_empty())
     }
 
-    /// Takes one variable; false where there is none, or one that is not known.
-    fn take(&mut self, cursor: &mut Cursor<'_>) -> Result<bool> {
+    /// Reads one variable. Returns false at the end and at an unknown variable.
+    fn read_variable(&mut self, cursor: &mut Cursor<'_>) -> Result<bool> {
         if cursor.is_empty() {
             return Ok(false);
         }
         match cursor.u8()? {
-            // Flags, the increments, and the old count of bytes written.
+            // Flags; auto_increment settings; the obsolete count of bytes written.
             0 | 3 | 10 => cursor.skip(4)?,
             1 => self.sql_mode = cursor.u64()?,
-            // A bitmap of tables, the commit time, the XID of a definition; MariaDB's XID.
+            // A bitmap of tables; the commit time; the XID of DDL; MariaDB's XID.
             9 | 15 | 17 | 129 => cursor.skip(8)?,
             2 => {
                 cursor.prefixed(1)?;
@@ -91,22 +91,22 @@ impl Session {
                 let collation = Charset::from_collation_id(u32::from(cursor.u16()?));
                 self.server_charset = collation.map(Charset::name);
             }
-            // The time zone, and the catalog.
+            // The time zone; the catalog.
             5 | 6 => {
                 cursor.prefixed(1)?;
             }
-            // The language of names, the default database's collation, that of utf8mb4.
+            // lc_time_names; the collation of the default database; the default collation of utf8mb4.
             7 | 8 | 18 => cursor.skip(2)?,
-            // The account: its name and its host.
+            // The account: user name and host.
             11 => {
                 cursor.prefixed(1)?;
                 cursor.prefixed(1)?;
             }
-            12 => self.accessed = Some(accessed(cursor)?),
-            // Microseconds; MariaDB's as well.
+            12 => self.accessed = Some(read_accessed(cursor)?),
+            // Microseconds of the time; the same on MariaDB.
             13 | 128 => cursor.skip(3)?,
             16 | 19 | 20 => cursor.skip(1)?,
-            // MariaDB from 11.2 on: pairs of collation ids, four bytes each.
+            // MariaDB 11.2 and later: pairs of collation ids, four bytes for each pair.
             131 => {
                 let pairs = usize::from(cursor.u8()?);
                 cursor.skip(4 * pairs)?;
@@ -117,8 +117,8 @@ impl Session {
     }
 }
 
-/// A count, then as many names that end with a zero; no name where any database may be meant.
-fn accessed(cursor: &mut Cursor<'_>) -> Result<Vec<String>> {
+/// Reads a count, then that many zero-terminated names. Returns an empty list if the event may concern any database.
+fn read_accessed(cursor: &mut Cursor<'_>) -> Result<Vec<String>> {
     let count = cursor.u8()?;
     if count >= DATABASES_UNLISTED {
         return Ok(Vec::new());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn accessed_databases_are_read_behind_every_earlier_variable() {
+    fn accessed_databases_are_read_after_all_earlier_variables() {
         let with = |listed: &[u8]| Session::read(&[variables().as_slice(), listed].concat());
         let listed = with(b"\x0c\x02a\0shop\0\x0d\x01\x02\x03");
         assert_eq!(listed.accessed, Some(vec!["a".to_owned(), "shop".to_owned()]));
@@ -165,20 +165,20 @@ mod tests {
     }
 
     #[test]
-    fn sql_modes_are_named_where_they_change_how_text_is_read() {
+    fn only_sql_modes_that_change_parsing_are_named() {
         let modes = |bits: u64| Session::read(&[&[0, 1, 2, 3, 4, 1][..], &bits.to_le_bytes()].concat());
-        // STRICT_TRANS_TABLES and ONLY_FULL_GROUP_BY change no reading.
+        // STRICT_TRANS_TABLES and ONLY_FULL_GROUP_BY do not change parsing.
         let strict = modes((1 << 21) | (1 << 5));
         assert_eq!((strict.reading_modes().count(), strict.backslash()), (0, Backslash::Escapes));
         let plain = modes((1 << 20) | (1 << 21) | 4);
         assert_eq!(plain.reading_modes().collect::<Vec<_>>(), ["ANSI_QUOTES", "NO_BACKSLASH_ESCAPES"]);
         assert_eq!(plain.backslash(), Backslash::Plain);
-        let other = modes(1 | (1 << 9) | (1 << 12));
-        assert_eq!(other.reading_modes().collect::<Vec<_>>(), ["REAL_AS_FLOAT", "ORACLE", "MAXDB"]);
+        let dialect_modes = modes(1 | (1 << 9) | (1 << 12));
+        assert_eq!(dialect_modes.reading_modes().collect::<Vec<_>>(), ["REAL_AS_FLOAT", "ORACLE", "MAXDB"]);
     }
 
     #[test]
-    fn unknown_and_torn_variables_say_nothing() {
+    fn unknown_and_truncated_variables_are_ignored() {
         assert_eq!(Session::read(b"\xc8\x0c\x01a\0"), Session::default());
         assert_eq!(Session::read(b"\x0c\x02a\0sho"), Session::default());
         for end in 0..variables().len() {

@@ -1,11 +1,11 @@
-//! What the row images that follow hold: the table, its columns' types, and what the server adds on request.
+//! Table maps: table name, column types and optional metadata of the row images that follow.
 //!
 //! ```text
 //! table id │ flags │ database │ table │ count │ types │ metadata │ nullable bits │ optional fields
 //! ```
 //!
 //! The optional fields (`Table_map_event::Optional_metadata_field_type`) hold signs and character sets with
-//! `binlog_row_metadata=MINIMAL`, and names, members and keys with FULL. MariaDB with NO_LOG writes none.
+//! `binlog_row_metadata=MINIMAL`, and also names, members and keys with FULL. MariaDB with NO_LOG writes none.
 
 use std::sync::Arc;
 
@@ -44,24 +44,24 @@ mod code {
     pub const GEOMETRY: u8 = 255;
 }
 
-/// One column, as far as the log describes it.
+/// A column as the log describes it.
 #[derive(Debug, Clone)]
 pub struct LogColumn {
-    /// How it lies in a row image.
+    /// The column's format in a row image.
     pub wire: Wire,
-    /// Its name, with FULL metadata.
+    /// The name, with FULL metadata.
     pub name: Option<Arc<str>>,
-    /// Sign, character set and members, as far as the log tells them.
+    /// Sign, character set and members, as far as they are logged.
     pub hints: Hints,
-    /// Whether the log tells the sign of a number, or the character set of a text.
+    /// Whether the log has the sign of a number or the character set of a text.
     pub described: bool,
     /// Whether the column may be null.
     pub nullable: bool,
-    /// The name of the kind of geometry that a spatial column is declared as, with FULL metadata.
+    /// The declared type of a spatial column, with FULL metadata.
     pub geometry: Option<&'static str>,
 }
 
-/// By the numbers of `Field::geometry_type`.
+/// Indexed by the values of `Field::geometry_type`.
 const GEOMETRIES: [&str; 8] = [
     "geometry",
     "point",
@@ -73,22 +73,22 @@ const GEOMETRIES: [&str; 8] = [
     "geometrycollection",
 ];
 
-/// A table map, taken apart.
+/// A parsed table map.
 #[derive(Debug, Clone)]
 pub struct TableMap {
-    /// The number by which rows events name the table; it changes with every change of the definition.
+    /// The id that rows events use for the table; it changes with every change of the definition.
     pub table_id: u64,
-    /// The database, UTF-8.
+    /// The database name in UTF-8.
     pub database: Arc<str>,
-    /// The table, UTF-8.
+    /// The table name in UTF-8.
     pub table: Arc<str>,
-    /// The columns, in their order.
+    /// The columns in table order.
     pub columns: Vec<LogColumn>,
     /// Names of the primary key's columns, with FULL metadata; empty otherwise.
     pub primary_key: Vec<Arc<str>>,
 }
 
-/// The number by which rows events name the table, from the front of a body.
+/// Reads the table id from the start of a body.
 #[inline]
 pub fn table_id(body: &[u8], bytes: usize) -> Result<u64> {
     Cursor::new(body).uint(bytes)
@@ -100,8 +100,8 @@ impl TableMap {
         let mut cursor = Cursor::new(body);
         let table_id = cursor.uint(format.table_id_bytes_table_map)?;
         cursor.skip(2)?;
-        let database = name(&mut cursor)?;
-        let table = name(&mut cursor)?;
+        let database = read_name(&mut cursor)?;
+        let table = read_name(&mut cursor)?;
         let count = usize::try_from(cursor.length_encoded()?).unwrap_or(usize::MAX);
         if count > COLUMNS_MAX {
             let message = format!("a table map of {count} columns");
@@ -109,7 +109,7 @@ impl TableMap {
         }
         let codes = cursor.take(count)?;
         let mut metadata = Cursor::new(cursor.length_encoded_bytes()?);
-        let wires = codes.iter().map(|&code| wire(code, &mut metadata)).collect::<Result<Vec<Wire>>>()?;
+        let wires = codes.iter().map(|&code| read_wire(code, &mut metadata)).collect::<Result<Vec<Wire>>>()?;
         let nullable = cursor.take(count.div_ceil(8))?;
         let columns = wires
             .into_iter()
@@ -128,12 +128,12 @@ impl TableMap {
         Ok(map)
     }
 
-    /// Whether the log alone says everything: the names of all columns, and members where there are any.
+    /// Whether the log alone describes the table: every column has a name.
     pub fn is_complete(&self) -> bool {
         self.columns.iter().all(|column| column.name.is_some())
     }
 
-    /// How to pass over the columns, which needs neither names nor signs.
+    /// Returns how to skip each column, for which neither names nor signs are needed.
     pub fn skip_kinds(&self) -> Result<Vec<Kind>> {
         self.columns.iter().map(|column| Kind::opaque(column.wire, column.hints.mariadb)).collect()
     }
@@ -171,8 +171,8 @@ impl TableMap {
                 }
                 10 => self.default_charset(value_cursor, is_enumerated)?,
                 11 => self.charset_of_each(value_cursor, is_enumerated)?,
-                // 12 visibility, 13 dimensions of vectors, and fields of later versions
-                // describe a column further without changing how its values read.
+                // Field 12 (visibility), field 13 (vector dimensions) and fields of later versions do not affect how
+                // values are decoded.
                 _ => {}
             }
         }
@@ -184,7 +184,7 @@ impl TableMap {
         Ok(())
     }
 
-    /// One number for each spatial column.
+    /// Reads one number for each spatial column.
     fn geometries(&mut self, mut cursor: Cursor<'_>) -> Result<()> {
         for column in self.columns.iter_mut().filter(|column| column.wire.code == code::GEOMETRY) {
             let number = usize::try_from(cursor.length_encoded()?).ok();
@@ -193,7 +193,7 @@ impl TableMap {
         Ok(())
     }
 
-    /// One bit for each numeric column, from the highest bit of the first byte on; set means unsigned.
+    /// Reads one bit for each numeric column, starting with the highest bit of the first byte; set means unsigned.
     fn signs(&mut self, bits: &[u8]) {
         let numeric = self.columns.iter_mut().filter(|column| is_numeric(column.wire));
         for (index, column) in numeric.enumerate() {
@@ -202,35 +202,35 @@ impl TableMap {
         }
     }
 
-    /// One collation for all columns of a class, then pairs of index within the class and collation.
+    /// Reads the default collation of a class of columns, then pairs of an index within the class and a collation.
     fn default_charset(&mut self, mut cursor: Cursor<'_>, class: fn(Wire) -> bool) -> Result<()> {
-        let default = charset(cursor.length_encoded()?)?;
-        let mut others = Vec::new();
+        let default = find_charset(cursor.length_encoded()?)?;
+        let mut exceptions = Vec::new();
         while !cursor.is_empty() {
-            others.push((cursor.length_encoded()?, charset(cursor.length_encoded()?)?));
+            exceptions.push((cursor.length_encoded()?, find_charset(cursor.length_encoded()?)?));
         }
         let columns = self.columns.iter_mut().filter(|column| class(column.wire));
         for (index, column) in columns.enumerate() {
-            let other = others.iter().find(|(at, _)| *at == index as u64).map(|(_, charset)| *charset);
-            column.hints.charset = Some(other.unwrap_or(default));
+            let exception = exceptions.iter().find(|(at, _)| *at == index as u64).map(|(_, charset)| *charset);
+            column.hints.charset = Some(exception.unwrap_or(default));
             column.described = true;
         }
         Ok(())
     }
 
-    /// One collation for each column of a class.
+    /// Reads one collation for each column of a class.
     fn charset_of_each(&mut self, mut cursor: Cursor<'_>, class: fn(Wire) -> bool) -> Result<()> {
         for column in self.columns.iter_mut().filter(|column| class(column.wire)) {
-            column.hints.charset = Some(charset(cursor.length_encoded()?)?);
+            column.hints.charset = Some(find_charset(cursor.length_encoded()?)?);
             column.described = true;
         }
         Ok(())
     }
 
-    /// For each SET (or ENUM) column a count, then that many members in the column's character set.
+    /// Reads for each SET (or ENUM) column a count, then that many members in the column's character set.
     fn members(&mut self, sets: bool, mut cursor: Cursor<'_>) -> Result<()> {
-        let wanted = if sets { code::SET } else { code::ENUM };
-        for column in self.columns.iter_mut().filter(|column| enumerated_code(column.wire) == Some(wanted)) {
+        let type_code = if sets { code::SET } else { code::ENUM };
+        for column in self.columns.iter_mut().filter(|column| enumerated_code(column.wire) == Some(type_code)) {
             let charset = column.hints.charset.unwrap_or(Charset::Utf8mb4);
             let mut values: Vec<Arc<str>> = Vec::new();
             for _ in 0..cursor.length_encoded()? {
@@ -254,9 +254,9 @@ fn utf8<'a>(bytes: &'a [u8], what: &str) -> Result<&'a str> {
     }
 }
 
-fn name(cursor: &mut Cursor<'_>) -> Result<Arc<str>> {
-    // MySQL 8 writes the length length-encoded, which is one byte for every length that a name can have in bytes
-    // up to 250; longer ones (64 characters of four bytes) differ.
+fn read_name(cursor: &mut Cursor<'_>) -> Result<Arc<str>> {
+    // MySQL 8 writes a length-encoded integer: a single byte for names of up to 250 bytes, more for longer names (64
+    // characters of four bytes).
     let bytes = cursor.length_encoded_bytes()?;
     if cursor.u8()? != 0 {
         return Err(malformed("a table map's name does not end with a zero"));
@@ -264,15 +264,15 @@ fn name(cursor: &mut Cursor<'_>) -> Result<Arc<str>> {
     utf8(bytes, "a table map's name").map(Arc::from)
 }
 
-fn charset(collation: u64) -> Result<Charset> {
+fn find_charset(collation: u64) -> Result<Charset> {
     u32::try_from(collation).ok().and_then(Charset::from_collation_id).ok_or_else(|| {
         Error::new(ErrorKind::EventUnsupported, format!("collation {collation} is not known"))
             .hint("SELECT * FROM information_schema.COLLATIONS on the server names it")
     })
 }
 
-/// Reads the metadata of one type: none, one byte or two, as `Field::do_save_field_metadata` writes them.
-fn wire(code: u8, metadata: &mut Cursor<'_>) -> Result<Wire> {
+/// Reads the metadata of a type: none, one byte or two, as `Field::do_save_field_metadata` writes it.
+fn read_wire(code: u8, metadata: &mut Cursor<'_>) -> Result<Wire> {
     let bytes = match code {
         code::FLOAT | code::DOUBLE | code::BLOB | code::JSON | code::GEOMETRY | code::VECTOR => 1,
         code::TIMESTAMP2 | code::DATETIME2 | code::TIME2 | code::BLOB_COMPRESSED => 1,
@@ -292,7 +292,7 @@ fn wire(code: u8, metadata: &mut Cursor<'_>) -> Result<Wire> {
     Ok(Wire { code, metadata })
 }
 
-/// ENUM and SET lie inside STRING: the first metadata byte is the real type.
+/// ENUM and SET are logged as STRING: the first metadata byte is the real type.
 fn enumerated_code(wire: Wire) -> Option<u8> {
     let real = if wire.code == code::STRING { (wire.metadata & 0xff) as u8 } else { wire.code };
     matches!(real, code::ENUM | code::SET).then_some(real)
@@ -302,7 +302,7 @@ fn is_enumerated(wire: Wire) -> bool {
     enumerated_code(wire).is_some()
 }
 
-/// MySQL counts a VECTOR among the columns with a character set, the binary one.
+/// MySQL counts VECTOR among the columns with a character set (binary).
 fn is_text(wire: Wire) -> bool {
     use code::{BLOB, BLOB_COMPRESSED, STRING, VARCHAR, VARCHAR_COMPRESSED, VAR_STRING, VECTOR};
     let string =
@@ -310,12 +310,12 @@ fn is_text(wire: Wire) -> bool {
     string && !is_enumerated(wire)
 }
 
-/// MariaDB counts a spatial column among those with a character set, the binary one.
+/// MariaDB counts spatial columns among those with a character set (binary).
 fn is_text_of_mariadb(wire: Wire) -> bool {
     is_text(wire) || wire.code == code::GEOMETRY
 }
 
-/// Both servers give YEAR a sign bit, and BIT none.
+/// Both servers log a sign bit for YEAR, but none for BIT.
 fn is_numeric(wire: Wire) -> bool {
     use code::{DOUBLE, FLOAT, INT24, LONG, LONGLONG, NEWDECIMAL, SHORT, TINY, YEAR};
     matches!(wire.code, TINY | SHORT | INT24 | LONG | LONGLONG | FLOAT | DOUBLE | NEWDECIMAL | YEAR)
@@ -355,11 +355,11 @@ mod tests {
     }
 
     #[test]
-    fn each_number_has_a_sign_and_nothing_else_has_one() {
+    fn only_numeric_columns_have_sign_bits() {
         use code::{BIT, DOUBLE, FLOAT, INT24, LONG, LONGLONG, NEWDECIMAL, SHORT, TINY, VARCHAR, YEAR};
         let codes = [VARCHAR, TINY, SHORT, BIT, INT24, LONG, LONGLONG, FLOAT, DOUBLE, NEWDECIMAL, YEAR, LONG];
         let metadata = [40, 0, 1, 1, 4, 8, 10, 2];
-        // The signs of the ten numbers, from the highest bit on: unsigned are TINY, INT24, LONGLONG and the last.
+        // The signs of the ten numbers, highest bit first: TINY, INT24, LONGLONG and the last LONG are unsigned.
         let map = TableMap::read(&body(&codes, &metadata, SIGNS, &[0b1010_1000, 0b0100_0000]), &format()).unwrap();
         let unsigned: Vec<u8> =
             map.columns.iter().filter(|column| column.hints.unsigned).map(|column| column.wire.code).collect();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_has_a_character_set_of_its_own() {
+    fn vectors_have_a_character_set() {
         use code::{JSON, VARCHAR, VECTOR};
         let (latin1, utf8mb3, binary) = (8, 33, 63);
         let value = [latin1, binary, utf8mb3];

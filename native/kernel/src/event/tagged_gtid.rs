@@ -1,8 +1,8 @@
-//! The id, with a tag, of the transaction that follows (MySQL 8.3 and later, code 42).
+//! The tagged GTID event (MySQL 8.3 and later, code 42).
 //!
-//! The body is written by the server's own serialization library (`mysql::serialization`): a version, the message's
-//! size, the id of the last field that must be understood, then fields, each behind its id. Integers are of variable
-//! length: the count of trailing ones in the first byte is the number of bytes that follow it.
+//! The server writes the body with its own serialization library (`mysql::serialization`): a version, the size of the
+//! message, the id of the last field that readers must understand, then the fields, each after its id. Integers have
+//! variable length: the number of trailing one bits in the first byte is the number of bytes that follow.
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
@@ -18,31 +18,31 @@ const FIELD_SEQUENCE: u64 = 5;
 const FIELD_IMMEDIATE_US: u64 = 6;
 const FIELD_LENGTH: u64 = 8;
 
-/// Reads one unsigned integer of variable length.
+/// Reads an unsigned integer of variable length.
 pub fn varlen(cursor: &mut Cursor<'_>) -> Result<u64> {
     let first = cursor.u8()?;
-    let more = first.trailing_ones();
-    if more == 8 {
+    let following_bytes = first.trailing_ones();
+    if following_bytes == 8 {
         return cursor.u64();
     }
-    let low = u64::from(first) >> (more + 1);
-    let high = cursor.uint(usize::try_from(more).unwrap_or(0))?;
-    // With seven bytes to follow the first byte holds no bit of the number.
-    Ok(low | high << (7 - more))
+    let low = u64::from(first) >> (following_bytes + 1);
+    let high = cursor.uint(usize::try_from(following_bytes).unwrap_or(0))?;
+    // If seven bytes follow, the first byte has no bits of the number.
+    Ok(low | high << (7 - following_bytes))
 }
 
-/// Reads one signed integer: the lowest bit is the sign, a negative value is stored as its complement.
+/// Reads a signed integer. The lowest bit is the sign; a negative value is stored as its complement.
 fn varlen_signed(cursor: &mut Cursor<'_>) -> Result<i64> {
     let raw = varlen(cursor)?;
     let magnitude = i64::try_from(raw >> 1).map_err(|_| malformed("a signed integer"))?;
     Ok(if raw & 1 == 1 { -magnitude - 1 } else { magnitude })
 }
 
-fn number(cursor: &mut Cursor<'_>) -> Result<u64> {
+fn read_number(cursor: &mut Cursor<'_>) -> Result<u64> {
     u64::try_from(varlen_signed(cursor)?).map_err(|_| malformed("a negative transaction number"))
 }
 
-/// Reads the body, without checksum. Fields after the transaction's length are not needed and not read.
+/// Reads the body, without checksum. Stops after the transaction's length, the last field that is needed.
 pub fn read(body: &[u8]) -> Result<TransactionHead> {
     let mut cursor = Cursor::new(body);
     varlen(&mut cursor)?;
@@ -63,7 +63,7 @@ pub fn read(body: &[u8]) -> Result<TransactionHead> {
                     *byte = u8::try_from(varlen(&mut cursor)?).map_err(|_| malformed("a uuid's byte"))?;
                 }
             }
-            FIELD_NUMBER => count = number(&mut cursor)?,
+            FIELD_NUMBER => count = read_number(&mut cursor)?,
             FIELD_TAG => {
                 let length = usize::try_from(varlen(&mut cursor)?).map_err(|_| malformed("a tag's length"))?;
                 let text = std::str::from_utf8(cursor.take(length)?).map_err(|_| malformed("a tag"))?;
@@ -76,7 +76,7 @@ pub fn read(body: &[u8]) -> Result<TransactionHead> {
                 head.length = Some(varlen(&mut cursor)?);
                 break;
             }
-            // The original commit time, field 7, and whatever a later version puts before the length.
+            // Field 7 (original commit time), and fields that later versions may add before the length.
             _ => {
                 varlen(&mut cursor)?;
             }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_of_every_length_read_back() {
+    fn integers_of_every_length_are_decoded() {
         for (bytes, value) in [
             (&[0x00][..], 0u64),
             (&[0xfe], 127),

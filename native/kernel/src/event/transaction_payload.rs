@@ -1,26 +1,26 @@
-//! A whole transaction in one event, compressed (MySQL 8.0.20 and later, code 40).
+//! Compressed transactions: a whole transaction in a single event (MySQL 8.0.20 and later, code 40).
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::limits::PAYLOAD_BYTES_MAX;
 
-/// How the payload is packed.
+/// The compression of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
     /// Zstandard.
     Zstd,
-    /// As it is.
+    /// No compression.
     Nothing,
 }
 
-/// The payload, as a view.
+/// The payload, as a view of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransactionPayload<'a> {
-    /// How it is packed.
+    /// The compression of the payload.
     pub compression: Compression,
-    /// Bytes after decompression, as announced.
+    /// Announced size after decompression, in bytes.
     pub plain_bytes: u64,
-    /// The packed events, which carry no checksums of their own.
+    /// The compressed events, which have no checksums of their own.
     pub payload: &'a [u8],
 }
 
@@ -34,9 +34,10 @@ impl<'a> TransactionPayload<'a> {
         Ok(TransactionPayload { payload, ..head })
     }
 
-    /// Reads the fields before the payload: type, length and value, all length-encoded integers: 1 the payload's
-    /// size, 2 the compression, 3 the plain size; 0 ends them. Returns a view without its payload, how many bytes the
-    /// fields are, and how many the payload is.
+    /// Reads the fields before the payload: type, length and value, all length-encoded integers.
+    ///
+    /// Type 1 is the payload's size, 2 the compression, 3 the size after decompression; 0 ends the list. Returns a
+    /// view without its payload, the size of the fields and the size of the payload, in bytes.
     pub fn read_head(body: &[u8]) -> Result<(TransactionPayload<'a>, usize, u64)> {
         let mut cursor = Cursor::new(body);
         let mut size = None;

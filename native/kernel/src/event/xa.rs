@@ -1,11 +1,11 @@
-//! Ids of XA transactions, and the event that prepares one (code 38).
+//! XA transaction ids, and the event that prepares an XA transaction (code 38).
 
 use std::fmt;
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 
-/// The server's own bound of each of an id's two parts: MAXGTRIDSIZE and MAXBQUALSIZE.
+/// The server's limit for each of the two parts of an id: MAXGTRIDSIZE and MAXBQUALSIZE.
 const PART_BYTES_MAX: usize = 64;
 
 /// The id of an XA transaction.
@@ -17,7 +17,7 @@ pub struct XaId {
 }
 
 impl XaId {
-    /// Raises `EventMalformed` where a part is longer than a server allows.
+    /// Raises `EventMalformed` if a part is longer than servers allow.
     pub fn new(global: &[u8], branch: &[u8], format: u32) -> Result<XaId> {
         if global.len() > PART_BYTES_MAX || branch.len() > PART_BYTES_MAX {
             return Err(malformed(format!("an XA id of {} and {} bytes", global.len(), branch.len())));
@@ -25,22 +25,22 @@ impl XaId {
         Ok(XaId { format, global: global.into(), branch: branch.into() })
     }
 
-    /// The id in a statement as servers log it: `XA COMMIT X'67747269',X'62',1`.
+    /// Parses the id from a logged statement such as `XA COMMIT X'67747269',X'62',1`.
     pub fn of_statement(statement: &[u8]) -> Result<XaId> {
         XaId::parse(text_in(statement).unwrap_or_default())
     }
 
-    /// The id as it displays itself.
+    /// Parses the id from its `Display` text.
     pub fn of_text(text: &str) -> Result<XaId> {
         XaId::parse(text.as_bytes())
     }
 
     fn parse(text: &[u8]) -> Result<XaId> {
-        let parsed = hexadecimal(text).and_then(|(global, rest)| {
-            let (branch, rest) = hexadecimal(rest.strip_prefix(b",")?)?;
+        let parsed = parse_hexadecimal(text).and_then(|(global, rest)| {
+            let (branch, rest) = parse_hexadecimal(rest.strip_prefix(b",")?)?;
             let digits = rest.strip_prefix(b",")?.split(u8::is_ascii_whitespace).next()?;
             let number: i64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
-            // MySQL writes the format without a sign, MariaDB with one.
+            // MySQL writes the format unsigned, MariaDB signed.
             let format = if number < 0 { i32::try_from(number).ok()? as u32 } else { u32::try_from(number).ok()? };
             Some((global, branch, format))
         });
@@ -52,7 +52,7 @@ impl XaId {
 }
 
 impl fmt::Display for XaId {
-    /// Writes the id as statements do.
+    /// Writes the id in the syntax of XA statements.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for part in [&self.global, &self.branch] {
             f.write_str("X'")?;
@@ -63,15 +63,15 @@ impl fmt::Display for XaId {
     }
 }
 
-/// The text of the id in `XA END id`, `XA COMMIT id` and the like.
+/// Returns the text of the id in a statement such as `XA END id` or `XA COMMIT id`.
 pub fn text_in(statement: &[u8]) -> Option<&[u8]> {
     let mut words = statement.splitn(3, |byte| byte.is_ascii_whitespace());
     let (first, _, id) = (words.next()?, words.next()?, words.next()?);
     (first.eq_ignore_ascii_case(b"XA") && !id.is_empty()).then_some(id.trim_ascii())
 }
 
-/// Reads `X'6162'` at the front; returns its bytes and what follows.
-fn hexadecimal(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
+/// Parses `X'6162'` at the start of `text`; returns the bytes and the rest of the text.
+fn parse_hexadecimal(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let inside = text.strip_prefix(b"X'").or_else(|| text.strip_prefix(b"x'"))?;
     let end = inside.iter().take(2 * PART_BYTES_MAX + 1).position(|byte| *byte == b'\'')?;
     let (digits, rest) = inside.split_at_checked(end)?;
@@ -89,8 +89,9 @@ fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// Reads the body, without checksum, of an event that ends the first phase (`XA_prepare_log_event`): whether it commits as
-/// well (ONE PHASE) u8, the format i32, two lengths u32, the two parts.
+/// Reads the body, without checksum, of an event that ends the first phase (`XA_prepare_log_event`).
+///
+/// Layout: one phase u8 (the transaction commits at once), format i32, two lengths u32, the two parts of the id.
 pub fn read_prepare(body: &[u8]) -> Result<(bool, XaId)> {
     let mut cursor = Cursor::new(body);
     let one_phase = cursor.u8()? != 0;
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_no_server_writes_is_refused() {
+    fn malformed_ids_are_rejected() {
         let long = format!("XA END X'{}',X'',1", "00".repeat(65));
         for statement in ["XA END", "XA END 'a'", "XA END X'0',X'',1", "XA END X'+1',X'',1", "XA END X'',X''", &long] {
             assert!(XaId::of_statement(statement.as_bytes()).is_err(), "{statement}");

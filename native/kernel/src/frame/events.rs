@@ -1,4 +1,4 @@
-//! Events in bytes: magic, sizes, checksums, positions.
+//! Framing of events: magic, sizes, checksums and positions.
 
 use crate::checksum::{crc32, crc32_of_two};
 use crate::cursor::Cursor;
@@ -10,7 +10,7 @@ use crate::limits::{CHECKSUM_BYTES, EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
 const MAGIC_PLAIN: [u8; 4] = *b"\xfebin";
 const MAGIC_ENCRYPTED: [u8; 4] = *b"\xfdbin";
 
-/// Where an event stands: its first byte and the first byte behind it.
+/// The position of an event: its first byte, and the first byte after it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub start: u64,
@@ -27,7 +27,7 @@ pub(crate) fn check_magic(magic: [u8; 4]) -> Result<()> {
     }
 }
 
-/// The header of the event at the front, once it is there and its size plausible.
+/// Reads the header at the start of the bytes. None if it is incomplete; an error if its size is implausible.
 #[inline(always)]
 pub(crate) fn front_header(rest: &[u8]) -> Result<Option<Header>> {
     let Some(mut head) = rest.get(..EVENT_HEADER_BYTES).map(Cursor::new) else { return Ok(None) };
@@ -42,17 +42,17 @@ pub(crate) fn front_header(rest: &[u8]) -> Result<Option<Header>> {
     Ok(Some(header))
 }
 
-/// The size of the event at the front, once its header is there and plausible.
+/// Returns the size of the event at the start of the bytes, once its header is complete.
 pub(crate) fn declared_size(rest: &[u8]) -> Result<Option<usize>> {
     Ok(front_header(rest)?.map(|header| header.size as usize))
 }
 
-/// The size of the event at the front, once all of it is there.
+/// Returns the size of the event at the start of the bytes, once the whole event is there.
 pub(crate) fn event_size(rest: &[u8]) -> Result<Option<usize>> {
     Ok(declared_size(rest)?.filter(|size| rest.len() >= *size))
 }
 
-/// Whether the last four bytes are the CRC32 of the others.
+/// Whether the last four bytes are the CRC32 of the bytes before them.
 pub(crate) fn checksum_holds(event: &[u8]) -> bool {
     match event.split_last_chunk::<CHECKSUM_BYTES>() {
         Some((bytes, checksum)) => crc32(bytes) == u32::from_le_bytes(*checksum),
@@ -60,7 +60,7 @@ pub(crate) fn checksum_holds(event: &[u8]) -> bool {
     }
 }
 
-/// The same for a format description, whose in-use flag changes without the checksum.
+/// Verifies a format description, whose in-use flag changes without a new checksum.
 pub(crate) fn checksum_holds_without_flag(event: &[u8], header: &Header) -> bool {
     let Some((bytes, checksum)) = event.split_last_chunk::<CHECKSUM_BYTES>() else { return false };
     let Some((head, tail)) = bytes.split_at_checked(EVENT_HEADER_BYTES) else { return false };
@@ -80,7 +80,7 @@ pub(crate) fn unknown(code: u8) -> Error {
         .hint("penstock inspect --events shows where it stands; a newer Penstock may know it")
 }
 
-/// The body without header and checksum, after the checksum was verified.
+/// Returns the body without header and checksum, after verifying the checksum.
 pub(crate) fn checked_body<'a>(
     format: Option<&Format>,
     live: bool,
@@ -92,7 +92,7 @@ pub(crate) fn checked_body<'a>(
     let checksum = match format {
         _ if kind == Some(EventKind::FormatDescription) => return Ok(whole),
         Some(format) => format.checksum,
-        // Only a live stream sends an event before the format description: the rotation that names the file.
+        // Only a live stream has an event before the format description: the rotation that names the file.
         None if live => checksum_holds(event),
         None => return Err(malformed("the first event is no format description")),
     };
@@ -106,7 +106,7 @@ pub(crate) fn checked_body<'a>(
     bytes.and_then(|bytes| whole.get(..bytes)).ok_or_else(|| malformed(format!("an event of {} bytes", event.len())))
 }
 
-/// Events that a server makes up for the stream stand in no file and move no position.
+/// Whether the server generated the event for the stream: such events are not in a file and do not move the position.
 pub(crate) fn is_artificial(header: &Header, kind: Option<EventKind>) -> bool {
     match kind {
         Some(EventKind::Heartbeat | EventKind::HeartbeatV2) => true,
@@ -116,21 +116,21 @@ pub(crate) fn is_artificial(header: &Header, kind: Option<EventKind>) -> bool {
     }
 }
 
-/// Where the event stands. A file is read without holes; a live server leaves events out, wraps its 32-bit
-/// positions, and MariaDB 11.8 writes none inside transactions, so there positions only move forward.
+/// Returns the position of the event. A file has no gaps. A live server omits events, its 32-bit positions wrap, and
+/// MariaDB 11.8 writes no positions inside transactions, so live positions only move forward.
 #[inline]
 pub(crate) fn span_at(offset: u64, header: &Header, live: bool) -> Result<Span> {
     let size = u64::from(header.size);
-    let plain = Span { start: offset, end: offset + size };
-    if header.end_position == 0 || header.end_position == plain.end as u32 {
-        return Ok(plain);
+    let contiguous = Span { start: offset, end: offset + size };
+    if header.end_position == 0 || header.end_position == contiguous.end as u32 {
+        return Ok(contiguous);
     }
     if !live {
-        let message = format!("the event says it ends at {}, not at {}", header.end_position, plain.end);
+        let message = format!("the event says it ends at {}, not at {}", header.end_position, contiguous.end);
         return Err(Error::new(ErrorKind::SequenceGap, message)
             .hint("bytes are missing before this event, or were put in; copy the file from the server again"));
     }
-    let ahead = header.end_position.wrapping_sub(plain.end as u32);
-    let end = plain.end + u64::from(ahead);
+    let ahead = header.end_position.wrapping_sub(contiguous.end as u32);
+    let end = contiguous.end + u64::from(ahead);
     Ok(Span { start: end - size, end })
 }

@@ -1,4 +1,4 @@
-//! How events are framed: packets of the replication protocol, events one behind the other, and payloads that hold more.
+//! Framing: packets of the replication protocol, consecutive events, and payloads that contain events.
 
 pub(crate) mod events;
 pub mod packet;

@@ -1,4 +1,4 @@
-//! Replication packets of a live server: frames off, event bytes out.
+//! Replication packets of a live server: strips the framing and returns the bytes of events.
 //!
 //! ```text
 //! ┌────────────┬────────┬────┬────────────────────┬───────┐
@@ -6,8 +6,8 @@
 //! └────────────┴────────┴────┴────────────────────┴───────┘
 //! ```
 //!
-//! The byte before the event is 00 for an event, fe for the end of the stream, ff for an error. A packet of
-//! 0xffffff bytes goes on in the next, which has no such byte (manual of the protocol, "Sending more than 16 MB").
+//! The byte before the event is 00 for an event, fe for the end of the stream, ff for an error. A packet of 0xffffff
+//! bytes continues in the next packet, which has no such byte (protocol manual, "Sending more than 16 MB").
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
@@ -16,7 +16,7 @@ const HEADER_BYTES: usize = 4;
 const PAYLOAD_BYTES_MAX: usize = 0xff_ffff;
 const SEMI_SYNC_MAGIC: u8 = 0xef;
 
-/// The first piece of a packet holds at least its marks and an event's header.
+/// The first piece of a packet must hold at least the marker bytes and the event's header.
 const PIECE_BYTES_MIN: usize = 64;
 
 /// An error packet that the server sent instead of an event.
@@ -24,14 +24,14 @@ const PIECE_BYTES_MIN: usize = 64;
 pub struct ServerError {
     /// The server's error number.
     pub number: u16,
-    /// Its message.
+    /// The message of the server.
     pub message: String,
 }
 
-/// A part of an event, as one packet or a piece of one brings it.
+/// A piece of an event: what a packet, or a part of a long packet, contributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// Its bytes; those of the event alone.
+    /// The bytes of the event, without framing.
     pub bytes: &'a [u8],
     /// Whether the event begins here.
     pub begins: bool,
@@ -39,47 +39,49 @@ pub struct Piece<'a> {
     pub ends: bool,
 }
 
-/// Takes packets apart one at a time, and keeps none of their bytes.
+/// Parses packets one at a time without buffering their bytes.
 #[derive(Debug)]
 pub struct Packets {
     semi_sync: bool,
-    /// A packet of at least this length is handed out as far as it is there.
+    /// Packets of at least this length are returned in pieces, as their bytes arrive.
     piecewise_bytes_min: usize,
     sequence: Option<u8>,
-    /// The packet before was full, so the next one goes on with its event.
+    /// The previous packet was full, so the next packet continues its event.
     continued: bool,
-    /// How much of a packet of which the front was handed out is still to come.
-    left: usize,
+    /// How many bytes of the current packet are still to come, after its first piece was returned.
+    remaining_bytes: usize,
     ended: bool,
     acknowledge: bool,
-    /// The event at hand asks for an acknowledgement: the server counts anew behind it.
-    recounted: bool,
+    /// The current event asks for an acknowledgement, after which the server restarts the sequence numbers.
+    sequence_restarts: bool,
     error: Option<ServerError>,
 }
 
 impl Packets {
-    /// Starts before the first packet of a dump. `semi_sync` expects the two bytes that the server adds for
-    /// replicas which asked to acknowledge.
+    /// Starts before the first packet of a dump. `semi_sync` expects the two bytes that the server adds for replicas
+    /// that asked for semi-synchronous replication.
     pub fn new(semi_sync: bool, piecewise_bytes_min: usize) -> Packets {
         Packets {
             semi_sync,
             piecewise_bytes_min,
             sequence: None,
             continued: false,
-            left: 0,
+            remaining_bytes: 0,
             ended: false,
             acknowledge: false,
-            recounted: false,
+            sequence_restarts: false,
             error: None,
         }
     }
 
-    /// Takes one packet, or a piece of a long one, from the front of `bytes`: how many bytes that was, and what of an
-    /// event it brought. None where too little is there, or nothing more comes.
+    /// Parses a packet, or a piece of a long packet, from the start of `bytes`.
+    ///
+    /// Returns how many bytes were consumed, and the piece of an event that they hold. None if more bytes are needed,
+    /// or if the stream has ended.
     #[inline]
     pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(usize, Piece<'a>)>> {
-        if self.left > 0 {
-            return Ok(self.take_left(bytes));
+        if self.remaining_bytes > 0 {
+            return Ok(self.take_remaining(bytes));
         }
         if self.ended || self.error.is_some() {
             return Ok(None);
@@ -90,46 +92,47 @@ impl Packets {
         }
         let length = cursor.u24()? as usize;
         let sequence = cursor.u8()?;
-        let there = cursor.remaining();
-        if there < length && (length < self.piecewise_bytes_min || there < PIECE_BYTES_MIN) {
+        let available = cursor.remaining();
+        if available < length && (length < self.piecewise_bytes_min || available < PIECE_BYTES_MIN) {
             return Ok(None);
         }
-        if let Some(wanted) = self.sequence.filter(|wanted| *wanted != sequence) {
-            return Err(out_of_order(wanted, sequence));
+        if let Some(expected) = self.sequence.filter(|expected| *expected != sequence) {
+            return Err(out_of_order(expected, sequence));
         }
         self.sequence = Some(sequence.wrapping_add(1));
-        let payload = cursor.take(length.min(there))?;
+        let payload = cursor.take(length.min(available))?;
         let begins = !self.continued;
-        let bytes = if begins { self.mark(payload, length)? } else { payload };
+        let bytes = if begins { self.read_marker(payload, length)? } else { payload };
         self.continued = length == PAYLOAD_BYTES_MAX;
-        self.left = length - payload.len();
+        self.remaining_bytes = length - payload.len();
         let ends = self.event_ends();
         Ok(Some((HEADER_BYTES + payload.len(), Piece { bytes, begins, ends })))
     }
 
     #[cold]
-    fn take_left<'a>(&mut self, bytes: &'a [u8]) -> Option<(usize, Piece<'a>)> {
-        let bytes = bytes.get(..self.left.min(bytes.len())).filter(|piece| !piece.is_empty())?;
-        self.left -= bytes.len();
+    fn take_remaining<'a>(&mut self, bytes: &'a [u8]) -> Option<(usize, Piece<'a>)> {
+        let bytes = bytes.get(..self.remaining_bytes.min(bytes.len())).filter(|piece| !piece.is_empty())?;
+        self.remaining_bytes -= bytes.len();
         let ends = self.event_ends();
         Some((bytes.len(), Piece { bytes, begins: false, ends }))
     }
 
-    /// Whether the event at hand ends with what was taken. The packets behind one that asks for an acknowledgement
-    /// are numbered from the start again.
+    /// Whether the current event is complete. The sequence numbers restart after an event that asks for an
+    /// acknowledgement.
     #[inline]
     fn event_ends(&mut self) -> bool {
-        let ends = !self.continued && self.left == 0;
-        if ends && self.recounted {
-            self.recounted = false;
+        let ends = !self.continued && self.remaining_bytes == 0;
+        if ends && self.sequence_restarts {
+            self.sequence_restarts = false;
             self.sequence = None;
         }
         ends
     }
 
-    /// Reads what stands before an event, and returns the event. A packet that holds none leaves nothing.
+    /// Reads the marker bytes and returns the rest: an event, or nothing if the packet ends the stream or reports an
+    /// error.
     #[inline]
-    fn mark<'a>(&mut self, payload: &'a [u8], length: usize) -> Result<&'a [u8]> {
+    fn read_marker<'a>(&mut self, payload: &'a [u8], length: usize) -> Result<&'a [u8]> {
         let mut cursor = Cursor::new(payload);
         match cursor.u8()? {
             0x00 => {
@@ -137,8 +140,8 @@ impl Packets {
                     if cursor.u8()? != SEMI_SYNC_MAGIC {
                         return Err(malformed("a semi-synchronous packet without its mark"));
                     }
-                    self.recounted = cursor.u8()? == 1;
-                    self.acknowledge |= self.recounted;
+                    self.sequence_restarts = cursor.u8()? == 1;
+                    self.acknowledge |= self.sequence_restarts;
                 }
                 Ok(cursor.take_rest())
             }
@@ -150,7 +153,7 @@ impl Packets {
                 self.error = Some(server_error(cursor)?);
                 Ok(&[])
             }
-            other => Err(malformed(format!("a packet starts with {other:#04x}"))),
+            marker => Err(malformed(format!("a packet starts with {marker:#04x}"))),
         }
     }
 
@@ -159,12 +162,12 @@ impl Packets {
         self.ended
     }
 
-    /// The error the server sent, if it did.
+    /// The error that the server sent, if any.
     pub fn error(&self) -> Option<&ServerError> {
         self.error.as_ref()
     }
 
-    /// Whether a packet since the last question asked for an acknowledgement.
+    /// Whether any packet since the last call asked for an acknowledgement.
     #[inline]
     pub fn take_acknowledge(&mut self) -> bool {
         std::mem::take(&mut self.acknowledge)
@@ -172,20 +175,20 @@ impl Packets {
 }
 
 #[cold]
-fn out_of_order(wanted: u8, sequence: u8) -> Error {
-    Error::new(ErrorKind::ConnectionLost, format!("packet {sequence} arrives where {wanted} is due"))
+fn out_of_order(expected: u8, sequence: u8) -> Error {
+    Error::new(ErrorKind::ConnectionLost, format!("packet {sequence} arrives where {expected} is due"))
 }
 
 #[cold]
 pub(crate) fn server_error(mut cursor: Cursor<'_>) -> Result<ServerError> {
     let number = cursor.u16()?;
     let text = cursor.take_rest();
-    // From protocol 4.1 on `#` and five characters of SQLSTATE come first.
+    // Since protocol 4.1, `#` and the five characters of the SQLSTATE precede the text.
     let text = if text.first() == Some(&b'#') { text.get(6..).unwrap_or_default() } else { text };
     Ok(ServerError { number, message: String::from_utf8_lossy(text).into_owned() })
 }
 
-/// Takes packets apart, whatever the pieces in which they arrive, and gathers the bytes of their events.
+/// Parses packets from pieces of any size, and buffers the bytes of their events.
 #[derive(Debug)]
 pub struct Framer {
     packets: Packets,
@@ -193,35 +196,35 @@ pub struct Framer {
 }
 
 impl Framer {
-    /// Starts before the first packet of a dump. `semi_sync` expects the two bytes that the server adds for
-    /// replicas which asked to acknowledge.
+    /// Starts before the first packet of a dump. `semi_sync` expects the two bytes that the server adds for replicas
+    /// that asked for semi-synchronous replication.
     pub fn new(semi_sync: bool) -> Framer {
         Framer { packets: Packets::new(semi_sync, usize::MAX), events: Vec::new() }
     }
 
-    /// Takes whole packets from the front of `bytes` and returns how many bytes that were. The rest must be offered
-    /// again with more behind it.
+    /// Consumes whole packets from the start of `bytes` and returns how many bytes that were. The caller must offer
+    /// the rest again, followed by more bytes.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut consumed = 0;
-        while let Some((taken, piece)) = self.packets.take(bytes.get(consumed..).unwrap_or_default())? {
+        while let Some((consumed_bytes, piece)) = self.packets.take(bytes.get(consumed..).unwrap_or_default())? {
             self.events.extend_from_slice(piece.bytes);
-            consumed += taken;
+            consumed += consumed_bytes;
         }
         Ok(consumed)
     }
 
-    /// The event bytes gathered so far, in an order that leaves nothing behind. The last event may lack its end when
-    /// it spans several packets.
+    /// Returns the buffered event bytes and leaves the buffer empty. The last event may be incomplete if it spans
+    /// several packets.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.events)
     }
 
-    /// The event bytes gathered so far, to be read in place and then cleared.
+    /// The buffered event bytes, to be read in place and then cleared.
     pub fn events(&self) -> &[u8] {
         &self.events
     }
 
-    /// Forgets the gathered bytes and keeps their memory.
+    /// Clears the buffer and keeps its memory.
     pub fn clear(&mut self) {
         self.events.clear();
     }
@@ -231,12 +234,12 @@ impl Framer {
         self.packets.ended()
     }
 
-    /// The error the server sent, if it did.
+    /// The error that the server sent, if any.
     pub fn error(&self) -> Option<&ServerError> {
         self.packets.error()
     }
 
-    /// Whether the server waits for an acknowledgement; asking clears it.
+    /// Whether the server waits for an acknowledgement. The call resets the flag.
     pub fn take_acknowledge(&mut self) -> bool {
         self.packets.take_acknowledge()
     }
@@ -255,17 +258,17 @@ mod tests {
     }
 
     #[test]
-    fn packets_give_the_same_events_whatever_the_pieces() {
+    fn packets_in_pieces_of_any_size_give_the_same_events() {
         let mut stream = packet(1, b"\x00first");
         stream.extend(packet(2, b"\x00second"));
         stream.extend(packet(3, b"\xfe\0\0\0\0"));
         for step in 1..stream.len() {
             let mut framer = Framer::new(false);
-            let mut held: Vec<u8> = Vec::new();
+            let mut buffer: Vec<u8> = Vec::new();
             for piece in stream.chunks(step) {
-                held.extend_from_slice(piece);
-                let consumed = framer.feed(&held).unwrap();
-                held.drain(..consumed);
+                buffer.extend_from_slice(piece);
+                let consumed = framer.feed(&buffer).unwrap();
+                buffer.drain(..consumed);
             }
             assert_eq!(framer.take(), b"firstsecond");
             assert!(framer.ended());
@@ -273,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_counted_anew_behind_a_wish_for_an_acknowledgement() {
+    fn sequence_numbers_restart_after_an_acknowledgement_request() {
         let mut framer = Framer::new(true);
         framer.feed(&packet(6, b"\x00\xef\x00a")).unwrap();
         framer.feed(&packet(7, b"\x00\xef\x01b")).unwrap();
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_packet_goes_on_in_the_next() {
+    fn a_full_packet_continues_in_the_next_packet() {
         let mut long = vec![0u8; PAYLOAD_BYTES_MAX];
         long[1] = 7;
         let mut stream = packet(1, &long);
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_lost_packets_are_told_apart() {
+    fn server_errors_and_lost_packets_are_distinguished() {
         let mut framer = Framer::new(false);
         framer.feed(&packet(1, b"\xff\xd4\x04#HY000gone")).unwrap();
         assert_eq!(framer.error(), Some(&ServerError { number: 1236, message: "gone".into() }));
