@@ -233,13 +233,13 @@ impl BlockCutter {
     /// Whether data or records wait to be taken.
     #[getter]
     fn untaken(&self) -> bool {
-        self.inner.is_untaken()
+        self.inner.has_output()
     }
 
     /// How many event bytes wait to be taken.
     #[getter]
     fn gathered(&self) -> usize {
-        self.inner.gathered()
+        self.inner.buffered_bytes()
     }
 
     /// The source offset of the first byte that waits to be taken.

@@ -1,12 +1,12 @@
-//! The cutter's state, and what can be taken from it.
+//! The state of the cutter, and the interface to its output.
 
 use std::sync::Arc;
 
-use super::gathered::Gathered;
+use super::decompressor::Decompressor;
+use super::event_buffer::EventBuffer;
 use super::open::Open;
 use super::record::{Block, Run};
 use super::tables::Tables;
-use super::unpacking::Unpacking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::format_description::Format;
 use crate::event::rotate::file_number;
@@ -14,78 +14,78 @@ use crate::event::session::Session;
 use crate::frame::packet::{Packets, ServerError};
 use crate::gtid::{Gtid, GtidSet};
 
-/// Offsets of a file stay below this, so that adding the length of an event never passes 64 bits.
+/// Offsets stay below this limit, so that adding the length of an event cannot overflow 64 bits.
 pub(super) const OFFSET_MAX: u64 = 1 << 62;
 
-/// A transaction that passes this many blocks may be cut into several.
+/// A transaction longer than this many blocks may be split across several.
 pub(super) const TRANSACTION_BLOCKS_MAX: u64 = 16;
 
-/// A packet of at least this length is taken as it arrives, so that nobody has to hold it whole beside the chunk.
+/// Packets of at least this length are processed in pieces, so that the caller need not buffer a whole packet.
 const PIECEWISE_BYTES_MIN: usize = 256 << 10;
 
-/// See the fields.
+/// Settings of a cutter.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The epoch, for the records.
+    /// The epoch, which goes into the records.
     pub epoch: u32,
-    /// The source's file in which the first byte lies.
+    /// The source file of the first byte.
     pub file: Arc<str>,
-    /// Where the first byte lies in it: the start of an event between transactions. 0 means the magic comes first.
+    /// The offset of the first byte: the start of an event between transactions. 0 means that the magic comes first.
     pub offset: u64,
-    /// Every transaction before it.
+    /// All transactions before the first byte.
     pub gtid_set: GtidSet,
-    /// A block closes at this size, at the next end of a transaction.
+    /// A block is closed at the first end of a transaction after it reaches this size.
     pub block_bytes: u64,
-    /// The largest commit time of the log before it, in microseconds since 1970.
+    /// The largest commit time in the log so far, in microseconds since 1970.
     pub time_max_us: i64,
-    /// Whether the bytes come from a live server, which leaves events out and makes others up.
+    /// Whether the bytes come from a live server, which omits events and adds artificial events.
     pub live: bool,
-    /// Whether the packets carry the marks of semi-synchronous replication.
+    /// Whether the packets have the marker bytes of semi-synchronous replication.
     pub semi_sync: bool,
-    /// Whether definitions are handed out.
+    /// Whether to return DDL statements.
     pub statements: bool,
 }
 
-/// What the cutter waits for.
+/// What the cutter needs from the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// More bytes.
     Input,
-    /// Somebody to take in that a new source file begins.
+    /// A call of `take_file`: a new source file begins.
     File,
-    /// Somebody to take in that bytes of the source file are left out.
+    /// A call of `take_hole`: bytes of the source file are missing from the stream.
     Hole,
 }
 
-/// A definition in the log (DDL).
+/// A DDL statement in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// The text, as UTF-8.
     pub text: String,
-    /// The default database when it ran; may be empty.
+    /// The default database of the session; may be empty.
     pub database: String,
-    /// What its event says of the session.
+    /// The session state in its event.
     pub session: Session,
-    /// The source offset of its event.
+    /// Source offset of its event.
     pub start: u64,
-    /// The source offset behind its event.
+    /// Source offset after its event.
     pub end: u64,
 }
 
-/// What has passed by so far.
+/// What the cutter has processed so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Events that were kept.
     pub events: u64,
-    /// Whole transactions.
+    /// Complete transactions.
     pub transactions: u64,
-    /// Changes, an update counts once; those of the open transaction too.
+    /// Row changes, including those of the open transaction. An update counts as one.
     pub changes: u64,
     /// Heartbeats.
     pub heartbeats: u64,
 }
 
-/// See the text of the module above.
+/// Cuts a log into blocks; see the description of the module.
 pub struct BlockCutter {
     pub(super) settings: Settings,
     pub(super) format: Option<Format>,
@@ -94,23 +94,23 @@ pub struct BlockCutter {
     pub(super) file_number: u32,
     pub(super) offset: u64,
     pub(super) magic_due: bool,
-    /// Where the next file begins, as the server said ahead of its format description.
-    pub(super) rotated: Option<(String, u64)>,
+    /// The next file and the offset in it, which a live server announces before the format description.
+    pub(super) next_file: Option<(String, u64)>,
     pub(super) state: State,
     pub(super) failure: Option<Error>,
     pub(super) packets: Packets,
     pub(super) acknowledge: Option<(Arc<str>, u64)>,
-    pub(super) gathered: Gathered,
+    pub(super) buffer: EventBuffer,
     pub(super) data_file: Arc<str>,
-    /// The event behind a hole waits in front of whatever comes.
-    pub(super) held: bool,
+    /// The event after a hole is buffered, to be processed before any new input.
+    pub(super) event_held: bool,
     pub(super) boundary: u64,
     pub(super) open: Option<Open>,
     pub(super) run: Option<Run>,
-    /// Behind the last whole transaction of the file, or where the file is read from.
+    /// The end of the last complete transaction in the file, or the offset where reading began.
     pub(super) last_end: u64,
     pub(super) tables: Tables,
-    pub(super) unpacking: Unpacking,
+    pub(super) decompressor: Decompressor,
     pub(super) block: Option<Block>,
     pub(super) records: Vec<u8>,
     pub(super) statements: Vec<Statement>,
@@ -123,8 +123,8 @@ pub struct BlockCutter {
 }
 
 impl BlockCutter {
-    /// Starts where the settings say. `head` is magic and format description of the file; without it reading starts
-    /// at the file's front, or the stream brings it.
+    /// Starts at the position in the settings. `head` is the magic and format description of the file. It is needed
+    /// only to start inside a file that does not come from a live server.
     pub fn new(settings: Settings, head: Option<&[u8]>) -> Result<BlockCutter> {
         if settings.offset > OFFSET_MAX {
             return Err(Error::new(ErrorKind::OptionInvalid, format!("a file with an offset {}", settings.offset)));
@@ -136,20 +136,20 @@ impl BlockCutter {
             file_number: file_number(&settings.file)?,
             offset: settings.offset,
             magic_due: settings.offset == 0 && !settings.live,
-            rotated: None,
+            next_file: None,
             state: State::Input,
             failure: None,
             packets: Packets::new(settings.semi_sync, PIECEWISE_BYTES_MIN),
             acknowledge: None,
-            gathered: Gathered::default(),
+            buffer: EventBuffer::default(),
             data_file: settings.file.clone(),
-            held: false,
+            event_held: false,
             boundary: settings.offset,
             open: None,
             run: None,
             last_end: settings.offset,
             tables: Tables::default(),
-            unpacking: Unpacking::default(),
+            decompressor: Decompressor::default(),
             block: None,
             records: Vec::new(),
             statements: Vec::new(),
@@ -161,7 +161,7 @@ impl BlockCutter {
             counters: Counters::default(),
             settings,
         };
-        cutter.gathered.move_to(cutter.offset);
+        cutter.buffer.move_to(cutter.offset);
         match head {
             Some(head) => cutter.read_head(head)?,
             None if cutter.offset > 4 && !cutter.settings.live => {
@@ -173,58 +173,58 @@ impl BlockCutter {
         Ok(cutter)
     }
 
-    /// What the cutter waits for.
+    /// What the cutter needs from the caller.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// The file being read; in the state `File` the one that begins.
+    /// The file being read; in the state `File`, the new file.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Where the next event is due; in the state `File` where the first of the new file stands, behind its format
-    /// description, in the state `Hole` where the bytes go on.
+    /// The source offset of the next event. In the state `File`, the offset of the new file's first event after its
+    /// format description. In the state `Hole`, the offset after the hole.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The file's format description, as it was sent. Empty before the first.
+    /// The file's format description as the server sent it; empty before the first one.
     pub fn format_description(&self) -> &[u8] {
         &self.format_description
     }
 
-    /// What the format description says.
+    /// The parsed format description.
     pub fn format(&self) -> Option<&Format> {
         self.format.as_ref()
     }
 
-    /// The event bytes gathered since the last call, whole events of one file.
+    /// Takes the event bytes buffered since the last call: complete events of a single file.
     pub fn take_data(&mut self) -> Vec<u8> {
-        self.gathered.take()
+        self.buffer.take()
     }
 
-    /// Takes back the memory of data that nobody needs any more.
+    /// Takes back the memory of data that is no longer used.
     pub fn recycle(&mut self, data: Vec<u8>) {
-        self.gathered.recycle(data);
+        self.buffer.recycle(data);
     }
 
-    /// The file of the event bytes, records and statements that wait to be taken.
+    /// The file of the buffered event bytes, records and statements.
     pub fn data_file(&self) -> &str {
         &self.data_file
     }
 
-    /// How many event bytes wait to be taken.
-    pub fn gathered(&self) -> usize {
-        self.gathered.whole()
+    /// Size of the buffered events, in bytes.
+    pub fn buffered_bytes(&self) -> usize {
+        self.buffer.complete_bytes()
     }
 
-    /// The source offsets of the bytes that wait: of the first, and behind the last.
+    /// The source offsets of the buffered events: start of the first, end of the last.
     pub fn data_range(&self) -> (u64, u64) {
-        (self.gathered.start, self.gathered.end)
+        (self.buffer.start, self.buffer.end)
     }
 
-    /// The source offset behind the last whole transaction of the bytes gathered.
+    /// The source offset after the last complete transaction in the event bytes so far.
     pub fn boundary(&self) -> u64 {
         self.boundary
     }
@@ -234,96 +234,95 @@ impl BlockCutter {
         self.open.is_some()
     }
 
-    /// Records of the blocks closed since the last call, back to back.
+    /// Takes the records of the blocks closed since the last call, one after the other.
     pub fn take_records(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.records)
     }
 
-    /// The record of the block in the making; None where no event lies in it.
+    /// The record of the current block; None if the block has no events.
     pub fn open_record(&self) -> Option<Vec<u8>> {
         let block = self.block.as_ref().filter(|block| block.end > block.start)?;
         Some(block.encode(self.time_max_us, self.open.is_some(), self.run.as_ref()))
     }
 
-    /// Closes the block in the making, if an event lies in it.
+    /// Closes the current block if it has events.
     pub fn close_block(&mut self) {
         let record = self.open_record();
         self.records.extend(record.unwrap_or_default());
         self.block = None;
     }
 
-    /// Definitions since the last call.
+    /// Takes the DDL statements since the last call.
     pub fn take_statements(&mut self) -> Vec<Statement> {
         std::mem::take(&mut self.statements)
     }
 
-    /// Goes on with the file that begins. Data and records of the one before must have been taken, otherwise nothing
-    /// happens and the answer is false.
+    /// Continues with the new file. Does nothing and returns false while data or records of the previous file have
+    /// not been taken.
     pub fn take_file(&mut self) -> bool {
-        if self.state != State::File || self.is_untaken() {
+        if self.state != State::File || self.has_output() {
             return false;
         }
         self.state = State::Input;
-        // A server that died in mid-transaction goes on with a new file; what it had logged of it never was.
+        // A server that crashes inside a transaction continues with a new file, and the logged part never committed.
         self.open = None;
         self.tables = Tables::default();
         self.data_file = self.file.clone();
-        self.gathered.move_to(self.offset);
+        self.buffer.move_to(self.offset);
         self.boundary = self.offset;
         self.last_end = self.offset;
         if let Some(run) = &mut self.run {
-            // The file has no transaction yet, so none that the run does not hold.
+            // No transaction of the new file precedes the run.
             run.start = self.offset;
         }
         true
     }
 
-    /// Goes on behind the bytes that are left out. Data and records before them must have been taken, otherwise
-    /// nothing happens and the answer is false. The next call of `feed` or `feed_packets` begins with the event that
-    /// showed the hole.
+    /// Continues after a hole. Does nothing and returns false while data or records before the hole have not been
+    /// taken. The next call of `feed` or `feed_packets` starts with the event that revealed the hole.
     pub fn take_hole(&mut self) -> bool {
-        if self.state != State::Hole || self.is_untaken() {
+        if self.state != State::Hole || self.has_output() {
             return false;
         }
         self.state = State::Input;
-        self.gathered.move_to(self.offset);
+        self.buffer.move_to(self.offset);
         if self.open.is_none() {
             self.boundary = self.offset;
         }
         true
     }
 
-    /// Whether data or records wait to be taken.
-    pub fn is_untaken(&self) -> bool {
-        self.gathered.whole() > 0 || !self.records.is_empty()
+    /// Whether data or records are waiting to be taken.
+    pub fn has_output(&self) -> bool {
+        self.buffer.complete_bytes() > 0 || !self.records.is_empty()
     }
 
-    /// Every whole transaction so far, those before the start included.
+    /// All complete transactions so far, including those before the first byte.
     pub fn gtid_set(&self) -> &GtidSet {
         &self.seen
     }
 
-    /// The id of the last whole transaction.
+    /// The GTID of the last complete transaction.
     pub fn last_gtid(&self) -> &Gtid {
         &self.last_gtid
     }
 
-    /// The commit time of the last whole transaction, in microseconds since 1970; 0 before the first.
+    /// Commit time of the last complete transaction in microseconds since 1970; 0 before the first.
     pub fn last_time_us(&self) -> i64 {
         self.last_time_us
     }
 
-    /// The largest commit time so far, that of the open transaction included.
+    /// The largest commit time so far, including the open transaction.
     pub fn time_max_us(&self) -> i64 {
         self.time_max_us
     }
 
-    /// The position of the last heartbeat: up to there the server has sent everything.
+    /// The position of the last heartbeat, up to which the server has sent everything.
     pub fn last_heartbeat(&self) -> Option<(&str, u64)> {
         self.last_heartbeat.as_ref().map(|(file, offset)| (file.as_str(), *offset))
     }
 
-    /// What has passed by.
+    /// What the cutter has processed so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -333,7 +332,7 @@ impl BlockCutter {
         self.packets.ended()
     }
 
-    /// The error that the server sent instead of an event.
+    /// The error that the server sent, if any.
     pub fn server_error(&self) -> Option<&ServerError> {
         self.packets.error()
     }
@@ -343,7 +342,7 @@ impl BlockCutter {
         self.acknowledge.as_ref().map(|(file, offset)| (&**file, *offset))
     }
 
-    /// The same, and forgets it.
+    /// Takes the position of `acknowledge` and clears it.
     pub fn take_acknowledge(&mut self) -> Option<(Arc<str>, u64)> {
         self.acknowledge.take()
     }

@@ -1,10 +1,10 @@
-//! The head of a segment: what makes a run of a source file a binlog file of its own.
+//! The head of a segment, which makes a run of a source file a binlog file of its own.
 //!
 //! ```text
 //! magic │ the source's format description │ ROTATE: source file and offset │ PREVIOUS_GTIDS or GTID_LIST │ events...
 //! ```
 //!
-//! Both events in the middle are marked as made up, and say no position of their own.
+//! The two events in the middle are flagged as artificial and have no end position.
 
 use crate::checksum::crc32;
 use crate::cursor::Cursor;
@@ -23,35 +23,35 @@ const ROTATE_CODE: u8 = 4;
 const PREVIOUS_GTIDS_CODE: u8 = 35;
 const MARIADB_GTID_LIST_CODE: u8 = 163;
 
-/// What a segment's head is made of.
+/// The contents of a segment's head.
 #[derive(Debug, Clone)]
 pub struct HeadParts<'a> {
-    /// The source file's format description, as it was sent.
+    /// The source file's format description, as the server sent it.
     pub format_description: &'a [u8],
     /// The source file's name.
     pub file: &'a str,
     /// The source offset of the segment's first event.
     pub offset: u64,
-    /// Every transaction before it.
+    /// All transactions before the first event.
     pub gtid_set: &'a GtidSet,
     /// Whether the server is MariaDB.
     pub mariadb: bool,
-    /// The server whose log it is.
+    /// Id of the server that wrote the log.
     pub server_id: u32,
-    /// When the segment was begun, in seconds since 1970.
+    /// Creation time of the segment, in seconds since 1970.
     pub time_s: u32,
 }
 
-/// What a segment's head says.
+/// A parsed segment head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentHead {
-    /// Its length; the first event stands here.
+    /// Length of the head, which is the offset of the first event in the segment.
     pub head_bytes: usize,
     /// The source file's name.
     pub file: String,
     /// The source offset of the segment's first event.
     pub base: u64,
-    /// Every transaction before it.
+    /// All transactions before the first event.
     pub gtid_set: GtidSet,
     /// The source file's format description.
     pub format_description: Vec<u8>,
@@ -99,14 +99,14 @@ fn push_event(out: &mut Vec<u8>, code: u8, body: &[u8], parts: &HeadParts<'_>, c
     Ok(())
 }
 
-/// Reads the head at a segment's front. Raises `FileTruncated` where `bytes` end inside it.
+/// Reads the head at the start of a segment. Raises `FileTruncated` if `bytes` end inside the head.
 pub fn read_segment_head(bytes: &[u8]) -> Result<SegmentHead> {
     let (format_description, format) = split_head(bytes)?;
     let format_end = MAGIC_BYTES + format_description.len();
-    let (rotate, rotate_end) = made_up(bytes, format_end, &format, EventKind::Rotate)?;
+    let (rotate, rotate_end) = read_artificial(bytes, format_end, &format, EventKind::Rotate)?;
     let rotate = Rotate::read(rotate)?;
     let kind = if format.mariadb { EventKind::MariadbGtidList } else { EventKind::PreviousGtids };
-    let (gtids, head_bytes) = made_up(bytes, rotate_end, &format, kind)?;
+    let (gtids, head_bytes) = read_artificial(bytes, rotate_end, &format, kind)?;
     let gtid_set = if format.mariadb { mariadb_gtid::read_list(gtids)? } else { previous_gtids::read(gtids)? };
     Ok(SegmentHead {
         head_bytes,
@@ -117,22 +117,22 @@ pub fn read_segment_head(bytes: &[u8]) -> Result<SegmentHead> {
     })
 }
 
-/// The body of the made-up event at `at`, and where it ends.
-fn made_up<'a>(bytes: &'a [u8], at: usize, format: &Format, wanted: EventKind) -> Result<(&'a [u8], usize)> {
+/// Returns the body of the artificial event at `at`, and the offset of its end.
+fn read_artificial<'a>(bytes: &'a [u8], at: usize, format: &Format, expected: EventKind) -> Result<(&'a [u8], usize)> {
     let rest = bytes.get(at..).unwrap_or_default();
     let size = event_size(rest)?
         .ok_or_else(|| Error::new(ErrorKind::FileTruncated, "the bytes end inside a segment's head"))?;
     let event = rest.get(..size).unwrap_or_default();
     let header = Header::read(&mut Cursor::new(event))?;
     let kind = EventKind::from_code(header.code);
-    if kind != Some(wanted) || header.flags & FLAG_ARTIFICIAL == 0 {
-        return Err(malformed(format!("no segment of a log: its head has no made-up {} event", wanted.name()))
+    if kind != Some(expected) || header.flags & FLAG_ARTIFICIAL == 0 {
+        return Err(malformed(format!("no segment of a log: its head has no made-up {} event", expected.name()))
             .hint("give a binlog file to penstock as a file; only segments have such a head"));
     }
     Ok((checked_body(Some(format), false, true, kind, event)?, at + size))
 }
 
-/// The format description at a file's front, as bytes and taken apart.
+/// Returns the format description at the start of a file, as bytes and parsed.
 pub(super) fn split_head(head: &[u8]) -> Result<(&[u8], Format)> {
     let Some(magic) = head.first_chunk::<MAGIC_BYTES>() else {
         return Err(Error::new(ErrorKind::FileTruncated, "the file's first bytes are missing"));

@@ -1,7 +1,7 @@
-//! Bytes and packets to events: what belongs to the file, what the server made up, and where holes are.
+//! Feeds the cutter: extracts events from bytes and packets, and detects artificial events and holes.
 
 use super::cutter::{BlockCutter, State, OFFSET_MAX, TRANSACTION_BLOCKS_MAX};
-use super::gathered::Fate;
+use super::event_buffer::PendingEvent;
 use super::head::{read_format, split_head};
 use super::record::{Block, FLAG_BEGINS};
 use crate::cursor::Cursor;
@@ -12,41 +12,41 @@ use crate::event::{EventKind, Header};
 use crate::frame::events::{check_magic, checked_body, declared_size, event_size, is_artificial, span_at};
 use crate::limits::{EVENT_BYTES_MAX, MAGIC_BYTES};
 
-/// A position that seems further ahead than this lies behind: positions are told modulo 2^32.
+/// A position that seems further ahead than this is behind: positions wrap modulo 2^32.
 const AHEAD_BYTES_MAX: u64 = 1 << 31;
 
-/// What became of an event.
-enum Taken {
+/// What to do with an event that was processed.
+enum Disposition {
     Kept,
-    Swallowed,
-    /// It stands behind a hole, and waits.
+    Consumed,
+    /// The event comes after a hole. It is buffered until the hole is taken.
     Held,
 }
 
 impl BlockCutter {
-    /// Takes whole events from the front of `input` and returns how many bytes that were. Stops early when the state
-    /// is no longer `Input`. The rest must be offered again, with more behind it.
+    /// Consumes complete events from the start of `input` and returns how many bytes that were. Stops early when the
+    /// state is no longer `Input`. The caller must offer the rest again, followed by more bytes.
     ///
-    /// What was gathered before an error can still be taken; every further call raises the same error.
+    /// Events buffered before an error can still be taken. Every later call raises the same error.
     pub fn feed(&mut self, input: &[u8]) -> Result<usize> {
-        self.gathered.reserve(input.len());
+        self.buffer.reserve(input.len());
         self.guard(|cutter| {
-            cutter.take_held()?;
+            cutter.process_held_event()?;
             cutter.feed_events(input)
         })
     }
 
-    /// The same for the packets of a dump: frames, marks of semi-synchronous replication, and events divided over
-    /// several packets. Long packets are taken in pieces.
+    /// Does the same for the packets of a dump: removes framing and semi-synchronous marker bytes, and joins events
+    /// that span several packets. Long packets are processed in pieces.
     pub fn feed_packets(&mut self, input: &[u8]) -> Result<usize> {
-        self.gathered.reserve(input.len());
+        self.buffer.reserve(input.len());
         self.guard(|cutter| {
-            cutter.take_held()?;
+            cutter.process_held_event()?;
             cutter.feed_frames(input)
         })
     }
 
-    /// Keeps the error that ends the cutter, with its place.
+    /// Remembers the error that stops the cutter, with its position.
     fn guard<T>(&mut self, step: impl FnOnce(&mut BlockCutter) -> Result<T>) -> Result<T> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -58,61 +58,61 @@ impl BlockCutter {
         })
     }
 
-    /// Takes the event behind a hole, once the hole was taken in.
-    fn take_held(&mut self) -> Result<()> {
-        if self.held && self.state == State::Input {
-            self.held = false;
-            self.take_front()?;
+    /// Processes the event after a hole, once the caller has taken the hole.
+    fn process_held_event(&mut self) -> Result<()> {
+        if self.event_held && self.state == State::Input {
+            self.event_held = false;
+            self.process_front()?;
         }
         Ok(())
     }
 
     fn feed_events(&mut self, input: &[u8]) -> Result<usize> {
-        let mut used = 0;
+        let mut consumed = 0;
         while self.state == State::Input {
-            let rest = input.get(used..).unwrap_or_default();
+            let rest = input.get(consumed..).unwrap_or_default();
             if self.magic_due {
                 let Some(magic) = rest.first_chunk::<MAGIC_BYTES>() else { break };
                 check_magic(*magic)?;
                 self.magic_due = false;
                 self.offset = MAGIC_BYTES as u64;
-                used += MAGIC_BYTES;
+                consumed += MAGIC_BYTES;
                 continue;
             }
             let Some(size) = event_size(rest)? else { break };
-            self.take_event(rest.get(..size).unwrap_or_default())?;
-            used += size;
+            self.process_event(rest.get(..size).unwrap_or_default())?;
+            consumed += size;
         }
-        Ok(used)
+        Ok(consumed)
     }
 
     fn feed_frames(&mut self, input: &[u8]) -> Result<usize> {
-        let mut used = 0;
+        let mut consumed = 0;
         while self.state == State::Input {
-            let Some((bytes, piece)) = self.packets.take(input.get(used..).unwrap_or_default())? else { break };
-            used += bytes;
+            let Some((bytes, piece)) = self.packets.take(input.get(consumed..).unwrap_or_default())? else { break };
+            consumed += bytes;
             if self.packets.ended() || self.packets.error().is_some() {
                 break;
             }
             if piece.begins && piece.ends {
-                self.take_event(piece.bytes)?;
+                self.process_event(piece.bytes)?;
             } else {
-                self.gathered.add_piece(piece.bytes);
+                self.buffer.add_piece(piece.bytes);
                 self.check_front()?;
                 if piece.ends {
-                    self.take_front()?;
+                    self.process_front()?;
                 }
             }
             if piece.ends && self.packets.take_acknowledge() {
                 self.acknowledge = Some((self.file.clone(), self.offset));
             }
         }
-        Ok(used)
+        Ok(consumed)
     }
 
-    /// Holds an event that arrives in pieces to the length it announces.
+    /// Fails if an event in pieces is longer than the length it announces.
     fn check_front(&self) -> Result<()> {
-        let front = self.gathered.front();
+        let front = self.buffer.front();
         match declared_size(front)? {
             Some(size) if front.len() > size => Err(unframed(front.len(), size)),
             None if front.len() > EVENT_BYTES_MAX => Err(unframed(front.len(), 0)),
@@ -120,30 +120,30 @@ impl BlockCutter {
         }
     }
 
-    fn take_event(&mut self, event: &[u8]) -> Result<()> {
+    fn process_event(&mut self, event: &[u8]) -> Result<()> {
         match self.event(event)? {
-            Taken::Kept => self.gathered.add(event, self.offset),
-            Taken::Swallowed => {}
-            Taken::Held => self.gathered.add_piece(event),
+            Disposition::Kept => self.buffer.add(event, self.offset),
+            Disposition::Consumed => {}
+            Disposition::Held => self.buffer.add_piece(event),
         }
         Ok(())
     }
 
-    /// Takes the event that was put together behind the gathered ones.
-    fn take_front(&mut self) -> Result<()> {
-        let whole = self.gathered.whole();
-        let bytes = self.gathered.lend();
-        let taken = self.event(bytes.get(whole..).unwrap_or_default());
-        let fate = match &taken {
-            Ok(Taken::Kept) => Fate::Whole(self.offset),
-            Ok(Taken::Held) => Fate::Waits,
-            Ok(Taken::Swallowed) | Err(_) => Fate::Gone,
+    /// Processes the event that was assembled after the complete ones.
+    fn process_front(&mut self) -> Result<()> {
+        let complete_bytes = self.buffer.complete_bytes();
+        let bytes = self.buffer.lend();
+        let disposition = self.event(bytes.get(complete_bytes..).unwrap_or_default());
+        let pending_event = match &disposition {
+            Ok(Disposition::Kept) => PendingEvent::Complete(self.offset),
+            Ok(Disposition::Held) => PendingEvent::Held,
+            Ok(Disposition::Consumed) | Err(_) => PendingEvent::Dropped,
         };
-        self.gathered.give_back(bytes, fate);
-        taken.map(|_| ())
+        self.buffer.give_back(bytes, pending_event);
+        disposition.map(|_| ())
     }
 
-    fn event(&mut self, event: &[u8]) -> Result<Taken> {
+    fn event(&mut self, event: &[u8]) -> Result<Disposition> {
         let header = Header::read(&mut Cursor::new(event))?;
         if header.size as usize != event.len() {
             return Err(unframed(event.len(), header.size as usize));
@@ -153,13 +153,13 @@ impl BlockCutter {
         let body = checked_body(self.format.as_ref(), live, true, kind, event)?;
         if kind == Some(EventKind::FormatDescription) && (live || self.offset == MAGIC_BYTES as u64) {
             self.begin_file(&header, event)?;
-            return Ok(Taken::Swallowed);
+            return Ok(Disposition::Consumed);
         }
         if live && is_artificial(&header, kind) {
-            self.artificial(&header, kind, body)?;
-            return Ok(Taken::Swallowed);
+            self.process_artificial(&header, kind, body)?;
+            return Ok(Disposition::Consumed);
         }
-        if self.format.is_none() || self.rotated.is_some() {
+        if self.format.is_none() || self.next_file.is_some() {
             return Err(malformed("an event before the file's format description"));
         }
         let span = span_at(self.offset, &header, live)?;
@@ -167,7 +167,7 @@ impl BlockCutter {
             return self.hole(span.start);
         }
         if kind == Some(EventKind::FormatDescription) {
-            // Relay logs hold a second one, that of the source.
+            // A relay log has a second format description, from the source.
             self.format = Some(read_format(&header, event)?);
         }
         self.begin_block(&header);
@@ -175,10 +175,10 @@ impl BlockCutter {
         self.offset = span.end;
         self.counters.events += 1;
         self.close_event();
-        Ok(Taken::Kept)
+        Ok(Disposition::Kept)
     }
 
-    /// Begins a block where none is in the making.
+    /// Starts a block if there is none.
     #[inline]
     fn begin_block(&mut self, header: &Header) {
         if self.block.is_some() {
@@ -200,13 +200,13 @@ impl BlockCutter {
         self.block = Some(block);
     }
 
-    /// Moves block and boundary behind the event taken last.
+    /// Extends the block and the boundary over the last event.
     #[inline]
     fn close_event(&mut self) {
         let end = self.offset;
         let (bytes_min, transaction_start) = match &mut self.open {
             None => {
-                // Between transactions every event's end is a place to go on from.
+                // Between transactions, reading can resume after any event.
                 self.boundary = end;
                 (self.settings.block_bytes, end)
             }
@@ -226,7 +226,7 @@ impl BlockCutter {
         }
     }
 
-    fn hole(&mut self, start: u64) -> Result<Taken> {
+    fn hole(&mut self, start: u64) -> Result<Disposition> {
         if start - self.offset >= AHEAD_BYTES_MAX {
             let message = format!("an event that says it starts at {start} arrives where {} is due", self.offset);
             return Err(Error::new(ErrorKind::SequenceGap, message)
@@ -235,19 +235,19 @@ impl BlockCutter {
         self.close_block();
         self.offset = start;
         self.state = State::Hole;
-        self.held = true;
-        Ok(Taken::Held)
+        self.event_held = true;
+        Ok(Disposition::Held)
     }
 
-    /// Takes in what a server makes up for the stream; it stands in no file and moves no position.
-    fn artificial(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8]) -> Result<()> {
+    /// Processes an artificial event, which is not in any file and does not move the position.
+    fn process_artificial(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8]) -> Result<()> {
         match kind {
             Some(EventKind::Rotate) => {
                 let rotate = Rotate::read(body)?;
                 if rotate.offset > OFFSET_MAX {
                     return Err(malformed(format!("a rotation to offset {}", rotate.offset)));
                 }
-                self.rotated = Some((rotate.file, rotate.offset));
+                self.next_file = Some((rotate.file, rotate.offset));
             }
             Some(EventKind::Heartbeat) => {
                 let heartbeat = Heartbeat::read_v1(body)?;
@@ -269,16 +269,17 @@ impl BlockCutter {
         self.last_heartbeat = Some((heartbeat.file, offset));
     }
 
-    /// A format description: a file begins, and what was gathered of the one before has to be taken first.
+    /// Processes a format description: a new file begins, and the caller must first take the output of the previous
+    /// file.
     fn begin_file(&mut self, header: &Header, event: &[u8]) -> Result<()> {
         let format = read_format(header, event)?;
         self.close_block();
-        if let Some((file, offset)) = self.rotated.take() {
+        if let Some((file, offset)) = self.next_file.take() {
             self.file_number = file_number(&file)?;
             self.file = file.into();
             self.offset = offset;
         }
-        // A dump from inside a file sends the format description too, and goes on where it was asked to.
+        // A dump that starts inside a file also sends the format description, then continues at the requested offset.
         self.offset = self.offset.max((MAGIC_BYTES + event.len()) as u64);
         self.format = Some(format);
         self.format_description = event.to_vec();
@@ -286,7 +287,7 @@ impl BlockCutter {
         Ok(())
     }
 
-    /// Reads magic and format description from a file's first bytes, without moving.
+    /// Reads magic and format description from a file's first bytes, without moving the position.
     pub(super) fn read_head(&mut self, head: &[u8]) -> Result<()> {
         let (event, format) = split_head(head).map_err(|error| error.at(&self.file, 0))?;
         self.format = Some(format);
@@ -296,11 +297,11 @@ impl BlockCutter {
 }
 
 #[cold]
-fn unframed(found: usize, announced: usize) -> Error {
-    malformed(format!("an event of {announced} bytes lies in a packet of {found}"))
+fn unframed(packet_bytes: usize, announced: usize) -> Error {
+    malformed(format!("an event of {announced} bytes lies in a packet of {packet_bytes}"))
 }
 
-/// The full offset of which the low 32 bits are known, near a known one.
+/// Restores the full offset from its low 32 bits and a nearby offset.
 fn widen(low: u32, near: u64) -> u64 {
     let ahead = low.wrapping_sub(near as u32);
     if ahead < 1 << 31 {

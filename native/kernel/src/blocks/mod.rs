@@ -1,18 +1,19 @@
-//! Cuts the bytes of a log into blocks: what a durable log stores, and what it finds a place by.
+//! Cuts the bytes of a log into blocks, the unit that a durable log stores and indexes.
 //!
-//! Events pass through unchanged. Each is verified, and looked at no further than is needed to tell where transactions
-//! begin and end, which tables they concern and how many changes they hold; no value is decoded. Bytes whose checksum
-//! holds are kept even where what is in them cannot be read: they are the truth, and can be read again.
+//! Events pass through unchanged. The cutter verifies each event and reads only what it needs to know where
+//! transactions begin and end, which tables they change and how many changes they have; it does not decode values.
+//! Events whose checksum is valid are kept even if their contents cannot be read: the bytes are the source of truth
+//! and can be read again later.
 
 mod cutter;
-mod gathered;
+mod decompressor;
+mod event_buffer;
 mod head;
 mod intake;
 mod open;
 mod payload;
 mod record;
 mod tables;
-mod unpacking;
 mod walk;
 
 pub use cutter::{BlockCutter, Counters, Settings, State, Statement};

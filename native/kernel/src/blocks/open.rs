@@ -1,16 +1,17 @@
-//! The transaction that is open.
+//! The open transaction.
 
 use crate::gtid::Gtid;
 
-/// A transaction of which the end has not come.
+/// A transaction whose end has not been read yet.
 #[derive(Debug, Clone)]
 pub(super) struct Open {
     pub start: u64,
     pub gtid: Gtid,
     pub server_id: u32,
     pub time_us: i64,
-    /// Its events so far.
+    /// Number of events so far.
     pub events: u32,
-    /// BEGIN was seen, so a commit is due. Before it, one statement alone is the whole transaction.
+    /// Whether a BEGIN was read, so that a commit must follow. Without BEGIN, a single statement is the whole
+    /// transaction.
     pub begun: bool,
 }

@@ -1,4 +1,4 @@
-//! The record of a block: 128 bytes that say what lies in it, so that a log finds a place without reading data.
+//! The record of a block: 128 bytes of index data, so that readers can locate a position without reading the log.
 //!
 //! All numbers are little-endian.
 //!
@@ -16,18 +16,18 @@ use crate::gtid::Gtid;
 /// Bytes of one record.
 pub const RECORD_BYTES: usize = 128;
 
-/// The block begins where a transaction does, or between two.
+/// The block begins at the start of a transaction, or between transactions.
 pub const FLAG_BEGINS: u32 = 1;
-/// The block ends where a transaction does, or between two.
+/// The block ends at the end of a transaction, or between transactions.
 pub const FLAG_ENDS: u32 = 2;
-/// The block holds a statement; which tables it concerns only its text tells.
+/// The block has a statement. Only the statement's text says which tables it changes.
 pub const FLAG_STATEMENT: u32 = 4;
-/// The GTIDs of the block's transactions are the record's own, and those that follow it without a gap.
+/// The block's transactions have consecutive GTIDs, starting with the GTID in the record.
 pub const FLAG_CONSECUTIVE: u32 = 8;
-/// Rows of the block could not be counted, or their table not be told: every bit of the tables is set.
+/// Some rows of the block could not be counted or assigned to a table: all bits of the tables are set.
 pub const FLAG_UNCOUNTED: u32 = 16;
 
-/// What is known of the block in the making.
+/// The contents of the current block.
 #[derive(Debug, Clone)]
 pub(super) struct Block {
     pub start: u64,
@@ -36,11 +36,11 @@ pub(super) struct Block {
     pub epoch: u32,
     pub server_id: u32,
     pub time_us: i64,
-    /// The id of the first transaction of which a part lies here.
+    /// GTID of the first transaction that has events in the block.
     pub gtid: Gtid,
-    /// Whether a transaction was seen, so that the fields above are its.
-    pub named: bool,
-    /// The number of the last transaction, while all numbers so far follow one another.
+    /// Whether the block has a transaction that the fields above describe.
+    pub has_transaction: bool,
+    /// The number of the last transaction, while all numbers so far are consecutive.
     pub last_number: Option<u64>,
     pub event_index: u32,
     pub transactions: u32,
@@ -49,27 +49,27 @@ pub(super) struct Block {
     pub tables: u64,
     pub flags: u32,
     pub last_boundary: u64,
-    /// Where the transaction of the first event begins; the block's own start where none is open there.
+    /// The start of the transaction of the first event; the block's own start if no transaction is open there.
     pub transaction_start: u64,
 }
 
-/// Transactions of one source whose numbers follow one another, up to the newest.
+/// A run of transactions of one source with consecutive numbers, up to the newest transaction.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
     first: Gtid,
     last: u64,
-    /// From here on the file has no other transaction.
+    /// The file has no other transactions after this offset.
     pub start: u64,
 }
 
 impl Run {
-    /// Begins with a transaction, if it has a number that a record can hold.
+    /// Starts a run with a transaction, if a record can hold its number.
     pub fn new(gtid: &Gtid, start: u64) -> Option<Run> {
         Some(Run { first: gtid.clone(), last: number_of(gtid)?, start })
     }
 
-    /// Goes on with a transaction, if it follows.
-    pub fn goes_on(&mut self, gtid: &Gtid) -> bool {
+    /// Extends the run by a transaction. Returns false if the number is not consecutive.
+    pub fn extend(&mut self, gtid: &Gtid) -> bool {
         let follows = follows(&self.first, self.last, gtid);
         if follows {
             self.last += 1;
@@ -88,7 +88,7 @@ impl Block {
             server_id: 0,
             time_us: 0,
             gtid: Gtid::Anonymous,
-            named: false,
+            has_transaction: false,
             last_number: None,
             event_index: 0,
             transactions: 0,
@@ -101,22 +101,22 @@ impl Block {
         }
     }
 
-    /// Notes a transaction that begins here, or that began before and goes on here.
+    /// Adds a transaction that begins in this block or continues from the block before.
     pub fn note_transaction(&mut self, gtid: &Gtid, server_id: u32, time_us: i64) {
-        if self.named {
+        if self.has_transaction {
             let follows = self.last_number.filter(|last| follows(&self.gtid, *last, gtid));
             self.last_number = follows.map(|last| last + 1);
             return;
         }
-        self.named = true;
+        self.has_transaction = true;
         self.server_id = server_id;
         self.time_us = time_us;
         self.last_number = number_of(gtid);
         self.gtid = gtid.clone();
     }
 
-    /// The record's bytes. `time_max_us` is the largest commit time of the log so far, `run` what the newest
-    /// transaction belongs to.
+    /// Encodes the record. `time_max_us` is the largest commit time of the log so far, `run` the run of the newest
+    /// transaction.
     pub fn encode(&self, time_max_us: i64, in_transaction: bool, run: Option<&Run>) -> Vec<u8> {
         let mut flags = self.flags;
         if !in_transaction {
@@ -141,7 +141,7 @@ impl Block {
         out.extend_from_slice(&self.tables.to_le_bytes());
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&self.epoch.to_le_bytes());
-        // Where the block's own ids follow one another, the run that goes on now is the one they belong to.
+        // If the block's numbers are consecutive, they belong to the current run.
         let sequence_start = run.filter(|_| self.last_number.is_some()).map_or(0, |run| run.start);
         for offset in [self.last_boundary, self.transaction_start, sequence_start] {
             out.extend_from_slice(&offset.to_le_bytes());
@@ -153,25 +153,25 @@ impl Block {
     }
 }
 
-/// The number of a transaction, where a record can hold its id.
+/// Returns the number of a transaction, if a record can hold its GTID.
 fn number_of(gtid: &Gtid) -> Option<u64> {
     match gtid {
-        // A record has no place for a tag, so it claims nothing for numbers that have one.
+        // A record has no field for a tag, so a tagged GTID counts as not consecutive.
         Gtid::Mysql { tag, number, .. } if tag.is_empty() => Some(*number),
         Gtid::Mariadb { sequence, .. } => Some(*sequence),
         _ => None,
     }
 }
 
-/// Whether `next` is the id behind the one with number `last` in the sequence of `first`.
+/// Whether `next` follows the GTID with number `last` in the sequence of `first`.
 fn follows(first: &Gtid, last: u64, next: &Gtid) -> bool {
-    let Some(wanted) = last.checked_add(1) else { return false };
+    let Some(expected) = last.checked_add(1) else { return false };
     match (first, next) {
         (Gtid::Mysql { uuid, .. }, Gtid::Mysql { uuid: other, tag, number }) => {
-            uuid == other && tag.is_empty() && *number == wanted
+            uuid == other && tag.is_empty() && *number == expected
         }
         (Gtid::Mariadb { domain, server, .. }, Gtid::Mariadb { domain: other, server: origin, sequence }) => {
-            domain == other && server == origin && *sequence == wanted
+            domain == other && server == origin && *sequence == expected
         }
         _ => false,
     }
@@ -208,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_follow_one_another_are_told_from_others() {
+    fn only_consecutive_numbers_set_the_flag() {
         let maria = |server, sequence| Gtid::Mariadb { domain: 1, server, sequence };
-        for (gtids, wanted) in [
+        for (gtids, expected) in [
             (vec![mysql(5, ""), mysql(6, ""), mysql(7, "")], FLAG_CONSECUTIVE),
             (vec![mysql(5, ""), mysql(7, "")], 0),
             (vec![mysql(5, ""), mysql(7, ""), mysql(8, "")], 0),
@@ -222,16 +222,16 @@ mod tests {
             (vec![Gtid::Anonymous], 0),
             (vec![], 0),
         ] {
-            assert_eq!(flags_after(&gtids) & FLAG_CONSECUTIVE, wanted, "{gtids:?}");
+            assert_eq!(flags_after(&gtids) & FLAG_CONSECUTIVE, expected, "{gtids:?}");
         }
     }
 
     #[test]
-    fn a_run_goes_on_while_numbers_follow_and_claims_nothing_else() {
+    fn a_run_extends_only_over_consecutive_numbers() {
         let mut run = Run::new(&mysql(5, ""), 100).unwrap();
-        assert!(run.goes_on(&mysql(6, "")) && run.goes_on(&mysql(7, "")));
+        assert!(run.extend(&mysql(6, "")) && run.extend(&mysql(7, "")));
         for other in [mysql(7, ""), mysql(9, ""), mysql(8, "tag"), Gtid::Anonymous] {
-            assert!(!run.clone().goes_on(&other), "{other:?}");
+            assert!(!run.clone().extend(&other), "{other:?}");
         }
         assert!(Run::new(&Gtid::Anonymous, 100).is_none() && Run::new(&mysql(1, "tag"), 100).is_none());
 

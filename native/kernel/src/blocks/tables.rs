@@ -1,4 +1,4 @@
-//! Tables as blocks need them: which bit is theirs, and how many changes their rows events hold.
+//! The tables of a block: the bit of each table in the record, and the number of changes in its rows events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,34 +13,33 @@ use crate::event::rows::{count_changes, RowsHead, TABLE_ID_NONE};
 use crate::event::table_map::{table_id, TableMap};
 use crate::event::EventKind;
 
-/// Between transactions tables are forgotten from this many bytes on; the server announces them again before their
-/// next rows.
+/// Between transactions, table maps are dropped above this size. The server repeats them before the next rows.
 const TABLES_KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// One transaction may announce so many bytes of tables.
+/// Limit for the table maps of a single transaction, in bytes.
 const TABLES_OPEN_BYTES_MAX: usize = 256 << 20;
 
-/// Every bit: a statement may concern any table.
+/// All bits: a statement may change any table.
 pub(super) const ALL_TABLES: u64 = u64::MAX;
 
 struct Table {
     body: Box<[u8]>,
     bit: u64,
-    /// How its rows are passed over; None where the log does not tell.
+    /// How to skip its rows; None if the log lacks the metadata.
     kinds: Option<Vec<Kind>>,
 }
 
-/// The tables that the log has announced.
+/// The tables of the table maps so far.
 #[derive(Default)]
 pub(super) struct Tables {
     open: HashMap<u64, Arc<Table>>,
-    /// The one announced last, which is nearly always the one whose rows come next.
+    /// The table of the last table map, which nearly always is the table of the next rows event.
     last: Option<(u64, Arc<Table>)>,
     bytes: usize,
 }
 
 impl Tables {
-    /// Takes in a table map and returns its table's bit.
+    /// Processes a table map and returns the bit of its table.
     #[inline]
     pub fn announce(&mut self, body: &[u8], format: &Format) -> Result<u64> {
         let id = table_id(body, format.table_id_bytes_table_map)?;
@@ -51,29 +50,29 @@ impl Tables {
         }
         let table = match self.open.get(&id).filter(|table| *table.body == *body) {
             Some(table) => table.clone(),
-            None => self.open_anew(id, body, format)?,
+            None => self.open_table(id, body, format)?,
         };
         let bit = table.bit;
         self.last = Some((id, table));
         Ok(bit)
     }
 
-    fn open_anew(&mut self, id: u64, body: &[u8], format: &Format) -> Result<Arc<Table>> {
+    fn open_table(&mut self, id: u64, body: &[u8], format: &Format) -> Result<Arc<Table>> {
         self.bytes += body.len();
         if self.bytes > TABLES_OPEN_BYTES_MAX {
             return Err(Error::new(ErrorKind::LimitExceeded, "one transaction changes too many tables"));
         }
         let bit = 1 << (crc32(&qualified_name(body, format)?) & 63);
-        // Bytes whose checksum holds are kept even where a table's columns are of a kind that is not known.
+        // Events with a valid checksum are kept even if a column's type is unknown.
         let kinds = TableMap::read(body, format).and_then(|map| map.skip_kinds()).ok();
         let table = Arc::new(Table { body: body.into(), bit, kinds });
-        if let Some(before) = self.open.insert(id, table.clone()) {
-            self.bytes -= before.body.len();
+        if let Some(previous) = self.open.insert(id, table.clone()) {
+            self.bytes -= previous.body.len();
         }
         Ok(table)
     }
 
-    /// How many changes a rows event holds; None where that cannot be told.
+    /// Counts the changes of a rows event; None if the rows cannot be read.
     #[inline]
     pub fn count(&self, kind: EventKind, body: &[u8], format: &Format) -> Result<Option<u32>> {
         let head = RowsHead::read(body, kind, format.table_id_bytes_rows)?;
@@ -93,7 +92,7 @@ impl Tables {
         Ok(count_changes(&head, head.images, kinds, kind).ok())
     }
 
-    /// Bounds what is kept, where no transaction needs it.
+    /// Limits memory between transactions.
     #[inline]
     pub fn trim(&mut self) {
         if self.bytes > TABLES_KEPT_BYTES_MAX {
@@ -108,7 +107,7 @@ fn not_announced(id: u64) -> Error {
         .hint("events are missing before this one; read from the start of the transaction")
 }
 
-/// `database.table`, as the table map spells them.
+/// Returns `database.table` in the spelling of the table map.
 fn qualified_name(body: &[u8], format: &Format) -> Result<Vec<u8>> {
     let mut cursor = Cursor::new(body);
     cursor.skip(format.table_id_bytes_table_map + 2)?;

@@ -1,4 +1,4 @@
-//! What each event means for transactions, tables and blocks.
+//! The effect of each event on transactions, tables and blocks.
 
 use super::cutter::{BlockCutter, Statement};
 use super::open::Open;
@@ -14,7 +14,7 @@ use crate::event::{mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header,
 use crate::frame::events::{unknown, Span};
 
 impl BlockCutter {
-    /// Takes one event, of the log or from inside a payload.
+    /// Processes an event of the log or of a payload.
     #[inline]
     pub(super) fn dispatch(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8], span: Span) -> Result<()> {
         use EventKind::*;
@@ -22,7 +22,7 @@ impl BlockCutter {
             return if header.flags & FLAG_IGNORABLE != 0 { Ok(()) } else { Err(unknown(header.code)) };
         };
         if kind.change().is_some() {
-            return self.rows(kind, body);
+            return self.count_rows(kind, body);
         }
         match kind {
             TableMap => {
@@ -48,9 +48,9 @@ impl BlockCutter {
                 }
                 Ok(())
             }
-            Query => self.query(header, body, false, span),
-            QueryCompressed => self.query(header, body, true, span),
-            TransactionPayload => self.payload(body, span),
+            Query => self.process_query(header, body, false, span),
+            QueryCompressed => self.process_query(header, body, true, span),
+            TransactionPayload => self.process_payload(body, span),
             PreviousGtids => {
                 self.seen.union(&previous_gtids::read(body)?);
                 Ok(())
@@ -63,7 +63,7 @@ impl BlockCutter {
                 self.note_statement();
                 Ok(())
             }
-            // A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
+            // A server that sends decrypted events flags this event as ignorable, and a copied log keeps the flag.
             StartEncryption if !self.settings.live && header.flags & FLAG_IGNORABLE == 0 => {
                 Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
                     .hint("read it from the server (mysql://...), which decrypts it"))
@@ -72,7 +72,7 @@ impl BlockCutter {
         }
     }
 
-    fn rows(&mut self, kind: EventKind, body: &[u8]) -> Result<()> {
+    fn count_rows(&mut self, kind: EventKind, body: &[u8]) -> Result<()> {
         if self.open.is_none() {
             return Err(malformed("row images outside a transaction"));
         }
@@ -89,7 +89,7 @@ impl BlockCutter {
         Ok(())
     }
 
-    /// Opens a transaction at its GTID event, or at its first statement where there is none.
+    /// Opens a transaction at its GTID event, or at its first statement in a log without GTID events.
     fn begin(&mut self, header: &Header, head: TransactionHead, span: Span) -> Result<()> {
         if let Some(open) = &self.open {
             return Err(malformed(format!("a transaction begins inside the one of {}", open.start)));
@@ -102,7 +102,7 @@ impl BlockCutter {
         if let Some(block) = &mut self.block {
             block.note_transaction(&head.gtid, header.server_id, time_us);
         }
-        if !self.run.as_mut().is_some_and(|run| run.goes_on(&head.gtid)) {
+        if !self.run.as_mut().is_some_and(|run| run.extend(&head.gtid)) {
             self.run = Run::new(&head.gtid, self.last_end);
         }
         self.open = Some(Open {
@@ -116,7 +116,7 @@ impl BlockCutter {
         Ok(())
     }
 
-    /// Closes the transaction. Its id counts as seen from here on, where all of it is there.
+    /// Closes the transaction. Its GTID counts as executed from here on, because the transaction is complete.
     pub(super) fn end(&mut self, span: Span) {
         let Some(open) = self.open.take() else { return };
         self.seen.add(&open.gtid);
@@ -131,12 +131,12 @@ impl BlockCutter {
         self.tables.trim();
     }
 
-    fn query(&mut self, header: &Header, body: &[u8], compressed: bool, span: Span) -> Result<()> {
+    fn process_query(&mut self, header: &Header, body: &[u8], compressed: bool, span: Span) -> Result<()> {
         let query = Query::read(body)?;
         let plain = if compressed { Some(decompress(query.text)?) } else { None };
         let text = plain.as_deref().unwrap_or(query.text);
         if self.open.is_none() {
-            // A log without GTID events: the statement itself opens the transaction.
+            // In a log without GTID events, the statement opens the transaction.
             self.begin(header, TransactionHead::default(), span)?;
         }
         match query.verb(text) {
@@ -145,16 +145,16 @@ impl BlockCutter {
                     open.begun = true;
                 }
                 if text != b"BEGIN" && !text.starts_with(b"XA") {
-                    self.statement(&query, text, span);
+                    self.push_statement(&query, text, span);
                 }
             }
             Verb::Commit | Verb::Rollback | Verb::XaCommit | Verb::XaRollback => self.end(span),
             Verb::RollbackTo | Verb::Savepoint | Verb::Marker => {}
-            found @ (Verb::Change | Verb::Unknown | Verb::Definition) => {
-                if found == Verb::Change {
+            verb @ (Verb::Change | Verb::Unknown | Verb::Definition) => {
+                if verb == Verb::Change {
                     self.note_statement();
                 } else {
-                    self.statement(&query, text, span);
+                    self.push_statement(&query, text, span);
                 }
                 if self.open.as_ref().is_some_and(|open| !open.begun) {
                     self.end(span);
@@ -164,8 +164,8 @@ impl BlockCutter {
         Ok(())
     }
 
-    /// A definition: the schema history has to know of it.
-    fn statement(&mut self, query: &Query<'_>, text: &[u8], span: Span) {
+    /// Returns a DDL statement to the caller for the schema history.
+    fn push_statement(&mut self, query: &Query<'_>, text: &[u8], span: Span) {
         self.note_statement();
         if !self.settings.statements {
             return;
