@@ -72,11 +72,11 @@ EPOCH_COUNTED_NEW_MAX = (1 << 7) - 1
 # The largest start offset that 32 bits can hold in units of 16 bytes.
 OFFSET_MAX = (1 << 36) - 1
 
-# Reconnect backoff: the pause doubles from the first to the longest. Give up after this many attempts without
-# progress.
+# Reconnect backoff: pauses are random, and their bound doubles from the first to the longest. Give up
+# after this many attempts without progress, about a minute.
 RECONNECT_PAUSE_SECONDS_FIRST = 0.1
 RECONNECT_PAUSE_SECONDS_MAX = 10.0
-RECONNECT_TRIES_MAX = 12
+RECONNECT_TRIES_MAX = 18
 
 # Fail-over starts once a server has been away for `fail_over_after`. Each fail-over within the remembered
 # time doubles that delay, up to the maximum.

@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ KEYS = {
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many batches of few rows, and no waiting between tries."""
     monkeypatch.setattr(reader, "LOAD_BATCH_ROWS_MAX", BATCH_ROWS)
-    monkeypatch.setattr(reader, "RECONNECT_PAUSE_SECONDS_FIRST", 0.001)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.001)
 
 
 def made(server: Server, database: str, key: str | None, columns: str = "", values: str = "") -> None:

@@ -131,7 +131,7 @@ def test_row_locked_for_too_long_reports_a_busy_server(
     sink.prepare(seats, Evolution.EVOLVE)
     write_batch(sink, [changes_of(seats, insert(1, id=1, seat=1))], 1)
     with monkeypatch.context() as patch, backend.server.connect(autocommit=False) as other:
-        patch.setattr(mysql_transaction, "ATTEMPTS_MAX", 2)
+        patch.setattr(mysql_transaction, "TRIES_MAX", 1)
         patch.setattr(mysql, "connect", connect_impatiently)
         with other.cursor() as cursor:
             cursor.execute(f"DELETE FROM {seats.name}")

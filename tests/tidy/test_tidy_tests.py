@@ -19,7 +19,7 @@ SLEEPS = {
     "tests/support/coordinate/process.py": "the interval at which it looks at a condition",
     "tests/support/daemon/process.py": "the interval at which it looks at a condition",
     "tests/fault/test_daemon_kills.py": "the moment of a kill is drawn from a seed",
-    "tests/fault/test_failover_drills.py": "the interval at which it looks at a condition, and a writer that leaves time to others",
+    "tests/fault/test_failover_drills.py": "the interval at which it looks at a condition; a paced writer",
     "tests/fault/test_pipeline_faults.py": "the moment of a kill is drawn from a seed",
     "tests/fault/test_subscriber_kills.py": "the moment of a kill is drawn from a seed",
     "tests/integration/test_canal_access.py": "a client that sends a byte at a time",

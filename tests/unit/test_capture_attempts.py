@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import random
+
 import pytest
 
 from penstock.capture import attempts as attempts_module
@@ -19,9 +21,9 @@ from penstock.errors import (
 )
 from penstock.limits import (
     FAIL_OVER_REMEMBERED_SECONDS,
-    RECONNECT_PAUSE_SECONDS_FIRST,
     RECONNECT_PAUSE_SECONDS_MAX,
 )
+from penstock.retry import RECONNECT
 
 
 class Clock:
@@ -62,6 +64,7 @@ def test_a_lost_server_is_tried_for_a_while_before_the_next_one(clock: Clock) ->
     assert made.chosen == 1
 
 
+@pytest.mark.usefixtures("longest_pauses")
 def test_the_next_server_is_asked_when_its_time_has_come_and_without_a_pause(clock: Clock) -> None:
     made, begun = attempts(fail_over_after=10.0), clock.seconds
     pause = 0.0
@@ -70,7 +73,7 @@ def test_the_next_server_is_asked_when_its_time_has_come_and_without_a_pause(clo
         pause = made.pause_seconds()
         clock.seconds += pause + 0.01
     assert clock.seconds - begun < 11
-    assert pause == RECONNECT_PAUSE_SECONDS_FIRST
+    assert pause == RECONNECT.first
     # Servers that refuse in turn are not asked without end and without a pause.
     pauses = []
     for _ in range(9):
@@ -154,15 +157,23 @@ def test_what_never_heals_stops_at_once() -> None:
     assert attempts().failed(damaged) is damaged
 
 
+@pytest.fixture
+def longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pause is as long as its bound."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+
+
+@pytest.mark.usefixtures("longest_pauses")
 def test_the_pause_doubles_up_to_a_bound_and_never_gives_up() -> None:
     made = attempts()
     pauses = [made.pause_seconds() for _ in range(2000)]
-    assert pauses[:3] == [RECONNECT_PAUSE_SECONDS_FIRST * factor for factor in (1, 2, 4)]
+    assert pauses[:3] == [RECONNECT.first * factor for factor in (1, 2, 4)]
     assert pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX
     made.progressed()
-    assert made.pause_seconds() == RECONNECT_PAUSE_SECONDS_FIRST
+    assert made.pause_seconds() == RECONNECT.first
 
 
+@pytest.mark.usefixtures("longest_pauses")
 def test_pause_grows_while_two_replicas_replace_each_other(clock: Clock) -> None:
     made = attempts()
     pauses = []

@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.client.flow import (
-    PAUSE_SECONDS_MAX,
     RETRIES_DEFAULT,
-    Backoff,
+    DaemonBackoff,
     FailurePolicy,
     Fit,
     Place,
@@ -18,7 +17,6 @@ from penstock.client.flow import (
     Survey,
     choose,
     fit,
-    pause_after,
 )
 from penstock.commit_versions import epoch_base
 from penstock.errors import (
@@ -29,6 +27,7 @@ from penstock.errors import (
     ServerChanged,
 )
 from penstock.model import Position
+from penstock.retry import RECONNECT
 
 
 def place(offset: int, epoch: int = 0, key: str = "x", gtid_set: str = "") -> Place:
@@ -185,7 +184,7 @@ def test_what_follows_failures(policy: FailurePolicy, steps: list[Step]) -> None
 def test_pauses_double_up_to_the_longest() -> None:
     pauses = [FailurePolicy("retry", 9).after(tries)[1] for tries in range(1, 10)]
     assert pauses[:3] == [0.1, 0.2, 0.4]
-    assert pauses[-1] == PAUSE_SECONDS_MAX == pause_after(10_000)
+    assert pauses[-1] == RECONNECT.longest
 
 
 @pytest.mark.parametrize("wrong", [{"on_failure": "ignore"}, {"retries": -1}])
@@ -254,8 +253,11 @@ def test_while_a_daemon_is_away_that_may_have_the_place_nobody_gives_up() -> Non
         choose({0: asked[0]}, {0: place(500)}, None)
 
 
-def test_a_daemon_that_failed_is_asked_later_and_later_until_it_gives_something() -> None:
-    backoff = Backoff()
+def test_a_daemon_that_failed_is_asked_later_and_later_until_it_gives_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    backoff = DaemonBackoff()
     backoff.failed(0, 100.0)
     assert backoff.ready([0, 1], 100.0) == [1]
     assert backoff.pause([0], 100.0) == pytest.approx(0.1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a subscriber starts while its daemons, or its coordination store, are away."""
 
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client import Subscriber, flow, following
+from penstock.client import Subscriber, following
 from penstock.client.daemons import Daemons
 from penstock.client.flow import Place
 from penstock.client.intake import Intake
@@ -22,7 +23,7 @@ BEGIN = Place(Position(0, "mysql-bin.000001", 4))
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "pause_after", lambda failures: 0.001)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.001)
     # What is read behind the start is not looked at.
     monkeypatch.setattr(Intake, "_run", lambda self: None)
 
@@ -67,7 +68,7 @@ def test_start_waits_for_daemons_and_store_that_are_away(
 
 
 def test_stop_ends_a_start_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "pause_after", flow.pause_after)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 60.0)
     asked = threading.Event()
 
     def have_nothing(self: Daemons) -> bool:

@@ -2,6 +2,7 @@
 """How a pipeline's run survives what comes and goes: its store, its lease, its servers."""
 
 import itertools
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -14,7 +15,7 @@ import pyarrow
 import pytest
 
 from penstock.coordinate.backends import sqlite
-from penstock.engine import beginning, retries, servers, source_log
+from penstock.engine import beginning, servers, source_log
 from penstock.engine import run as run_module
 from penstock.engine.beginning import at_their_servers, refuse_lost_state
 from penstock.engine.run import PipelineRun
@@ -36,6 +37,7 @@ from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
+from penstock.retry import Backoff
 from penstock.sinks.sink import BatchMark, Evolution
 from penstock.source.offsets import Offset
 from penstock.source.read_settings import ReadSettings
@@ -60,8 +62,7 @@ class NoTasks:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_PAUSE_SECONDS_FIRST", 0.001)
-    monkeypatch.setattr(retries, "RECONNECT_PAUSE_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(run_module, "_BACKOFF", Backoff(0.001, 0.01))
     monkeypatch.setattr(run_module, "_PAUSE_SECONDS", 0.01)
 
 
@@ -250,7 +251,7 @@ def test_refused_second_runner_leaves_what_is_shown_of_the_first(
 def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "_PAUSE_SECONDS_FIRST", 60.0)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 60.0)
     retried = threading.Event()
     run, _ = run_of(settings, monkeypatch, raising(ConnectionLost("the server is away")))
     run._progress._told = lambda shown: retried.set()

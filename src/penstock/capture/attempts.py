@@ -30,8 +30,8 @@ from penstock.limits import (
     FAIL_OVER_REMEMBERED_SECONDS,
     FAIL_OVER_SECONDS_MAX,
     RECONNECT_PAUSE_SECONDS_FIRST,
-    RECONNECT_PAUSE_SECONDS_MAX,
 )
+from penstock.retry import RECONNECT
 
 # Bytes that cannot be read may have been spoilt on the way: they are asked for again so often.
 STREAM_TRIES_MAX = 3
@@ -115,16 +115,14 @@ class Attempts:
         return None
 
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next try; it doubles, up to a bound, and up to when another
-        server is due."""
-        seconds = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**self._tries, RECONNECT_PAUSE_SECONDS_MAX)
-        if seconds < RECONNECT_PAUSE_SECONDS_MAX:
-            self._tries += 1
+        """Return how long to wait before the next try, or until another server is due if that is sooner."""
+        self._tries += 1
+        seconds = RECONNECT.pause(self._tries)
         if self._servers > 1 and self._failing_since is not None:
             now = time.monotonic()
             due = self._failing_since + self._patience(now) - now
             seconds = min(seconds, max(due, RECONNECT_PAUSE_SECONDS_FIRST))
-        return float(seconds)
+        return seconds
 
     def _patience(self, now: float) -> float:
         """Return how long a server may be away before another one is asked.

@@ -21,11 +21,11 @@ from typing import Any
 import structlog
 
 from penstock.errors import ConnectionLost, PenstockError, SchemaUnknown, ServerBusy, ServerChanged
-from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
 from penstock.logstore.schemas import SURVEYED, SchemaLog, definition_line, doubt_line, refusal_line
 from penstock.model import Position, ServerAddress, StatementSession, TableName, TableSchema
 from penstock.mysql.committed import wait_until_defined
 from penstock.mysql.connection import READING_SECONDS_MAX, Connection, connect
+from penstock.retry import RECONNECT
 from penstock.schema.history import Doubt, SchemaHistory
 from penstock.schema.reader import read_table, read_tables
 from penstock.schema.rewind import (
@@ -222,27 +222,30 @@ class DefinitionSettler:
         before, self._before = self._before, None
         if before is not None:
             before.join()
-        pause = RECONNECT_PAUSE_SECONDS_FIRST
+        failures = 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or bool(self._ready()))
                 if self._closed:
                     return
                 questions = self._ready()
+            failures += 1
+            pause = RECONNECT.pause(failures)
             try:
                 left = self._attempt(questions)
             except PenstockError as problem:
                 left = True
                 if not self._closed:
                     self._note_failure(problem.message)
-                    _log.warning("definitions cannot be read yet", why=str(problem), after_seconds=pause)
+                    _log.warning(
+                        "definitions cannot be read yet", why=str(problem), after_seconds=round(pause, 3)
+                    )
             if not left:
-                pause = RECONNECT_PAUSE_SECONDS_FIRST
+                failures = 0
                 continue
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, pause):
                     return
-            pause = min(2 * pause, RECONNECT_PAUSE_SECONDS_MAX)
 
     def _attempt(self, questions: list[Question]) -> bool:
         """Settle what can be; return whether some must be read again. Raises nothing but PenstockError."""

@@ -20,10 +20,10 @@ from penstock.client.fetch import BatchFrame, EndFrame, PositionFrame
 from penstock.errors import OptionInvalid, TransientError
 from penstock.limits import (
     RECONNECT_PAUSE_SECONDS_FIRST,
-    RECONNECT_PAUSE_SECONDS_MAX,
     RECONNECT_TRIES_MAX,
 )
 from penstock.model import TablePatterns
+from penstock.retry import Retry
 from penstock.source.daemon_address import DaemonAddress, is_daemon_url
 from penstock.source.reading import SYSTEM_COLUMNS
 
@@ -123,7 +123,7 @@ class _Following:
         self._body = {**body, "start": self._part(first)}
         self._body["until"] = None if until is None else self._part(until)
         self._current = 0
-        self._tries = 0
+        self._retry = Retry("asking again", peers=len(daemons))
         self._has_answered = False
 
     def run(self, shown: "_Shown") -> None:
@@ -146,7 +146,8 @@ class _Following:
                 if isinstance(frame, BatchFrame):
                     batches.append(frame)
                 elif isinstance(frame, PositionFrame):
-                    self._tries, self._has_answered = 0, True
+                    self._retry.succeeded()
+                    self._has_answered = True
                     if not shown.show(batches):
                         return True
                     batches = []
@@ -163,16 +164,9 @@ class _Following:
 
     def _turn(self, problem: TransientError) -> None:
         """Make ready for the next daemon. Raises the problem where each was tried often enough."""
-        self._tries += 1
-        rounds, asked = divmod(self._tries, len(self._daemons))
-        if rounds >= (RECONNECT_TRIES_MAX if self._has_answered else 1):
-            raise problem
+        self._retry.tries = RECONNECT_TRIES_MAX if self._has_answered else 0
         self._current = (self._current + 1) % len(self._daemons)
-        pause = 0.0
-        if not asked:
-            pause = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**rounds, RECONNECT_PAUSE_SECONDS_MAX)
-        _log.warning("asking again", why=str(problem), after_seconds=pause)
-        time.sleep(pause)
+        self._retry.wait(problem, next=self._daemons.url(self._current))
 
     def _part(self, text: str) -> Any:
         """Return a start or an end as the call takes it. Raises OptionInvalid.

@@ -3,7 +3,7 @@
 
 `ShardFlow` tracks one shard's deliveries: what is unacked, where its checkpoint may advance, what is
 redelivered. `FailurePolicy` decides after a failed delivery. `choose` selects the daemon to read from, and
-`Backoff` when to retry a failed one. The caller passes the time, in seconds of any monotonic clock.
+`DaemonBackoff` when to retry a failed one. The caller passes the time, in seconds of any monotonic clock.
 """
 
 from collections import deque
@@ -22,6 +22,7 @@ from penstock.errors import (
     TransientError,
 )
 from penstock.model import Position
+from penstock.retry import RECONNECT, Backoff
 from penstock.source.kept import EpochKey, epoch_shift
 
 # The interval at which a subscriber checks whether another daemon has less load.
@@ -29,8 +30,6 @@ REEVALUATE_SECONDS = 90.0
 
 ON_FAILURE = ("retry", "skip", "stop")
 RETRIES_DEFAULT = 5
-PAUSE_SECONDS_FIRST = 0.1
-PAUSE_SECONDS_MAX = 10.0
 
 _Content = TypeVar("_Content")
 
@@ -183,8 +182,8 @@ class FailurePolicy:
 
     on_failure: str = "retry"
     retries: int | None = None
-    pause_seconds: float = PAUSE_SECONDS_FIRST
-    pause_seconds_max: float = PAUSE_SECONDS_MAX
+    pause_seconds: float = RECONNECT.first
+    pause_seconds_max: float = RECONNECT.longest
 
     def __post_init__(self) -> None:
         if self.on_failure not in ON_FAILURE:
@@ -204,17 +203,9 @@ class FailurePolicy:
     def after(self, tries: int) -> tuple[Step, float]:
         """Return the next step after failed tries of one delivery, and the seconds to pause before it."""
         if tries <= self.retries_max:
-            return Step.RETRY, pause_after(tries, self.pause_seconds, self.pause_seconds_max)
+            # Without jitter: the user has chosen how long a delivery is retried.
+            return Step.RETRY, Backoff(self.pause_seconds, self.pause_seconds_max).bound(tries)
         return (Step.SKIP if self.on_failure == "skip" else Step.STOP), 0.0
-
-
-def pause_after(
-    failures: int, first: float = PAUSE_SECONDS_FIRST, longest: float = PAUSE_SECONDS_MAX
-) -> float:
-    """Return the exponential backoff in seconds after consecutive failures, 1 or more, up to a maximum."""
-    # Cap the exponent: a float overflows after about a thousand doublings, and the maximum is reached long
-    # before.
-    return min(first * 2.0 ** min(failures - 1, 64), longest)
 
 
 # --- Which daemon ---------------------------------------------------------------------------
@@ -335,7 +326,7 @@ def hopelessness(problem: PenstockError) -> int:
 
 
 @dataclass
-class Backoff:
+class DaemonBackoff:
     """The time when each daemon may be asked again, with backoff after consecutive failures."""
 
     _failures: dict[int, int] = field(default_factory=dict)
@@ -344,7 +335,7 @@ class Backoff:
     def failed(self, daemon: int, now: float) -> None:
         """Record a failure."""
         self._failures[daemon] = self._failures.get(daemon, 0) + 1
-        self._until[daemon] = now + pause_after(self._failures[daemon])
+        self._until[daemon] = now + RECONNECT.pause(self._failures[daemon])
 
     def progressed(self, daemon: int) -> None:
         """Record progress of a daemon, which resets its failures."""

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from penstock.client.daemons import EARLIEST, LATEST, Daemons, Start
-from penstock.client.flow import PAUSE_SECONDS_MAX, Place, pause_after
+from penstock.client.flow import Place
 from penstock.client.intake import Intake
 from penstock.client.options import SubscriberOptions
 from penstock.client.owned import OwnedShard, OwnedShards
@@ -28,6 +28,7 @@ from penstock.coordinate.store import CoordinationStore, Session, open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import CoordinationLost, LeaseLost, PenstockError, TransientError
 from penstock.model import Position
+from penstock.retry import Retry
 
 # Members that start together do so one after the other; each takes a few round trips.
 _START_SECONDS_MAX = 60.0
@@ -171,16 +172,7 @@ class Following:
 
     def _until_answered(self, request: Callable[[], _Answer]) -> _Answer:
         """Retry until there is an answer, with exponential backoff. Raises a TransientError once stopped."""
-        failures = 0
-        while True:
-            try:
-                return request()
-            except TransientError as problem:
-                failures += 1
-                pause = pause_after(failures)
-                _log.warning("asking again", why=str(problem), after_seconds=round(pause, 1))
-                if self._stopping.wait(pause):
-                    raise
+        return Retry("asking again", stop=self._stopping).run(request)
 
     def _requested_subscription(self, registry: Subscriptions) -> Subscription:
         options = self._options
@@ -269,12 +261,12 @@ class Following:
 
     def _find_begin(self, held: HeldShard) -> None:
         assert self._daemons is not None
+        retry = Retry("no daemon says where to begin", stop=self._stopping)
         while held.leaving is None and not self._stopping.is_set():
             try:
                 checkpoint = self._place(self._daemons, self._options.begin)
             except TransientError as problem:
-                _log.warning("no daemon says where to begin", shard=held.shard, why=str(problem))
-                self._stopping.wait(PAUSE_SECONDS_MAX)
+                retry.wait(problem, shard=held.shard)
             except PenstockError as problem:
                 self._failed(problem)
                 return

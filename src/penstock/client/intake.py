@@ -16,7 +16,7 @@ import structlog
 
 from penstock.client.daemons import Daemons
 from penstock.client.fetch import BatchFrame, ChangesAnswer, EndFrame, PositionFrame
-from penstock.client.flow import REEVALUATE_SECONDS, Backoff, Choice, Place, Survey, choose
+from penstock.client.flow import REEVALUATE_SECONDS, Choice, DaemonBackoff, Place, Survey, choose
 from penstock.client.owned import HELD_BYTES_MAX, STALLED_SECONDS, OwnedShard, OwnedShards, Rows
 from penstock.client.split import Cut, split
 from penstock.errors import ConnectionLost, PenstockError, TransientError
@@ -68,7 +68,7 @@ class Intake:
         self._shard_columns = dict(shard_columns)
         self._preference = preference
         self._failed = failed
-        self._backoff = Backoff()
+        self._backoff = DaemonBackoff()
         self._refused: dict[int, PenstockError] = {}
         self._current: int | None = None
         self._answer: ChangesAnswer | None = None

@@ -13,6 +13,7 @@ from penstock.coordinate.checkpoint_writer import ShardCheckpoint
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.subscription_record import Subscription
 from penstock.errors import LeaseLost, PenstockError
+from penstock.retry import Backoff, Retry
 
 # The reasons for giving up a shard.
 MOVED = "moved"
@@ -22,7 +23,7 @@ DELETED = "deleted"
 STOPPING = "stopping"
 LOST = "lost"
 
-_RETRY_SECONDS = 0.5
+_BACKOFF = Backoff(longest=1.0)
 
 _log = structlog.get_logger(__name__)
 
@@ -137,13 +138,13 @@ class HeldShard:
             _log.warning("a shard is given back before its consumer has ended", shard=self.shard)
             self._over.set()
         self._writing.close()
+        # While the session lives, nobody else can take the shard, so retry until the session ends.
+        retry = Retry("a shard cannot be given back yet", backoff=_BACKOFF)
         while not self._lease.expired:
             try:
                 self._lease.release()
                 break
-            except PenstockError as error:
-                # While the session lives, nobody else can take the shard, so retry until the session ends.
-                _log.warning("a shard cannot be given back yet", shard=self.shard, error=str(error))
-                time.sleep(_RETRY_SECONDS)
+            except PenstockError as problem:
+                retry.wait(problem, shard=self.shard)
         self._left.set()
         left()

@@ -29,7 +29,7 @@ from penstock.source.tracking import known_schemas
 _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
 # After about three seconds a task gives up: its driver retries the batch, and reports why.
-_RECONNECT_TRIES_MAX = 5
+_RECONNECT_TRIES_MAX = 6
 # Where another server can be read, waiting for one that hangs is left to the driver.
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 

@@ -22,7 +22,6 @@ from penstock.engine.interrupted_loads import committed_floors
 from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.progress import Progress
-from penstock.engine.retries import Retries
 from penstock.engine.servers import SourceServers, watched
 from penstock.engine.source_log import SourceLog, around_skips
 from penstock.engine.standstill import asks_again, no_progress
@@ -44,6 +43,7 @@ from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
 from penstock.pipeline.verify.narrowing import narrow_rereads
+from penstock.retry import Backoff, Retry
 from penstock.sinks.sink import BatchMark, Sink, Spread
 from penstock.source.offsets import Offset
 
@@ -53,6 +53,7 @@ _log = structlog.get_logger(__name__)
 _ROUNDS_MAX = 50
 _POLL_SECONDS = 0.2
 _PAUSE_SECONDS = 0.5
+_BACKOFF = Backoff(first=0.5)
 # A stopped run finishes its batch within this time, or leaves it to the next run.
 _STOP_SECONDS_MAX = 8.0
 # The store ends the lease of a runner that is gone a little after its time.
@@ -159,7 +160,7 @@ class PipelineRun:
         if self._stop.is_set() or self._servers.turn(problem):
             return False
         try:
-            self._restarts.pause(problem)
+            self._restarts.wait(problem)
         except TransientError:
             return True
         return False
@@ -557,10 +558,17 @@ class PipelineRun:
     def _floors(standing: Standing) -> dict[str, int]:
         return {key: load.floor for key, load in standing.loads.items() if load.floor}
 
-    def _new_retries(self) -> Retries:
-        return Retries(self._settings.errors.retry_for, self._stop, self._report)
+    def _new_retries(self) -> Retry:
+        return Retry(
+            "trying again",
+            backoff=_BACKOFF,
+            seconds=self._settings.errors.retry_for,
+            stop=self._stop,
+            report=self._report,
+        )
 
-    def _report(self, problem: PenstockError) -> None:
+    def _report(self, problem: Exception) -> None:
+        assert isinstance(problem, PenstockError), "a run retries nothing else"
         self._progress.retrying(problem, self._state)
 
     def _retried(self, work: Callable[[], Any], state: PipelineState) -> Any:
@@ -574,7 +582,7 @@ class PipelineRun:
                 if state.lost:
                     raise
                 try:
-                    retries.pause(problem)
+                    retries.wait(problem)
                 except PenstockError:
                     self._exhausted = problem
                     raise

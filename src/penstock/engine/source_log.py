@@ -13,7 +13,7 @@ from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, PIPELINE_HOLD_PAUSE_SECOND
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.source.asking import PAUSES_WHILE_WAITING_SECONDS
+from penstock.source.asking import TRIES_WHILE_WAITING
 from penstock.source.kept_stream_log import KeptStreamLog
 from penstock.source.offsets import Offset
 from penstock.source.read_settings import ENVELOPE, ReadSettings
@@ -48,7 +48,8 @@ class SourceLog:
             schemas=source.schemas,
         )
         kind = KeptStreamLog if source.options.is_kept else StreamLog
-        self._log = kind(self._settings, PAUSES_WHILE_WAITING_SECONDS)
+        # The driver retries, and reports what it waits for.
+        self._log = kind(self._settings, TRIES_WHILE_WAITING)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
         self._reader = ("pipeline", settings.name, source.name)

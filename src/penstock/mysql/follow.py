@@ -9,17 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import structlog
-
 from penstock.errors import AnswerTimedOut, DumpReplaced, ServerChanged, TransientError
-from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX, RECONNECT_TRIES_MAX
+from penstock.limits import RECONNECT_PAUSE_SECONDS_MAX, RECONNECT_TRIES_MAX
 from penstock.model import ServerAddress
 from penstock.mysql.connection import ServerIdentity
 from penstock.mysql.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
+from penstock.retry import Retry
 
-_TRIES_OF_TIMEOUT = 3
-
-_log = structlog.get_logger(__name__)
+_TRIES_OF_TIMEOUT = 5
 
 
 @dataclass
@@ -53,7 +50,7 @@ def follow(
     bounded: bool = False,
     server_key: str | None = None,
     tries_max: int = RECONNECT_TRIES_MAX,
-    pause: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Stretch]:
     """Yield stretches of the log, each from where the last whole transaction of the one before ended.
 
@@ -65,13 +62,13 @@ def follow(
     last stretch ends at the end of the log; without, this never ends by itself. `server_key` is the
     `ServerIdentity.key` the position belongs to; without it, that of the first server to answer.
 
-    Lost connections, a busy server and a replaced dump are tried again, with a pause that doubles;
+    Lost connections, a busy server and a replaced dump are tried again, with exponential backoff;
     `tries_max` tries in a row without progress raise the last failure. Everything else is
     raised at once: PositionPurged, AuthenticationFailed, PrivilegeMissing, and ServerChanged where
     another server answers.
     """
     name = ReplicaName.choose(address.server_id)
-    tries = 0
+    retry = Retry("reconnecting", tries=tries_max, sleep=sleep)
     while True:
         opened_at = time.monotonic()
         try:
@@ -89,23 +86,16 @@ def follow(
             resumed = resume_at() or start
             # An idle server moves no position, so a connection that held counts as progress too.
             if resumed != start or time.monotonic() - opened_at > RECONNECT_PAUSE_SECONDS_MAX:
-                tries = 0
+                retry.succeeded()
             start = resumed
         if failure is None:
             # The consumer left the stretch by itself, so nothing is wrong.
             continue
-        # A server that hangs costs a timeout for each try.
-        cost = _TRIES_OF_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
-        if tries + cost > tries_max:
-            raise failure
         if isinstance(failure, DumpReplaced) and address.server_id is None:
             name = ReplicaName.choose(None)
-        seconds = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**tries, RECONNECT_PAUSE_SECONDS_MAX)
-        tries += cost
-        _log.warning(
-            "reconnecting", server=str(address), at=str(start), why=str(failure), after_seconds=seconds
-        )
-        pause(seconds)
+        # A server that hangs costs a timeout for each try.
+        weight = _TRIES_OF_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
+        retry.wait(failure, weight=weight, server=str(address), at=str(start))
 
 
 def _same_server(stream: ReplicaStream, server_key: str | None) -> str:

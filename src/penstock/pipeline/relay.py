@@ -19,7 +19,6 @@ import structlog
 
 from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.client import ChangeBatch, Subscriber
-from penstock.client.flow import pause_after
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError, SchemaUnknown, TransientError
 from penstock.model import Position, ServerAddress, TableName
 from penstock.pipeline.conforming import conformed
@@ -30,6 +29,7 @@ from penstock.pipeline.loops import without_own
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.step import Rejected, Step, rows_of, through
 from penstock.pipeline.told_values import refuse_partial
+from penstock.retry import RECONNECT
 from penstock.sinks.sink import BatchMark, Receipt, Sink, Spread, Writer
 from penstock.source.daemon import DaemonSource
 
@@ -353,7 +353,7 @@ def _tries_in(seconds: float) -> int:
     tries, waited = 0, 0.0
     while waited < seconds:
         tries += 1
-        waited += pause_after(tries)
+        waited += RECONNECT.bound(tries)
     return tries
 
 

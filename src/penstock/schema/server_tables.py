@@ -6,15 +6,15 @@ cached, so more tables and later positions need no second read.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from penstock._native import Decoder
-from penstock.errors import SchemaUnknown, ServerBusy, TransientError
+from penstock.errors import SchemaUnknown, ServerBusy
 from penstock.model import Position, ServerAddress, StatementSession, TableName, TablePatterns
 from penstock.mysql.connection import READING_SECONDS_MAX, Connection, connect
 from penstock.mysql.replica import DumpStart, ReplicaStream, open_stream
+from penstock.retry import Backoff, Retry
 from penstock.schema.reader import read_defaults, read_table, read_tables
 from penstock.schema.rewind import (
     CannotRewind,
@@ -32,8 +32,9 @@ _HINT = (
     "Give a schema file; from SET GLOBAL binlog_row_metadata = FULL on, the log names its columns by itself"
 )
 
-# Waits between attempts to reconnect after a lost session.
-_PAUSES_SECONDS = (0.1, 0.5, 2.0)
+# About 2.5 seconds of pauses in all.
+_TRIES_MAX = 6
+_BACKOFF = Backoff(longest=2.0)
 
 # Give up on a table that statements change during each of this many reads.
 _READINGS_MAX = 5
@@ -98,15 +99,12 @@ class ServerTables:
 
     def _query_with_retry(self, query: Callable[[Connection], _Answer]) -> _Answer:
         """Run a query over its own session; retry a few times over a new session if it is lost."""
-        for pause in (*_PAUSES_SECONDS, None):
-            try:
-                with connect(self.address, READING_SECONDS_MAX) as connection:
-                    return query(connection)
-            except TransientError:
-                if pause is None:
-                    raise
-                time.sleep(pause)
-        raise AssertionError("the last try returns or raises")
+
+        def run_query() -> _Answer:
+            with connect(self.address, READING_SECONDS_MAX) as connection:
+                return query(connection)
+
+        return Retry("reading definitions again", backoff=_BACKOFF, tries=_TRIES_MAX).run(run_query)
 
     def _statements_after(self, position: Position) -> list[LoggedStatement]:
         """Return the statements that change definitions, from a position to the current head of the log."""

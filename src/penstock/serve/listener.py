@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 
 import structlog
 import uvicorn
@@ -24,13 +25,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from penstock.coordinate.store import CoordinationStore
-from penstock.errors import PenstockError, TransientError
+from penstock.errors import PenstockError
 from penstock.limits import (
     DRAIN_SECONDS_MAX,
     GREETING_SECONDS_MAX,
     HTTP_IDLE_SECONDS_MAX,
     REQUEST_HEAD_BYTES_MAX,
 )
+from penstock.retry import Backoff, Retry
 from penstock.serve.access import Access
 from penstock.serve.canal.listener import CanalListener
 from penstock.serve.canal.protocol import CanalServer
@@ -49,7 +51,7 @@ from penstock.settings.daemon import Listening, ListenSettings
 _log = structlog.get_logger(__name__)
 
 # The retry interval for a store that did not answer.
-_STORE_RETRY_SECONDS = 2.0
+_STORE_BACKOFF = Backoff(longest=4.0)
 
 
 def make_app(served: Served, listeners: Mapping[str, str]) -> Starlette:
@@ -217,15 +219,12 @@ class Listener(HttpListener):
     async def _start_canal(self) -> None:
         """Accept Canal clients once the store of their cursors answers; until then they wait."""
         assert self._open_store is not None, "the daemon names it where it listens for Canal"
-        while self._store is None:
-            try:
-                self._store = await asyncio.to_thread(self._open_store)
-            except TransientError as problem:
-                _log.warning("clients of Canal wait for the coordination store", why=str(problem))
-                await asyncio.sleep(_STORE_RETRY_SECONDS)
-            except PenstockError as problem:
-                _log.error("Canal clients are not served", error=type(problem).__name__, why=str(problem))
-                return
+        retry = Retry("clients of Canal wait for the coordination store", backoff=_STORE_BACKOFF)
+        try:
+            self._store = await retry.run_async(partial(asyncio.to_thread, self._open_store))
+        except PenstockError as problem:
+            _log.error("Canal clients are not served", error=type(problem).__name__, why=str(problem))
+            return
         server = CanalServer(self._served, self._access, self._store, self._settings)
         # The TLS context, if any, is loaded by now.
         canal = CanalListener(server.serve, self._connections, self.config.ssl, self._ports.sockets["canal"])

@@ -1,47 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retries of requests to a server or daemon that is temporarily unavailable."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
-import structlog
-
 from penstock.errors import AnswerTimedOut, TransientError
-from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX, RECONNECT_TRIES_MAX
+from penstock.limits import RECONNECT_TRIES_MAX
+from penstock.retry import Retry
 
-# The caller is waiting for the answer, so there are few pauses and they are short.
-PAUSES_WHILE_WAITING_SECONDS = (0.1, 0.2, 0.4)
-# A stream can wait longer: its pauses double up to a maximum.
-STREAM_PAUSES_SECONDS = tuple(
-    min(RECONNECT_PAUSE_SECONDS_FIRST * 2**tries, RECONNECT_PAUSE_SECONDS_MAX)
-    for tries in range(RECONNECT_TRIES_MAX)
-)
+# The caller is waiting for the answer, so there are few pauses and they are short: about 0.7 seconds in all.
+TRIES_WHILE_WAITING = 4
+# A stream can wait longer.
+STREAM_TRIES = RECONNECT_TRIES_MAX
+# Shorter pauses end before anybody could read about them.
+_QUIET_SECONDS = 0.4
 
 _Answer = TypeVar("_Answer")
-_log = structlog.get_logger(__name__)
 
 
 def ask_again(
-    question: Callable[[], _Answer],
-    hang_up: Callable[[], None],
-    pauses_seconds: Iterable[float] = PAUSES_WHILE_WAITING_SECONDS,
+    question: Callable[[], _Answer], hang_up: Callable[[], None], tries: int = TRIES_WHILE_WAITING
 ) -> _Answer:
-    """Return the answer. After each TransientError disconnect, pause and retry, once per pause.
+    """Return the answer. After each TransientError disconnect, pause and retry, up to `tries` times.
 
-    Raises the last TransientError after the last pause, and any other error at once. While a caller waits, a
+    Raises the last TransientError after the last try, and any other error at once. While a caller waits, a
     server that timed out is not asked again: every retry would cost another timeout.
     """
-    for pause in (*pauses_seconds, None):
+    retry = Retry("asking again", tries=tries, quiet_seconds=_QUIET_SECONDS)
+    while True:
         try:
             return question()
         except TransientError as problem:
             hang_up()
-            hangs = isinstance(problem, AnswerTimedOut)
-            if pause is None or (hangs and pause <= PAUSES_WHILE_WAITING_SECONDS[-1]):
+            if isinstance(problem, AnswerTimedOut) and retry.failures < TRIES_WHILE_WAITING:
                 raise
-            if pause > PAUSES_WHILE_WAITING_SECONDS[-1]:
-                # Shorter pauses end before anybody could read about them.
-                _log.warning("asking again", why=str(problem), after_seconds=pause)
-            time.sleep(pause)
-    raise AssertionError("the last try returns or raises")
+            retry.wait(problem)

@@ -6,24 +6,17 @@ number epochs differently, but the bytes of one server's file are the same in al
 not answer, the next one is asked for the same bytes, under its own number for that server's epoch.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-import structlog
-
 from penstock.commit_versions import shifted_epoch
 from penstock.errors import PenstockError, PositionPurged, ServerBusy, TransientError
 from penstock.gtid_sets import LoggedSet
-from penstock.limits import (
-    MIB,
-    RECONNECT_PAUSE_SECONDS_FIRST,
-    RECONNECT_PAUSE_SECONDS_MAX,
-    SILENCE_SECONDS_MAX,
-)
+from penstock.limits import MIB, SILENCE_SECONDS_MAX
 from penstock.logstore.holds import reader_name
 from penstock.model import Position, TableName, TablePatterns
+from penstock.retry import Retry
 from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
@@ -35,7 +28,6 @@ _PAST_STOP_BYTES_FIRST = MIB
 _PAST_STOP_BYTES_MAX = 64 * MIB
 
 _Answer = TypeVar("_Answer")
-_log = structlog.get_logger(__name__)
 
 
 class DaemonSource(KeptSource):
@@ -210,7 +202,8 @@ class DaemonLog:
         After a lost connection, the bytes resume at `resume_at`, from the next daemon if necessary, with
         exponential backoff. After `reconnect_tries` without progress, the last error is raised.
         """
-        offset, tries = start.offset, 0
+        offset = start.offset
+        retry = Retry("asking again", tries=self._reconnect_tries, peers=len(self._clients))
         fetch_bytes = _PAST_STOP_BYTES_FIRST
         while True:
             fetch_end = stop if offset < stop else offset + fetch_bytes
@@ -220,7 +213,7 @@ class DaemonLog:
                 client, shift = self._client()
                 for piece in client.stream(shifted_epoch(start.epoch, -shift), start.file, offset, fetch_end):
                     offset += len(piece)
-                    tries = 0
+                    retry.succeeded()
                     yield memoryview(piece)
                 if offset < stop:
                     raise ServerBusy(
@@ -231,29 +224,14 @@ class DaemonLog:
             except TransientError as problem:
                 if resume_at is None:
                     raise
-                self._fail_over(problem, tries)
-                tries += 1
+                self._switch_daemon()
+                retry.wait(problem, next=str(self._clients[self._current].url))
                 offset = resume_at().offset
                 continue
             if offset < fetch_end and offset >= stop:
                 # The log's part of this file ends here, after a whole transaction.
                 return
             assert offset > fetch_start, "an answer that is whole has what was asked for"
-
-    def _fail_over(self, problem: TransientError, tries: int) -> None:
-        """Switch to the next daemon after a pause. Raises the error once all retries are used."""
-        if tries >= self._reconnect_tries * len(self._clients):
-            raise problem
-        self._switch_daemon()
-        pause = 0.0
-        if (tries + 1) % len(self._clients) == 0:
-            # All daemons were tried once more.
-            rounds = tries // len(self._clients)
-            pause = min(RECONNECT_PAUSE_SECONDS_FIRST * 2**rounds, RECONNECT_PAUSE_SECONDS_MAX)
-        _log.warning(
-            "asking again", why=str(problem), next=str(self._clients[self._current].url), after_seconds=pause
-        )
-        time.sleep(pause)
 
     # --- Daemons ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 Every question is a listing or a status statement; only limits make it walk event headers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from penstock.model import Position, ServerAddress
 from penstock.mysql.connection import Connection, connect
 from penstock.mysql.refusal import file_replaced
 from penstock.mysql.start import server_behind
-from penstock.source.asking import STREAM_PAUSES_SECONDS, ask_again
+from penstock.source.asking import STREAM_TRIES, ask_again
 from penstock.source.bounds import Bound, Bounds
 from penstock.source.offsets import EARLIEST, LATEST, Offset
 from penstock.source.read_settings import ReadSettings
@@ -32,14 +32,12 @@ _log = structlog.get_logger(__name__)
 class StreamLog:
     """The log of one stream, seen from the driver. Holds a session while it lives; `close` ends it.
 
-    A question is asked again after each of `pauses_seconds` while the server is away.
+    A question is asked again up to `tries` times while the server is away.
     """
 
-    def __init__(
-        self, settings: ReadSettings, pauses_seconds: Sequence[float] = STREAM_PAUSES_SECONDS
-    ) -> None:
+    def __init__(self, settings: ReadSettings, tries: int = STREAM_TRIES) -> None:
         self._settings = settings
-        self._pauses_seconds = pauses_seconds
+        self._tries = tries
         self._session: Connection | None = None
         self._sources: dict[tuple[int, str], Source] = {}
         # The files that were proved since the session began, and the offset that was completed last.
@@ -344,8 +342,8 @@ class StreamLog:
             session.close()
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask again while the server is away, with a pause that doubles."""
-        return ask_again(question, self._hang_up, self._pauses_seconds)
+        """Ask again while the server is away."""
+        return ask_again(question, self._hang_up, self._tries)
 
 
 def epoch_after(position: Position) -> int:

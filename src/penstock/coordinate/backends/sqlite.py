@@ -38,7 +38,10 @@ from penstock.errors import (
     VersionConflict,
 )
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
+from penstock.retry import Backoff, Retry
 
+# Concurrent openers of a new file exclude each other for a moment.
+_OPEN_BACKOFF = Backoff(first=0.01, longest=0.1)
 # How often a watcher checks whether the file has changed; this reads one page.
 POLL_SECONDS = 0.1
 
@@ -202,15 +205,15 @@ class SqliteStore:
         connection = sqlite3.connect(
             self._path, timeout=seconds, isolation_level=None, check_same_thread=False
         )
-        deadline = time.monotonic() + seconds
+        retry = Retry("opening the store again", backoff=_OPEN_BACKOFF, seconds=seconds, quiet_seconds=1.0)
         while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             # The change needs exclusive access and does not wait for it, so concurrent openers retry.
             try:
                 connection.execute("PRAGMA journal_mode = wal")
             except sqlite3.OperationalError as problem:
-                if problem.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                if problem.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
-                time.sleep(0.01)
+                retry.wait(problem)
         connection.execute(f"PRAGMA synchronous = {'full' if durable else 'normal'}")
         return connection
 

@@ -15,8 +15,6 @@ from penstock.errors import AnswerTimedOut, OptionInvalid, ServerChanged, Transi
 from penstock.limits import (
     LOAD_BATCH_BYTES_MAX,
     LOAD_BATCH_ROWS_MAX,
-    RECONNECT_PAUSE_SECONDS_FIRST,
-    RECONNECT_PAUSE_SECONDS_MAX,
     RECONNECT_TRIES_MAX,
 )
 from penstock.model import Column, ServerAddress, quote_name
@@ -25,6 +23,7 @@ from penstock.pipeline.load.exact import open_exact
 from penstock.pipeline.load.keys import KeyColumn
 from penstock.pipeline.load.session import LoadSession, open_session
 from penstock.pipeline.load.watermark import Watermark, watermark_of
+from penstock.retry import Retry
 
 # A server shows six digits of a FLOAT, and as many of a DOUBLE as its declaration says.
 _ROUNDED = re.compile(r"\s*(float|(double|real)\b.*\()", re.IGNORECASE)
@@ -72,7 +71,7 @@ def read_chunk(
                 yield changes
                 paced(len(changes))
         return
-    tries = 0
+    retry = Retry("reading a chunk again", tries=tries_max - 1)
     while True:
         handed_out = reading.rows
         try:
@@ -87,11 +86,12 @@ def read_chunk(
                     paced(len(changes))
                 return
         except TransientError as problem:
-            tries = 1 if reading.rows > handed_out else tries + 1
+            if reading.rows > handed_out:
+                retry.succeeded()
             # A server that hangs costs a timeout for each try.
-            if tries >= tries_max or isinstance(problem, AnswerTimedOut) or not reading.can_resume:
+            if isinstance(problem, AnswerTimedOut) or not reading.can_resume:
                 raise
-        time.sleep(min(RECONNECT_PAUSE_SECONDS_FIRST * 2 ** (tries - 1), RECONNECT_PAUSE_SECONDS_MAX))
+            retry.wait(problem, table=str(target.name))
 
 
 def read_rows(

@@ -29,6 +29,7 @@ from penstock.errors import (
     TlsFailed,
 )
 from penstock.model import Secret
+from penstock.retry import Backoff, Retry
 from penstock.settings.values import Bytes, Seconds, SecretText, one_secret
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.messages import messages_of
@@ -38,8 +39,7 @@ from penstock.sinks.template import Template
 EXTRA = ""
 
 _CONNECT_SECONDS_MAX = 10.0
-_PAUSE_SECONDS_FIRST = 0.1
-_PAUSE_SECONDS_MAX = 15.0
+_BACKOFF = Backoff(longest=15.0)
 # Of an answer that refuses, what is shown.
 _SHOWN_BYTES_MAX = 300
 _TOO_MANY, _TIMEOUT, _EARLY = 429, 408, 425
@@ -217,8 +217,8 @@ class _RequestWriter(Writer):
 
     def _deliver(self, url: str, body: bytes, headers: dict[str, str]) -> None:
         """Send a request until it is accepted. Raises our errors."""
-        deadline = time.monotonic() + self._settings.retry
-        pause = _PAUSE_SECONDS_FIRST
+        retry = Retry("sending a request again", backoff=_BACKOFF, seconds=self._settings.retry)
+        retry.start()
         while True:
             wait = 0.0
             try:
@@ -236,11 +236,9 @@ class _RequestWriter(Writer):
                 wait = _asked_to_wait(answer)
             except (HTTPError, OSError) as problem:
                 failed = _failure(url, problem)
-            wait = max(wait, pause)
-            if not isinstance(failed, ConnectionLost | ServerBusy) or time.monotonic() + wait > deadline:
+            if not isinstance(failed, ConnectionLost | ServerBusy):
                 raise failed
-            time.sleep(wait)
-            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+            retry.wait(failed, at_least=wait, url=url)
 
     def _signed(self, body: bytes) -> dict[str, str]:
         """Return the signature of a request: its time, and both under the key."""
@@ -291,7 +289,7 @@ def _runs(template: Template, changes: Changes, rows: pyarrow.Array) -> Iterator
 def _asked_to_wait(answer: urllib3.BaseHTTPResponse) -> float:
     """Return the seconds that an answer asks for."""
     asked = answer.headers.get("Retry-After", "")
-    return min(float(asked), _PAUSE_SECONDS_MAX) if asked.isdecimal() else 0.0
+    return min(float(asked), _BACKOFF.longest) if asked.isdecimal() else 0.0
 
 
 def _refusal(url: str, answer: urllib3.BaseHTTPResponse) -> PenstockError:

@@ -21,6 +21,7 @@ from penstock.errors import (
     TlsFailed,
 )
 from penstock.model import Secret
+from penstock.retry import Backoff, Retry
 from penstock.settings.values import SecretText, Section, one_secret
 from penstock.sinks.sink import extra_missing
 
@@ -29,6 +30,8 @@ ANSWER_SECONDS_MAX = 30.0
 OPEN_SECONDS_MAX = 30.0
 # Records that are looked at from the end of a position topic before the whole of it is.
 _RECENT_RECORDS = 200
+# A partition that was made just now has no leader yet.
+_BACKOFF = Backoff(first=0.02, longest=0.5)
 
 
 class Cluster(Section):
@@ -300,15 +303,15 @@ def _ends(consumer: Any, place: Any) -> tuple[int, int]:
     kafka = library()
     codes = kafka.KafkaError
     soon = (codes.NOT_LEADER_FOR_PARTITION, codes.LEADER_NOT_AVAILABLE, codes.UNKNOWN_TOPIC_OR_PART)
-    deadline = time.monotonic() + ANSWER_SECONDS_MAX
+    retry = Retry("asking for a partition again", backoff=_BACKOFF, seconds=ANSWER_SECONDS_MAX)
     while True:
         try:
             low, high = consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS_MAX)
             return low, high
         except kafka.KafkaException as problem:
-            if problem.args[0].code() not in soon or time.monotonic() > deadline:
+            if problem.args[0].code() not in soon:
                 raise
-        time.sleep(0.02)
+            retry.wait(problem, topic=place.topic)
 
 
 def _last_number(consumer: Any, start: Any, key: bytes) -> int | None:

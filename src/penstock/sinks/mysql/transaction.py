@@ -5,20 +5,21 @@ The number of the batch stands in the position table, in the commit of the rows;
 a commit whose answer was lost finds it there.
 """
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from penstock.errors import ConnectionLost, LeaseLost, PenstockError, ServerBusy, TransientError
 from penstock.model import TableName
+from penstock.retry import Backoff, Retry
 from penstock.sinks.mysql.connection import NO_SUCH_DATABASE, NO_SUCH_TABLE, Session, number_of
 from penstock.sinks.mysql.tables import layout_of, make_database
 from penstock.sinks.sink import BatchMark, applications_of
 
 _Found = TypeVar("_Found")
 
-ATTEMPTS_MAX = 6
-_PAUSE_SECONDS = 0.05
+# About 1.5 seconds of pauses in all.
+TRIES_MAX = 6
+_BACKOFF = Backoff(first=0.05)
 # So much of a transaction is kept, to be sent again; above it what may be written twice is committed.
 _KEPT_BYTES_MAX = 32 << 20
 
@@ -100,16 +101,16 @@ class Transaction:
         return self._with_attempts(lambda: question(self.session))
 
     def _with_attempts(self, step: Callable[[], _Found]) -> _Found:
-        for attempt in range(ATTEMPTS_MAX):
+        retry = Retry("repeating a transaction", backoff=_BACKOFF, tries=TRIES_MAX)
+        while True:
             try:
-                if attempt:
+                if retry.failures:
                     self._replay()
                 return step()
-            except (ServerBusy, ConnectionLost):
-                if attempt == ATTEMPTS_MAX - 1 or self._kept is None:
+            except (ServerBusy, ConnectionLost) as problem:
+                if self._kept is None:
                     raise
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("the last attempt returns or raises")
+                retry.wait(problem, target=str(self.session.address))
 
     def _replay(self) -> None:
         """Run what was kept again, on the same session where it still answers."""

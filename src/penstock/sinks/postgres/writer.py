@@ -6,7 +6,6 @@ target, the rows at the end of a batch share no value of a unique key, so whatev
 out of date and is taken away.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import ConnectionLost, PenstockError, SchemaChanged, ServerBusy, TransientError
 from penstock.model import TableName
+from penstock.retry import Backoff, Retry
 from penstock.sinks.images import LastImages, puts, refuse_partial
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.tables import Layout, layout_of, names_sql, quoted, table_sql
@@ -24,8 +24,9 @@ from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
 from penstock.sinks.sql.held_rows import HeldRows
 from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, runs
 
-ATTEMPTS_MAX = 5
-_PAUSE_SECONDS = 0.05
+# About 0.8 seconds of pauses in all.
+_TRIES_MAX = 5
+_BACKOFF = Backoff(first=0.05)
 # From so many staged rows on the planner is told how many there are.
 _ROWS_ANALYZED = 1000
 _STAGE = "pg_temp.penstock_stage"
@@ -98,18 +99,17 @@ class PostgresWriter(Writer):
         if self._kept is None:
             job()
             return
-        for attempt in range(ATTEMPTS_MAX):
+        retry = Retry("repeating a transaction", backoff=_BACKOFF, tries=_TRIES_MAX)
+        while True:
             try:
-                if attempt:
+                if retry.failures:
                     self._session.close()
                     self._session = self._connect()
                     self._do_again(self._kept)
                 job()
                 break
-            except (ServerBusy, ConnectionLost):
-                if attempt == ATTEMPTS_MAX - 1:
-                    raise
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
+            except (ServerBusy, ConnectionLost) as problem:
+                retry.wait(problem)
         self._kept.append(job)
 
     @staticmethod

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retries: exponential backoff with full jitter, their limits, and one log line for each.
+
+Full jitter draws each pause between zero and a bound that doubles, so that clients that lost the same server
+do not come back in step. The mean pause is therefore half of the bound.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from penstock.errors import TransientError
+from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECONDS_MAX
+
+_Answer = TypeVar("_Answer")
+_log = structlog.get_logger(__name__)
+
+# A float overflows after about a thousand doublings; every maximum is reached long before this many.
+_DOUBLINGS_MAX = 64
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """The pauses between tries, in seconds: their bound doubles from `first` to `longest`."""
+
+    first: float = RECONNECT_PAUSE_SECONDS_FIRST
+    longest: float = RECONNECT_PAUSE_SECONDS_MAX
+
+    def bound(self, failures: int) -> float:
+        """Return the longest pause after a number of failures in a row, 1 or more."""
+        return min(self.first * 2.0 ** min(failures - 1, _DOUBLINGS_MAX), self.longest)
+
+    def pause(self, failures: int) -> float:
+        """Return a random pause up to the bound."""
+        return random.uniform(0.0, self.bound(failures))
+
+
+RECONNECT = Backoff()
+
+
+class Retry:
+    """The failures in a row of one operation, and the pauses between its tries. For one thread or task.
+
+    `event` is the message of the log line. A failure is raised after `tries` pauses, or once `seconds` have
+    passed since the first failure; without either, never. The last pause ends with the time.
+
+    With several `peers` that are asked in turn, only every round of them counts as a try and pauses. Once
+    `stop` is set, pauses end at once. `report` is called with each failure before its pause. A pause of at
+    most `quiet_seconds` is not logged.
+    """
+
+    def __init__(
+        self,
+        event: str,
+        *,
+        backoff: Backoff = RECONNECT,
+        tries: int | None = None,
+        seconds: float | None = None,
+        peers: int = 1,
+        stop: threading.Event | None = None,
+        report: Callable[[Exception], None] | None = None,
+        quiet_seconds: float = -1.0,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failures = 0
+        self.tries = tries
+        self._event = event
+        self._backoff = backoff
+        self._seconds = seconds
+        self._peers = peers
+        self._stop = stop
+        self._report = report
+        self._quiet_seconds = quiet_seconds
+        self._sleep = sleep
+        self._clock = clock
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Count the time from now on, and not only from the first failure."""
+        self._since = self._clock()
+
+    def succeeded(self) -> None:
+        """Forget the failures: there was progress."""
+        self.failures, self._since = 0, None
+
+    def wait(self, problem: Exception, *, weight: int = 1, at_least: float = 0.0, **fields: object) -> None:
+        """Pause before the next try. Raises the problem if there is none.
+
+        `weight` is how many failures this one counts for; `at_least` the shortest pause, in seconds, which
+        the peer asked for; `fields` belong to the log line.
+        """
+        seconds = self._next_pause(problem, weight, at_least, fields)
+        if self._stop is None:
+            self._sleep(seconds)
+        else:
+            self._stop.wait(seconds)
+
+    async def wait_async(self, problem: Exception, **fields: object) -> None:
+        """Pause as `wait` does, without blocking the event loop."""
+        await asyncio.sleep(self._next_pause(problem, 1, 0.0, fields))
+
+    def run(self, attempt: Callable[[], _Answer], retried: type[Exception] = TransientError) -> _Answer:
+        """Return the answer of the first try that succeeds. Raises the last error, and it at once if it is
+        not `retried` or `stop` is set."""
+        while True:
+            try:
+                answer = attempt()
+            except retried as problem:
+                self.wait(problem)
+                if self._stop is not None and self._stop.is_set():
+                    raise
+            else:
+                self.succeeded()
+                return answer
+
+    async def run_async(
+        self, attempt: Callable[[], Awaitable[_Answer]], retried: type[Exception] = TransientError
+    ) -> _Answer:
+        """Return the answer as `run` does, without blocking the event loop."""
+        while True:
+            try:
+                answer = await attempt()
+            except retried as problem:
+                await self.wait_async(problem)
+            else:
+                self.succeeded()
+                return answer
+
+    def _next_pause(
+        self, problem: Exception, weight: int, at_least: float, fields: dict[str, object]
+    ) -> float:
+        failures_before = self.failures
+        self.failures += weight
+        # The last round of peers is completed.
+        if self.tries is not None and self.failures >= (self.tries + 1) * self._peers:
+            raise problem
+        pause = at_least
+        if self.failures % self._peers == 0:
+            pause = max(pause, self._backoff.pause(failures_before // self._peers + 1))
+        if self._seconds is not None:
+            now = self._clock()
+            self._since = now if self._since is None else self._since
+            left = self._since + self._seconds - now
+            if left <= 0 or at_least > left:
+                raise problem
+            pause = min(pause, left)
+        if pause > self._quiet_seconds:
+            _log.warning(self._event, why=str(problem), after_seconds=round(pause, 3), **fields)
+        if self._report is not None:
+            self._report(problem)
+        return pause
