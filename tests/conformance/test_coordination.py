@@ -88,7 +88,7 @@ def other(backend: Backend) -> CoordinationStore:
 # --- Records ----------------------------------------------------------------------------------
 
 
-def test_a_record_is_what_was_written(store: CoordinationStore, other: CoordinationStore) -> None:
+def test_record_is_returned_as_written(store: CoordinationStore, other: CoordinationStore) -> None:
     for value in (b"", b"one", bytes(range(256)), b"\n" * 40, b"0123456789abcdef" * 3):
         store.put("/shop/orders", value)
         for reader in (store, other):
@@ -100,7 +100,7 @@ def test_a_record_is_what_was_written(store: CoordinationStore, other: Coordinat
     assert store.get("/shop/orders/below") is None
 
 
-def test_a_record_is_written_over_the_version_that_was_read(
+def test_record_is_replaced_only_at_the_version_that_was_read(
     store: CoordinationStore, other: CoordinationStore
 ) -> None:
     first = store.put("/shop/orders", b"1", ABSENT)
@@ -118,7 +118,7 @@ def test_a_record_is_written_over_the_version_that_was_read(
     assert (record.value, record.version) == (b"3", third)
 
 
-def test_a_record_is_deleted_in_the_version_that_was_read(store: CoordinationStore) -> None:
+def test_record_is_deleted_only_at_the_version_that_was_read(store: CoordinationStore) -> None:
     first = store.put("/shop/orders", b"1")
     second = store.put("/shop/orders", b"2")
     with pytest.raises(VersionConflict):
@@ -146,7 +146,7 @@ def test_names_are_listed_one_level_deep(store: CoordinationStore, other: Coordi
     assert list(store.list("/")) == ["shopping"]
 
 
-def test_a_record_may_have_others_below_it(store: CoordinationStore) -> None:
+def test_record_may_have_child_records(store: CoordinationStore) -> None:
     store.put("/shop/orders/record", b"below")
     store.put("/shop/orders", b"above", ABSENT)
     record = store.get("/shop/orders")
@@ -157,13 +157,15 @@ def test_a_record_may_have_others_below_it(store: CoordinationStore) -> None:
     assert store.get("/shop/orders/record") is not None
 
 
-def test_a_record_that_is_too_large_is_refused(store: CoordinationStore) -> None:
+def test_oversized_record_is_refused(store: CoordinationStore) -> None:
     store.put("/shop/orders", b"x" * COORDINATION_RECORD_BYTES_MAX)
     with pytest.raises(LimitExceeded):
         store.put("/shop/orders", b"x" * (COORDINATION_RECORD_BYTES_MAX + 1))
 
 
-def test_threads_and_stores_count_without_a_loss(store: CoordinationStore, other: CoordinationStore) -> None:
+def test_concurrent_threads_and_stores_lose_no_update(
+    store: CoordinationStore, other: CoordinationStore
+) -> None:
     counting = [
         threading.Thread(target=coordination_process.increment, args=(one, "/count", 20))
         for one in (store, store, other)
@@ -178,7 +180,7 @@ def test_threads_and_stores_count_without_a_loss(store: CoordinationStore, other
 
 
 @between_processes
-def test_processes_count_without_a_loss(backend: Backend) -> None:
+def test_concurrent_processes_lose_no_update(backend: Backend) -> None:
     counting = [coordination_process.start("increment", backend.url, "/count", 50) for _ in range(2)]
     for process in counting:
         _, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
@@ -191,7 +193,9 @@ def test_processes_count_without_a_loss(backend: Backend) -> None:
 # --- Watches ----------------------------------------------------------------------------------
 
 
-def test_a_watch_tells_of_every_change_below(store: CoordinationStore, other: CoordinationStore) -> None:
+def test_watch_reports_every_change_below_its_path(
+    store: CoordinationStore, other: CoordinationStore
+) -> None:
     told = threading.Event()
     watch = store.watch("/shop", told.set)
     changes: list[Callable[[], object]] = [
@@ -219,7 +223,7 @@ def test_a_watch_tells_of_every_change_below(store: CoordinationStore, other: Co
     assert not told.is_set()
 
 
-def test_whoever_is_told_reads_the_change(store: CoordinationStore, other: CoordinationStore) -> None:
+def test_notified_watcher_reads_the_change(store: CoordinationStore, other: CoordinationStore) -> None:
     told = threading.Event()
     store.watch("/count", told.set)
     for number in range(30):
@@ -235,7 +239,7 @@ def test_whoever_is_told_reads_the_change(store: CoordinationStore, other: Coord
 # --- Sessions ---------------------------------------------------------------------------------
 
 
-def test_a_session_s_records_go_with_it(store: CoordinationStore, other: CoordinationStore) -> None:
+def test_records_of_a_session_are_deleted_with_it(store: CoordinationStore, other: CoordinationStore) -> None:
     session, another = store.session(SESSION_SECONDS), other.session(SESSION_SECONDS)
     created = session.put_ephemeral(LEASE, b"mine")
     assert session.put_ephemeral(LEASE, b"again") == created
@@ -258,7 +262,7 @@ def test_a_session_s_records_go_with_it(store: CoordinationStore, other: Coordin
         session.put_ephemeral(LEASE, b"late")
 
 
-def test_a_session_lives_as_long_as_it_gives_signs(
+def test_session_lives_as_long_as_it_sends_heartbeats(
     store: CoordinationStore, other: CoordinationStore
 ) -> None:
     def lives_on() -> bool:
@@ -283,7 +287,7 @@ def test_a_session_lives_as_long_as_it_gives_signs(
     wait_until(lives_on)
 
 
-def test_a_session_that_expires_is_told_and_its_records_go(
+def test_expired_session_is_reported_and_its_records_are_deleted(
     backend: Backend, store: CoordinationStore, other: CoordinationStore
 ) -> None:
     session = store.session(SESSION_SECONDS_ENDED)
@@ -304,7 +308,7 @@ def test_a_session_that_expires_is_told_and_its_records_go(
         session.put_ephemeral(LEASE, b"late")
 
 
-def test_a_session_that_is_closed_is_not_lost(store: CoordinationStore) -> None:
+def test_closed_session_is_not_reported_as_lost(store: CoordinationStore) -> None:
     session = store.session(SESSION_SECONDS)
     lost = threading.Event()
     session.on_lost(lost.set)
@@ -315,7 +319,7 @@ def test_a_session_that_is_closed_is_not_lost(store: CoordinationStore) -> None:
 # --- Leases and fencing -----------------------------------------------------------------------
 
 
-def test_a_lease_has_one_holder_and_tokens_rise(backend: Backend) -> None:
+def test_lease_has_one_holder_and_tokens_rise(backend: Backend) -> None:
     tokens = []
     for number in range(4):
         store, other = backend.open(), backend.open()
@@ -336,7 +340,7 @@ def test_a_lease_has_one_holder_and_tokens_rise(backend: Backend) -> None:
     assert tokens == sorted(set(tokens))
 
 
-def test_a_holder_that_lost_its_lease_writes_no_checkpoint(
+def test_holder_of_a_lost_lease_writes_no_checkpoint(
     backend: Backend, store: CoordinationStore, other: CoordinationStore
 ) -> None:
     session = store.session(SESSION_SECONDS_ENDED)
@@ -360,9 +364,7 @@ def test_a_holder_that_lost_its_lease_writes_no_checkpoint(
     wait_until(lambda: not lease.held)
 
 
-def test_a_store_that_does_not_answer_is_said_to_be_lost_and_comes_back(
-    backend: Backend, other: CoordinationStore
-) -> None:
+def test_unresponsive_store_is_reported_lost_and_recovers(backend: Backend, other: CoordinationStore) -> None:
     store = backend.open(OPERATION_SECONDS_SHORT)
     session = until_answered(lambda: store.session(SESSION_SECONDS))
     lease = until_answered(lambda: Lease.acquire(store, session, LEASE, "one"))
@@ -379,7 +381,7 @@ def test_a_store_that_does_not_answer_is_said_to_be_lost_and_comes_back(
     assert told.wait(WAIT_SECONDS_MAX)
 
 
-def test_a_holder_that_is_cut_off_is_uncertain_then_lost_and_fenced(backend: Backend) -> None:
+def test_disconnected_holder_is_uncertain_then_lost_and_fenced(backend: Backend) -> None:
     store = backend.open()
     session, lease = wait_for_lease(store, "one", SESSION_SECONDS_SHORT)
     mine = Checkpoints(store, "/shop")
@@ -403,9 +405,7 @@ def test_a_holder_that_is_cut_off_is_uncertain_then_lost_and_fenced(backend: Bac
 
 @between_processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_holder_that_dies_is_followed_within_its_session_time(
-    backend: Backend, number: signal.Signals
-) -> None:
+def test_dead_holder_is_replaced_within_its_session_timeout(backend: Backend, number: signal.Signals) -> None:
     store = backend.open()
     session = store.session(SESSION_SECONDS)
     with holding(backend) as holder:
@@ -437,7 +437,7 @@ def test_a_holder_that_dies_is_followed_within_its_session_time(
 # --- Opening ----------------------------------------------------------------------------------
 
 
-def test_a_store_is_refused_in_a_forked_process(store: CoordinationStore) -> None:
+def test_store_is_refused_in_a_forked_process(store: CoordinationStore) -> None:
     store.put("/shop/orders", b"1")
     child = os.fork()
     if child == 0:
@@ -451,7 +451,7 @@ def test_a_store_is_refused_in_a_forked_process(store: CoordinationStore) -> Non
     assert os.waitstatus_to_exitcode(status) == 7
 
 
-def test_a_store_that_was_closed_answers_nothing(store: CoordinationStore) -> None:
+def test_closed_store_refuses_calls(store: CoordinationStore) -> None:
     session = store.session(SESSION_SECONDS)
     store.close()
     store.close()

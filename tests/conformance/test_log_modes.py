@@ -62,13 +62,13 @@ def capture_in_a_thread(log: Log, each: Callable[[Captured, int], None]) -> thre
     return thread
 
 
-def test_what_was_captured_is_read_back_whole(log: Log) -> None:
+def test_captured_bytes_are_read_back_whole(log: Log) -> None:
     Captured(log).run()
     check_log(log, whole=True)
     assert len(log.segments) > 6
 
 
-def test_any_range_is_that_of_the_source(log: Log) -> None:
+def test_any_range_equals_that_of_the_source(log: Log) -> None:
     Captured(log).run()
     for file in each(server_files()):
         first = 4 + int.from_bytes(file.content[13:17], "little")
@@ -79,7 +79,7 @@ def test_any_range_is_that_of_the_source(log: Log) -> None:
                 assert read == file.content[start:stop]
 
 
-def test_every_boundary_has_its_gtid_set_and_is_found_by_it(log: Log) -> None:
+def test_every_boundary_has_a_gtid_set_that_locates_it(log: Log) -> None:
     Captured(log).run()
     first = log.earliest()
     assert first is not None
@@ -93,7 +93,7 @@ def test_every_boundary_has_its_gtid_set_and_is_found_by_it(log: Log) -> None:
             )
 
 
-def test_every_position_and_every_time_is_found(log: Log) -> None:
+def test_every_position_and_time_is_located(log: Log) -> None:
     Captured(log).run()
     first = log.earliest()
     assert first is not None
@@ -107,7 +107,7 @@ def test_every_position_and_every_time_is_found(log: Log) -> None:
             assert found <= Position(record.epoch, log.segment_head(record).file, record.base)
 
 
-def test_a_reader_follows_a_log_that_grows_and_gets_every_byte_once(log: Log) -> None:
+def test_reader_follows_a_growing_log_and_receives_every_byte_once(log: Log) -> None:
     got: dict[tuple[int, str], bytes] = {}
     writer = capture_in_a_thread(log, lambda _captured, _count: None)
     last = server_files()[-1]
@@ -132,7 +132,7 @@ def test_a_reader_follows_a_log_that_grows_and_gets_every_byte_once(log: Log) ->
         assert got[file.epoch, file.name] == file.content[first:]
 
 
-def test_what_is_visible_only_grows_and_is_a_boundary(log: Log) -> None:
+def test_visible_end_only_grows_and_is_a_boundary(log: Log) -> None:
     seen: list[Position] = []
 
     def look(_captured: Captured, _count: int) -> None:
@@ -145,13 +145,13 @@ def test_what_is_visible_only_grows_and_is_a_boundary(log: Log) -> None:
     assert set(seen) <= set(boundaries())
 
 
-def test_a_sync_says_how_far_the_log_is_durable(log: Log) -> None:
+def test_sync_reports_the_durable_end(log: Log) -> None:
     Captured(log).run()
     assert log.sync() == log.visible == log.durable
     assert log.wait_durable(None, timeout=0) == log.durable
 
 
-def test_the_status_adds_up(log: Log) -> None:
+def test_status_numbers_are_consistent(log: Log) -> None:
     Captured(log).run()
     status = log.status()
     assert status.segments == len(log.segments)
@@ -161,7 +161,7 @@ def test_the_status_adds_up(log: Log) -> None:
     assert status.bytes > sum(len(file.content) for file in server_files()) * 0.9
 
 
-def test_what_is_not_there_is_refused_by_the_same_errors(log: Log) -> None:
+def test_missing_positions_raise_the_same_errors_in_every_mode(log: Log) -> None:
     with pytest.raises(SourceMissing):
         log.head()
     assert log.earliest() is None
@@ -177,7 +177,7 @@ def test_what_is_not_there_is_refused_by_the_same_errors(log: Log) -> None:
         log.head_bytes(0, "mysql-bin.000099")
 
 
-def test_an_unfinished_transaction_that_comes_again_is_there_once(log: Log) -> None:
+def test_unfinished_transaction_sent_again_is_stored_once(log: Log) -> None:
     captured = Captured(log, piece_bytes=150)
 
     class Stop(Exception):
@@ -197,7 +197,7 @@ def test_an_unfinished_transaction_that_comes_again_is_there_once(log: Log) -> N
     check_log(log, whole=True)
 
 
-def test_closing_wakes_a_thread_that_waits(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_wakes_a_waiting_thread(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     Captured(log).run()
     answers: list[Position | None] = []
     asleep = threading.Event()
@@ -231,7 +231,7 @@ def test_files_outlast_the_process(tmp_path: Path, mode: str) -> None:
         check_log(log, whole=True)
 
 
-def test_memory_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_mode_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with open_mode("memory", tmp_path / "log") as log:
         Captured(log).run()
@@ -239,7 +239,7 @@ def test_memory_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_mixed_mode_answers_from_memory_what_it_has_there(tmp_path: Path) -> None:
+def test_mixed_mode_serves_buffered_bytes_from_memory(tmp_path: Path) -> None:
     with open_mode("mixed", tmp_path / "log") as log:
         Captured(log).run()
         assert log.memory is not None
@@ -278,7 +278,7 @@ def patient(log: Log) -> list[float]:
     return held
 
 
-def test_without_a_reader_the_oldest_bytes_of_memory_leave(small: MemoryLog) -> None:
+def test_without_a_reader_the_oldest_bytes_of_memory_are_evicted(small: MemoryLog) -> None:
     held = patient(small)
     Captured(small).run()
     assert not held
@@ -290,7 +290,7 @@ def test_without_a_reader_the_oldest_bytes_of_memory_leave(small: MemoryLog) -> 
     check_log(small)
 
 
-def test_a_reader_of_memory_is_moved_by_its_account_alone(
+def test_memory_reader_is_moved_only_by_its_account(
     small: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holds, "HOLDS_PER_ACCOUNT_MAX", 1)
@@ -305,7 +305,7 @@ def test_a_reader_of_memory_is_moved_by_its_account_alone(
     assert small.acknowledged() == {"cache": head}
 
 
-def test_a_reader_of_memory_that_never_returns_expires() -> None:
+def test_memory_reader_that_never_returns_expires() -> None:
     now = [TIME_S]
     log = MemoryLog.open_memory(
         settings("memory", memory_bytes=1 << 20), instance="shop", clock=lambda: now[0]
@@ -328,7 +328,7 @@ def test_a_reader_of_memory_that_never_returns_expires() -> None:
         assert [hold.account for hold in log.holds()] == ["orders", "search"]
 
 
-def test_the_writer_is_held_back_until_every_registered_reader_has_acknowledged(small: MemoryLog) -> None:
+def test_writer_is_throttled_until_every_registered_reader_has_acknowledged(small: MemoryLog) -> None:
     held = patient(small)
     begun = threading.Event()
     start = Position(0, server_files()[0].name, 127)
@@ -369,7 +369,7 @@ def test_the_writer_is_held_back_until_every_registered_reader_has_acknowledged(
     assert got == expected, "every byte once"
 
 
-def test_a_reader_that_leaves_lets_the_writer_go_on(small: MemoryLog) -> None:
+def test_disconnecting_reader_unblocks_the_writer(small: MemoryLog) -> None:
     held = patient(small)
     start = Position(0, server_files()[0].name, 127)
     writer = capture_in_a_thread(
@@ -381,7 +381,7 @@ def test_a_reader_that_leaves_lets_the_writer_go_on(small: MemoryLog) -> None:
     assert not writer.is_alive()
 
 
-def test_what_is_acknowledged_while_room_is_looked_for_makes_room_for_the_next_try(
+def test_concurrent_acknowledgement_makes_room_for_the_next_attempt(
     small: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = patient(small)
@@ -402,7 +402,7 @@ def test_what_is_acknowledged_while_room_is_looked_for_makes_room_for_the_next_t
     assert small.head() == Position(last.epoch, last.name, len(last.content))
 
 
-def test_a_late_reader_of_memory_is_told_where_it_begins(small: MemoryLog) -> None:
+def test_late_memory_reader_gets_the_start_of_memory(small: MemoryLog) -> None:
     Captured(small).run()
     with pytest.raises(PositionPurged) as purged:
         small.register("late", Position(0, server_files()[0].name, 127))
@@ -410,7 +410,7 @@ def test_a_late_reader_of_memory_is_told_where_it_begins(small: MemoryLog) -> No
     assert small.acknowledged() == {}
 
 
-def test_a_transaction_that_memory_cannot_hold_is_refused_by_name(
+def test_transaction_larger_than_memory_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(memory_log, "MEMORY_BYTES_MIN", 1)
@@ -420,7 +420,7 @@ def test_a_transaction_that_memory_cannot_hold_is_refused_by_name(
     assert "log.memory_bytes" in str(refused.value)
 
 
-def test_acknowledgements_are_checked(small: MemoryLog) -> None:
+def test_acknowledgements_are_validated(small: MemoryLog) -> None:
     Captured(small).run()
     small.register("reader", small.head())
     with pytest.raises(OptionInvalid):
@@ -431,7 +431,7 @@ def test_acknowledgements_are_checked(small: MemoryLog) -> None:
         small.acknowledge("reader", Position(9, "mysql-bin.000001", 4))
 
 
-def test_a_log_in_memory_has_a_least_size() -> None:
+def test_memory_log_has_a_minimum_size() -> None:
     with pytest.raises(OptionInvalid):
         MemoryLog.open_memory(settings("memory", memory_bytes=1000), instance="shop")
 
@@ -440,7 +440,7 @@ def test_a_log_in_memory_has_a_least_size() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_server_is_captured_in_every_mode(
+def test_server_is_captured_in_every_mode(
     mode: str, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -457,7 +457,7 @@ def test_a_server_is_captured_in_every_mode(
     assert folder.exists() == (mode != "memory")
 
 
-def test_what_memory_forgets_is_not_acknowledged_to_the_server(tmp_path: Path) -> None:
+def test_bytes_evicted_from_memory_are_not_acknowledged_to_the_server(tmp_path: Path) -> None:
     chosen = settings_of(tmp_path, "mysql://repl@127.0.0.1:1", {"mode": "memory"}, semi_sync=True)
     with pytest.raises(OptionInvalid) as refused:
         check(chosen)

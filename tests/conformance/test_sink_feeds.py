@@ -55,9 +55,7 @@ def test_repeated_batch_of_several_parts_is_stored_once(
 
 
 @runs_on(keeps_feeds)
-def test_repeated_batch_may_arrive_in_other_pieces(
-    backend: SinkBackend, feed: Sink, table: MakeTarget
-) -> None:
+def test_repeated_batch_may_be_split_differently(backend: SinkBackend, feed: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(feed)
     pipe.changes(target, *CHANGES)
     pipe.batch([changes_of(target, change) for change in CHANGES], again=True)

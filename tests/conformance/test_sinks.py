@@ -19,7 +19,7 @@ from tests.support.pipeline.changes_made import Made, changes_of, delete, insert
 from tests.support.sinks.backends import SinkBackend
 
 
-def test_a_sink_pickles_and_finds_nothing_wrong(backend: SinkBackend, sink: Sink) -> None:
+def test_sink_pickles_and_its_check_reports_no_problem(backend: SinkBackend, sink: Sink) -> None:
     assert [one for one in sink.check() if one.fatal] == []
     copied = pickle.loads(pickle.dumps(sink))
     assert [one for one in copied.check() if one.fatal] == []
@@ -27,14 +27,14 @@ def test_a_sink_pickles_and_finds_nothing_wrong(backend: SinkBackend, sink: Sink
     assert sink.delivery in Delivery
 
 
-def test_a_table_is_made_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_table_is_created_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target = table()
     sink.prepare(target, Evolution.EVOLVE)
     sink.prepare(target, Evolution.STOP)
     assert backend.rows(sink, target) == []
 
 
-def test_rows_come_change_and_go(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_rows_are_inserted_updated_and_deleted(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     pipe.changes(target, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"), insert(2, id=3))
     assert backend.rows(sink, target) == [row(1, "a"), row(2, "b"), row(3)]
@@ -44,9 +44,7 @@ def test_rows_come_change_and_go(backend: SinkBackend, sink: Sink, table: MakeTa
     assert backend.rows(sink, target) == [row(1, "x"), row(3), row(4, "")]
 
 
-def test_the_last_of_several_changes_of_a_row_counts(
-    backend: SinkBackend, sink: Sink, table: MakeTarget
-) -> None:
+def test_last_of_several_changes_of_a_row_wins(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     pipe.changes(
         target,
@@ -63,7 +61,7 @@ def test_the_last_of_several_changes_of_a_row_counts(
     assert backend.rows(sink, target) == [row(1, "c"), row(3, "again")]
 
 
-def test_keys_change_and_change_places(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_keys_change_and_swap(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     pipe.changes(
         target, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"), insert(1, 2, id=3, name="c")
@@ -78,7 +76,7 @@ def test_keys_change_and_change_places(backend: SinkBackend, sink: Sink, table: 
     assert backend.rows(sink, target) == [row(1, "b"), row(2, "a"), row(30, "c")]
 
 
-def test_primary_keys_move_along_a_chain(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_primary_keys_shift_along_a_chain(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     seats, pipe = table({"id": "int", "seat": "int"}, unique=[["seat"]]), Pipe(sink)
     pipe.changes(seats, *(insert(1, number, id=number, seat=number) for number in range(50)))
     moved = [
@@ -89,7 +87,7 @@ def test_primary_keys_move_along_a_chain(backend: SinkBackend, sink: Sink, table
     assert backend.rows(sink, seats) == [{"id": number + 1, "seat": number} for number in range(50)]
 
 
-def test_a_batch_may_come_again(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_repeated_batch_changes_nothing(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     pipe.changes(target, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"))
     batch = [update(2, row(1, "a"), row(5, "a")), delete(3, id=2, name="b"), insert(4, id=6, name="f")]
@@ -98,7 +96,7 @@ def test_a_batch_may_come_again(backend: SinkBackend, sink: Sink, table: MakeTar
         assert backend.rows(sink, target) == [row(5, "a"), row(6, "f")]
 
 
-def test_a_writer_that_gives_up_does_no_harm(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_aborted_writer_leaves_no_trace(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     pipe.changes(target, insert(1, id=1, name="a"))
     changes = changes_of(target, delete(2, id=1, name="a"), insert(3, id=2, name="b"))
@@ -110,7 +108,7 @@ def test_a_writer_that_gives_up_does_no_harm(backend: SinkBackend, sink: Sink, t
     assert backend.rows(sink, target) == [row(2, "b")]
 
 
-def test_rows_of_a_load_yield_to_the_log(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_loaded_rows_yield_to_the_log(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     loaded = changes_of(
         target,
@@ -126,7 +124,7 @@ def test_rows_of_a_load_yield_to_the_log(backend: SinkBackend, sink: Sink, table
 
 
 @runs_on(lambda backend: backend.MIRRORS and backend.has_table_errors())
-def test_an_error_of_one_table_names_it(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_error_of_one_table_names_the_table(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     good, pipe = table(), Pipe(sink)
     bad = replace(good, name=TableName(good.name.database, "bad"))
     pipe.batch([changes_of(one, insert(1, id=1, name="a")) for one in (good, bad)])
@@ -148,7 +146,7 @@ def test_an_error_of_one_table_names_it(backend: SinkBackend, sink: Sink, table:
     assert backend.rows(sink, good) == [row(1, "a"), row(2, "b"), row(3, "b")]
 
 
-def test_an_emptied_table_keeps_what_came_after(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_truncated_table_keeps_later_rows(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     other = replace(target, name=TableName(target.name.database, "others"))
     pipe.batch(
@@ -165,7 +163,7 @@ def test_an_emptied_table_keeps_what_came_after(backend: SinkBackend, sink: Sink
     assert backend.rows(sink, other) == [row(1, "kept")]
 
 
-def test_a_key_of_texts_tells_rows_apart(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_text_keys_distinguish_rows(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target = table({"a": "varchar(9)", "b": "int", "n": "int"}, ("a", "b"))
     keys = [
         ("x", 1),
@@ -275,7 +273,7 @@ TYPES: dict[str, tuple[str, list[Any]]] = {
 }
 
 
-def test_every_type_comes_back_as_it_was(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_every_type_is_read_back_unchanged(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     types = {name: made for name, made in TYPES.items() if name not in backend.LOSES}
     target = table({"id": "int"} | {name: declared for name, (declared, _) in types.items()})
     columns = [replace(one, charset="utf8mb4") if one.type_text == "text" else one for one in target.columns]
@@ -292,9 +290,7 @@ def test_every_type_comes_back_as_it_was(backend: SinkBackend, sink: Sink, table
         assert found == expected
 
 
-def test_a_value_that_its_column_cannot_hold_is_told(
-    backend: SinkBackend, sink: Sink, table: MakeTarget
-) -> None:
+def test_out_of_range_value_is_reported(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target = table({"id": "int", "day": "date"})
     made = Made("insert", 1, {"id": 1}, 0, {"day": "0000-00-00"})
     [receipt] = Pipe(sink).batch([changes_of(target, [made], insert(1, 1, id=2))])
@@ -305,7 +301,7 @@ def test_a_value_that_its_column_cannot_hold_is_told(
     assert backend.rows(sink, target) == [{"id": 1, "day": None}, {"id": 2, "day": None}]
 
 
-def test_columns_come_widen_and_go(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_columns_are_added_widened_and_dropped(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     pipe = Pipe(sink)
     pipe.changes(table(), insert(1, id=1, name="a"))
     more = table({"id": "int", "count": "smallint", "name": "varchar(40)"})
@@ -328,9 +324,7 @@ def test_columns_come_widen_and_go(backend: SinkBackend, sink: Sink, table: Make
 
 
 @runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)
-def test_columns_are_added_and_none_is_taken_away_where_that_is_said(
-    backend: SinkBackend, sink: Sink, table: MakeTarget
-) -> None:
+def test_columns_are_only_added_if_configured(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     pipe = Pipe(sink, Evolution.ADD_ONLY)
     count, total = Column("count", "int", None, False), Column("total", "int", None, False)
     first = table({"id": "int", "count": count, "total": total, "name": "varchar(40)"})
@@ -355,7 +349,7 @@ def test_columns_are_added_and_none_is_taken_away_where_that_is_said(
 
 @runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)
 @pytest.mark.parametrize("declared", ["bigint", "double", "varchar(40)"])
-def test_types_stay_where_columns_are_only_added(
+def test_types_stay_if_columns_are_only_added(
     backend: SinkBackend, sink: Sink, table: MakeTarget, declared: str
 ) -> None:
     pipe = Pipe(sink)
@@ -378,7 +372,7 @@ def test_types_stay_where_columns_are_only_added(
 
 
 @pytest.mark.parametrize("evolution", [Evolution.ADD_ONLY, Evolution.IGNORE])
-def test_a_key_that_the_source_lost_costs_no_rows(
+def test_key_dropped_by_the_source_loses_no_rows(
     backend: SinkBackend, sink: Sink, table: MakeTarget, evolution: Evolution
 ) -> None:
     columns = {
@@ -393,7 +387,7 @@ def test_a_key_that_the_source_lost_costs_no_rows(
 
 
 @pytest.mark.parametrize("evolution", [Evolution.ADD_ONLY, Evolution.IGNORE])
-def test_rows_that_another_key_tells_apart_are_not_taken_for_one(
+def test_rows_distinguished_by_another_key_are_not_merged(
     backend: SinkBackend, sink: Sink, table: MakeTarget, evolution: Evolution
 ) -> None:
     columns = {
@@ -409,7 +403,7 @@ def test_rows_that_another_key_tells_apart_are_not_taken_for_one(
     assert backend.rows(sink, wider) == [row(1, "a"), row(1, "b")]
 
 
-def test_the_parts_of_a_batch_are_one(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_parts_of_a_batch_commit_as_one(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
     # All of a table comes to one part where the sink says so.
     count = 1 if sink.spread in (Spread.TABLES, Spread.WHOLE) else 4
@@ -422,7 +416,7 @@ def test_the_parts_of_a_batch_are_one(backend: SinkBackend, sink: Sink, table: M
     assert [one["id"] for one in backend.rows(sink, target)] == list(range(400))
 
 
-def test_a_full_load_in_parts_is_there_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
+def test_full_load_in_parts_is_stored_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     """Rows of a load come to several writers and come again; then changes; then another pipeline's load."""
     target, pipe = table(), Pipe(sink)
     sink.prepare(target, Evolution.EVOLVE)
@@ -450,7 +444,7 @@ def test_a_full_load_in_parts_is_there_once(backend: SinkBackend, sink: Sink, ta
 
 
 @runs_on(lambda backend: backend.MIRRORS and backend.NAME != "redis")
-def test_target_remembers_the_pipelines_whose_rows_it_has(sink: Sink, table: MakeTarget) -> None:
+def test_target_remembers_the_pipelines_that_wrote_its_rows(sink: Sink, table: MakeTarget) -> None:
     target, other = table(), table(table="other")
     name = sink.pipeline = f"remembered-{target.name.database}"
     assert not sink.remembers(name, [target])

@@ -44,7 +44,7 @@ def test_busy_source_is_mirrored(
 
 
 @runs_on(speaks_sql)
-def test_rows_exchange_their_unique_values(
+def test_rows_swap_their_unique_values(
     backend: SqlBackend, variant: dict[str, Any], table: MakeTarget
 ) -> None:
     seats, pipe, count = table(SEATS, unique=[["seat"]]), Pipe(backend.sink(**variant)), 2000
@@ -58,7 +58,7 @@ def test_rows_exchange_their_unique_values(
 
 
 @runs_on(speaks_sql)
-def test_tables_with_and_without_a_key_are_emptied_in_one_part(
+def test_tables_with_and_without_a_key_are_truncated_in_one_part(
     backend: SqlBackend, variant: dict[str, Any], table: MakeTarget
 ) -> None:
     seats, sold = table(SEATS, unique=[["seat"]]), table({"seat": "int"}, (), table="sold")
@@ -76,7 +76,7 @@ def test_tables_with_and_without_a_key_are_emptied_in_one_part(
 
 @runs_on(speaks_sql)
 @pytest.mark.parametrize("truncate", [True, False])
-def test_emptied_table_holds_what_was_written_after(
+def test_truncated_table_holds_rows_written_later(
     backend: SqlBackend, table: MakeTarget, truncate: bool
 ) -> None:
     seats, sink = table(SEATS, unique=[["seat"]]), backend.sink(truncate=truncate)
@@ -212,7 +212,7 @@ def test_deleted_row_frees_its_unique_value(backend: SqlBackend, sink: Sink, tab
 
 
 @runs_on(speaks_sql)
-def test_a_table_that_another_pipeline_made_is_altered_only_where_that_is_said(
+def test_table_created_by_another_pipeline_is_altered_only_if_permitted(
     backend: SqlBackend, table: MakeTarget
 ) -> None:
     narrow = table({"id": "int", "seat": "int"})

@@ -142,7 +142,7 @@ def settle(daemon: DaemonProcess, server: Server) -> None:
 @pytest.mark.timing
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("flavor", "fsync"), [("mysql", "seconds"), ("mariadb", "never")])
-def test_a_daemon_killed_at_any_moment_loses_and_repeats_nothing(
+def test_daemon_killed_at_any_moment_loses_and_repeats_nothing(
     start_server: StartServer, tmp_path: Path, flavor: str, fsync: str
 ) -> None:
     server = start_server(flavor)
@@ -177,7 +177,7 @@ def assert_definition_is_kept(folder: Path, server: Server) -> None:
 
 
 @pytest.mark.timing
-def test_networks_cut_anywhere_cost_nothing(start_server: StartServer, tmp_path: Path) -> None:
+def test_network_cut_anywhere_loses_nothing(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     dice = sweep_random(7)
     with Proxy(server.port) as proxy, Load(server) as load:
@@ -195,7 +195,9 @@ def test_networks_cut_anywhere_cost_nothing(start_server: StartServer, tmp_path:
 
 
 @pytest.mark.timing
-def test_a_server_that_dies_under_load_is_followed_on(start_server: StartServer, tmp_path: Path) -> None:
+def test_server_that_dies_under_load_is_followed_after_its_restart(
+    start_server: StartServer, tmp_path: Path
+) -> None:
     # A crash may take what the server itself had not synced, and with it what a replica has seen.
     server = start_server("mariadb", sync_binlog=1)
     # MariaDB writes a long transaction in pieces. Killed in between it leaves a torn one, and sends nothing
@@ -214,9 +216,7 @@ def test_a_server_that_dies_under_load_is_followed_on(start_server: StartServer,
 
 
 @pytest.mark.timing
-def test_a_log_that_is_purged_under_a_dead_daemon_stops_it_by_name(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_log_purged_under_a_dead_daemon_stops_it_by_name(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     with Load(server) as load, daemon_of(tmp_path, server.url()) as daemon:
         begun = Position(0, "mysql-bin.000001", 100_000)
@@ -236,7 +236,7 @@ def test_a_log_that_is_purged_under_a_dead_daemon_stops_it_by_name(
 
 
 @pytest.mark.timing
-def test_a_full_disk_holds_capture_until_there_is_room(start_server: StartServer, tmp_path: Path) -> None:
+def test_full_disk_pauses_capture_until_there_is_room(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     with small_disk(tmp_path / "disk", 64) as disk:
         log = {
@@ -266,7 +266,7 @@ def test_a_full_disk_holds_capture_until_there_is_room(start_server: StartServer
         assert_equal_to_server(disk / "shop", server)
 
 
-def test_a_log_that_a_full_disk_keeps_from_being_opened_makes_room_by_itself(tmp_path: Path) -> None:
+def test_log_that_cannot_open_on_a_full_disk_frees_space_by_itself(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1) as disk:
         with Log.open(disk / "shop", SETTINGS) as log:
             Captured(log).run()

@@ -62,10 +62,10 @@ def commits_seen_during(daemon: DaemonProcess, server: Server, work: Callable[[]
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_hostile_clients_in_process.py::test_log_is_written_and_read_while_hostile_clients_come"
+    guard="tests/unit/test_hostile_clients_in_process.py::test_log_is_written_and_read_during_hostile_connections"
 )
 @pytest.mark.parametrize("name", LISTENERS)
-def test_capture_is_not_affected_by_hostile_clients(server: Server, tmp_path: Path, name: str) -> None:
+def test_hostile_clients_do_not_affect_capture(server: Server, tmp_path: Path, name: str) -> None:
     seed = random.randrange(1 << 32)
     with daemon_of(tmp_path, server) as daemon:
         server.sql("INSERT INTO hostile.t VALUES ()")
@@ -84,9 +84,9 @@ def test_capture_is_not_affected_by_hostile_clients(server: Server, tmp_path: Pa
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_connection_bounds.py::test_silent_handshakes_are_counted_and_bounded_for_each_peer"
+    guard="tests/unit/test_connection_bounds.py::test_handshakes_in_progress_are_counted_and_bounded_per_peer"
 )
-def test_capture_is_not_affected_by_handshakes_that_never_end(server: Server, tmp_path: Path) -> None:
+def test_endless_handshakes_do_not_affect_capture(server: Server, tmp_path: Path) -> None:
     certificate.make(tmp_path / "tls")
     names = certificate.server_options(tmp_path / "tls")
     trusting = ssl.create_default_context(cafile=str(names["ssl-ca"]))

@@ -83,7 +83,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
 
 
 @pytest.mark.deep(keep=("delta-mirror", "files"))
-def test_a_writer_that_dies_at_any_step_leaves_each_change_once(lake: Lake) -> None:
+def test_writer_killed_at_any_step_leaves_each_change_once(lake: Lake) -> None:
     write(lake.sink, 1)
     number = 2
     for step in range(STEPS_MAX):

@@ -74,7 +74,7 @@ def reopened(disk: SimulatedDisk) -> Log:
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_after_a_power_failure_at_any_step_the_log_is_whole_up_to_what_was_synced(loss: Loss) -> None:
+def test_power_failure_at_any_step_leaves_the_log_whole_up_to_its_last_sync(loss: Loss) -> None:
     last = steps()
     assert last > 300
     for seed in SEEDS:
@@ -85,7 +85,7 @@ def test_after_a_power_failure_at_any_step_the_log_is_whole_up_to_what_was_synce
             check_recovered(found, acknowledged, f"{loss} {seed} {stop_at} {disk.steps[-1]}")
 
 
-def test_a_process_that_is_killed_and_then_the_power_lose_nothing_that_was_promised() -> None:
+def test_kill_followed_by_power_failure_loses_nothing_durable() -> None:
     for stop_at in each(range(0, steps(), STRIDE)):
         disk = SimulatedDisk()
         acknowledged = crash(stop_at, disk)

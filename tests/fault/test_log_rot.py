@@ -113,7 +113,7 @@ def check_nothing_wrong(log: Log) -> int:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("disk", [closed_log, killed_log])
-def test_a_changed_byte_of_a_segment_is_refused_or_cut_off(disk, part: int) -> None:  # type: ignore[no-untyped-def]
+def test_changed_byte_of_a_segment_is_refused_or_truncated(disk, part: int) -> None:  # type: ignore[no-untyped-def]
     whole = disk()
     noted = open_log(whole.copy()).visible
     refusals = []
@@ -135,7 +135,7 @@ def test_a_changed_byte_of_a_segment_is_refused_or_cut_off(disk, part: int) -> N
 @pytest.mark.parametrize("disk", [closed_log, killed_log])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("suffix", [".index", "position.json"])
-def test_a_changed_byte_beside_the_segments_changes_nothing(disk, suffix: str, part: int) -> None:  # type: ignore[no-untyped-def]
+def test_changed_byte_outside_the_segments_changes_nothing(disk, suffix: str, part: int) -> None:  # type: ignore[no-untyped-def]
     whole = disk()
     visible = open_log(whole.copy()).visible
     for path, at in each(flips(whole, suffix, part)):
@@ -145,7 +145,7 @@ def test_a_changed_byte_beside_the_segments_changes_nothing(disk, suffix: str, p
         log.close()
 
 
-def test_a_changed_byte_of_the_lock_file_changes_nothing(tmp_path: Path) -> None:
+def test_changed_byte_of_the_lock_file_changes_nothing(tmp_path: Path) -> None:
     # The simulated disk keeps no file for a lock, so this log is on a real one.
     disk = LocalDisk()
     for path, content in each(closed_log().files().items()):
@@ -169,7 +169,7 @@ def test_a_changed_byte_of_the_lock_file_changes_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_changed_byte_of_the_epochs_is_refused(part: int) -> None:
+def test_changed_byte_of_the_epochs_is_refused(part: int) -> None:
     files = closed_log().files()
     places = flips(closed_log(), "epochs.json", part)
     for path, at in each((path, at) for path, at in places if not files[path][at : at + 1].isspace()):

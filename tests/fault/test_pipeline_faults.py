@@ -122,12 +122,12 @@ def prove(runner: Runner, workload: Workload, rows_of: Callable[[str], list[Row]
 
 
 @pytest.mark.deep(
-    guard="tests/fault/test_pipeline_kills.py::test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing"
+    guard="tests/fault/test_pipeline_kills.py::test_driver_killed_around_any_step_loses_and_repeats_nothing"
 )
 @pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_pipeline_killed_under_a_busy_writer_ends_equal(
+def test_pipeline_killed_under_a_busy_writer_ends_equal(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
@@ -155,9 +155,7 @@ def test_a_pipeline_killed_under_a_busy_writer_ends_equal(
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", ["mysql", "delta"])
-def test_a_pipeline_killed_again_and_again_ends_equal(
-    kind: str, start_server: StartServer, tmp_path: Path
-) -> None:
+def test_pipeline_killed_repeatedly_ends_equal(kind: str, start_server: StartServer, tmp_path: Path) -> None:
     server, target = start_server("mysql"), start_server("mariadb")
     server.sql("CREATE DATABASE shop")
     workload = Workload(server, "shop", seed=sweep_seed(41), ddl=True, big_rows=3000)

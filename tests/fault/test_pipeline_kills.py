@@ -83,7 +83,7 @@ def assert_followed(source: Server, target: Server, database: str, workload: Wor
 
 @pytest.mark.deep(keep=("feed",))
 @pytest.mark.parametrize("mode", SINKS)
-def test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing(
+def test_driver_killed_around_any_step_loses_and_repeats_nothing(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -120,10 +120,10 @@ def test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing(
 
 
 @pytest.mark.deep(
-    guard="tests/fault/test_pipeline_kills.py::test_a_driver_that_dies_around_any_step_loses_and_repeats_nothing"
+    guard="tests/fault/test_pipeline_kills.py::test_driver_killed_around_any_step_loses_and_repeats_nothing"
 )
 @pytest.mark.timing
-def test_a_worker_that_is_killed_and_a_target_that_is_away_cost_nothing(
+def test_killed_worker_and_unavailable_target_lose_nothing(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     start_server: StartServer,

@@ -92,10 +92,10 @@ def test_pipeline_survives_the_loss_of_server_and_store_from_its_first_second(
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_run_outages.py::test_server_that_is_away_is_replaced_by_the_next_that_answers"
+    guard="tests/unit/test_run_outages.py::test_unavailable_server_is_replaced_by_the_next_reachable_one"
 )
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_pipeline_that_is_behind_follows_a_fail_over(
+def test_lagging_pipeline_follows_a_failover(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
     mariadb_server: Server,
@@ -141,10 +141,10 @@ def test_pipeline_that_is_behind_follows_a_fail_over(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_restarts.py::test_first_load_deletes_what_only_the_target_has_where_an_earlier_run_wrote_it"
+    guard="tests/integration/test_pipeline_restarts.py::test_first_load_deletes_rows_missing_from_the_source_if_an_earlier_run_wrote_them"
 )
 @pytest.mark.parametrize("how", ["lost", "reset"])
-def test_rows_deleted_while_the_state_was_away_are_deleted_from_the_target(
+def test_rows_deleted_while_the_state_was_unavailable_are_deleted_from_the_target(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -178,10 +178,10 @@ def test_rows_deleted_while_the_state_was_away_are_deleted_from_the_target(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_restarts.py::test_tables_are_taken_as_they_are_now_where_the_log_until_now_is_lost"
+    guard="tests/integration/test_pipeline_restarts.py::test_tables_are_reloaded_in_their_current_state_if_the_log_is_lost"
 )
 @pytest.mark.parametrize("on_lost", ["resnapshot", "repair"])
-def test_purged_changes_stop_the_run_or_have_every_table_read_again(
+def test_purged_changes_stop_the_run_or_reload_every_table(
     on_lost: str,
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,

@@ -137,10 +137,10 @@ def _is_below(process: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.slow
-def test_a_driver_killed_around_its_batches_loses_and_repeats_nothing(
+def test_driver_killed_around_its_batches_loses_and_repeats_nothing(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     start, table = head_of(mysql_server), f"{fresh_database(mysql_server)}.t"
@@ -156,11 +156,11 @@ def test_a_driver_killed_around_its_batches_loses_and_repeats_nothing(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.timing
 @pytest.mark.slow
-def test_a_python_worker_killed_within_a_transaction_is_replaced(
+def test_python_worker_killed_within_a_transaction_is_replaced(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     start, table = head_of(mysql_server), f"{fresh_database(mysql_server)}.t"
@@ -181,11 +181,11 @@ def test_a_python_worker_killed_within_a_transaction_is_replaced(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.timing
 @pytest.mark.slow
-def test_an_executor_killed_within_a_transaction_is_replaced(
+def test_executor_killed_within_a_transaction_is_replaced(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     start, table = head_of(mysql_server), f"{fresh_database(mysql_server)}.t"
@@ -212,10 +212,10 @@ CHANGE = ("_commit_version", "_metadata.row", "_change_type", "id", "n")
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_read_binlog.py::test_a_connection_lost_anywhere_costs_no_row_and_doubles_none"
+    guard="tests/integration/test_read_binlog.py::test_connection_lost_anywhere_loses_and_duplicates_no_row"
 )
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_a_connection_cut_within_a_transaction_is_taken_up_again(
+def test_connection_cut_within_a_transaction_resumes(
     spark: SparkSession,  # noqa: F811
     server: Server,
     fresh_database: FreshDatabase,
@@ -236,10 +236,10 @@ def test_a_connection_cut_within_a_transaction_is_taken_up_again(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.timing
-def test_a_server_restarted_under_a_running_stream_is_waited_for(
+def test_server_restarted_under_a_running_stream_is_waited_for(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
     tmp_path: Path,

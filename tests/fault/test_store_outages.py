@@ -44,7 +44,7 @@ def goes_through(sink: Sink, changes: Changes) -> bool:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("name", ["clickhouse", "mongodb", "redis"])
-def test_a_batch_goes_through_once_its_store_is_back(
+def test_batch_completes_once_its_store_returns(
     name: str, missing_part: MissingPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sinks.mongodb.sink._SELECT_MILLISECONDS_MAX", 500)

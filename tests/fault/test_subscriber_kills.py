@@ -254,12 +254,11 @@ def assert_only_the_tail_repeats(found: list[Delivered], trouble: Trouble) -> in
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_membership.py::"
-    "test_members_that_come_leave_and_die_never_consume_a_shard_at_once"
+    guard="tests/integration/test_membership.py::test_joining_leaving_and_dying_members_never_share_a_shard"
 )
 @pytest.mark.timing
 @pytest.mark.timeout(900)
-def test_whoever_dies_nothing_is_lost_order_holds_and_no_shard_has_two_owners(
+def test_any_killed_member_loses_nothing_keeps_order_and_no_shard_has_two_owners(
     start_server: StartServer, missing_part: MissingPart, tmp_path: Path
 ) -> None:
     server = start_server("mariadb")

@@ -31,7 +31,7 @@ SEEDS_APART = 1_000_000_000
 
 @pytest.mark.timeout(SECONDS + 3 * WAIT_SECONDS_MAX)
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_damaged_logs_stop_by_name_and_in_bounds(
+def test_damaged_logs_are_refused_by_name_within_bounds(
     flavor: str, server_of: Callable[[str], Server], tmp_path: Path
 ) -> None:
     folder = tmp_path / "logs"

@@ -14,7 +14,7 @@ MUTATIONS = 10_000_000
 
 @pytest.mark.long
 @pytest.mark.timeout(24 * 3600)
-def test_ten_million_logs_of_damaged_structure_end_or_stop_by_name() -> None:
+def test_ten_million_damaged_logs_end_or_are_refused_by_name() -> None:
     environment = {"PENSTOCK_KERNEL_MUTATIONS": str(MUTATIONS), "PENSTOCK_SEED": str(SEED or 0)}
     command = [
         "cargo",

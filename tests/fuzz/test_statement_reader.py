@@ -57,7 +57,7 @@ def statement_of(chance: random.Random) -> str:
 
 
 @pytest.mark.timeout(6 * 3600)
-def test_statements_of_any_structure_are_followed_or_put_in_doubt() -> None:
+def test_any_statement_structure_is_followed_or_put_in_doubt() -> None:
     first = sweep_seed(0)
     histories = [SchemaHistory(ServerDefaults(spelling, "utf8mb4", {}, False)) for spelling in SPELLINGS]
     known = 0

@@ -118,7 +118,7 @@ def check(found: list[Any], wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(("flavor", "name"), EVERY)
-def test_every_value_is_what_the_raw_log_gives(
+def test_every_value_equals_that_of_the_raw_log(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
     server, case = server_of(flavor), MATRIX[name]
@@ -174,7 +174,7 @@ def told(batch: Batch, schema: TableSchema, dialect: str, **options: Any) -> lis
     return [json.loads(value) for value in made(batch, schema, dialect, **options)["value"].to_pylist()]
 
 
-def test_what_an_image_lacks_is_left_out(minimal: tuple[str, Batch, TableSchema]) -> None:
+def test_columns_absent_from_an_image_are_omitted(minimal: tuple[str, Batch, TableSchema]) -> None:
     _, batch, schema = minimal
     images = [(one["change"], one["before"], one["after"]) for one in told(batch, schema, "json")]
     assert images == [
@@ -188,7 +188,7 @@ def test_what_an_image_lacks_is_left_out(minimal: tuple[str, Batch, TableSchema]
     ]
 
 
-def test_keys_are_those_of_each_dialect(minimal: tuple[str, Batch, TableSchema]) -> None:
+def test_keys_follow_each_dialect(minimal: tuple[str, Batch, TableSchema]) -> None:
     table, batch, schema = minimal
 
     def keys(dialect: str, *columns: str) -> list[Any]:
@@ -212,7 +212,7 @@ def test_keys_are_those_of_each_dialect(minimal: tuple[str, Batch, TableSchema])
         made(batch, schema, "json", key=["day"])
 
 
-def test_a_moved_key_is_told_by_debezium_as_a_delete_and_an_insert(
+def test_debezium_reports_a_changed_key_as_a_delete_and_an_insert(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -237,7 +237,7 @@ def test_a_moved_key_is_told_by_debezium_as_a_delete_and_an_insert(
     ]
 
 
-def test_rows_that_are_not_as_declared_are_refused_by_name(minimal: tuple[str, Batch, TableSchema]) -> None:
+def test_rows_unlike_their_definition_are_refused_by_name(minimal: tuple[str, Batch, TableSchema]) -> None:
     _, batch, schema = minimal
     wide = replace(schema, columns=tuple(replace(one, type_text="bigint") for one in schema.columns[:1]))
     with pytest.raises(SchemaInvalid, match="`id`"):

@@ -154,7 +154,7 @@ def damaged(log: ClosedLog) -> tuple[list[Event], int]:
     return events_of(log.first), log.rows_events()[ROWS_BEFORE]
 
 
-def test_the_log_is_whole_before_it_is_damaged(copied: ClosedLog) -> None:
+def test_log_is_whole_before_it_is_damaged(copied: ClosedLog) -> None:
     ids: list[int] = []
     for batch in penstock.read_binlog(copied.first.parent, copied.table):
         ids += batch.to_arrow()["id"].to_pylist()
@@ -162,7 +162,7 @@ def test_the_log_is_whole_before_it_is_damaged(copied: ClosedLog) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 4, 5, 19, 25, -5, -1])
-def test_a_flipped_bit_anywhere_in_an_event_is_found(copied: ClosedLog, place: int) -> None:
+def test_flipped_bit_anywhere_in_an_event_is_detected(copied: ClosedLog, place: int) -> None:
     events, index = damaged(copied)
     events[index].content[place] ^= 0x10
     assert_stops(
@@ -170,7 +170,7 @@ def test_a_flipped_bit_anywhere_in_an_event_is_found(copied: ClosedLog, place: i
     )
 
 
-def test_a_flipped_bit_in_the_length_of_an_event_is_found(copied: ClosedLog) -> None:
+def test_flipped_bit_in_an_event_length_is_detected(copied: ClosedLog) -> None:
     events, index = damaged(copied)
     events[index].content[9] ^= 0x10
     ids, problem = read_until_error(write(copied.first, events), copied.table)
@@ -179,7 +179,7 @@ def test_a_flipped_bit_in_the_length_of_an_event_is_found(copied: ClosedLog) -> 
     assert ids == list(range(ROWS_BEFORE))
 
 
-def test_a_file_cut_inside_an_event_is_truncated(copied: ClosedLog) -> None:
+def test_file_cut_inside_an_event_is_truncated(copied: ClosedLog) -> None:
     events, index = damaged(copied)
     offset = events[index].offset
     for size in (offset + 1, offset + 10, offset + 20, offset + len(events[index].content) - 1):
@@ -187,43 +187,43 @@ def test_a_file_cut_inside_an_event_is_truncated(copied: ClosedLog) -> None:
         assert_stops(copied.first, FileTruncated, at=f"{copied.first.name}:{offset}")
 
 
-def test_a_file_cut_between_the_events_of_a_transaction_is_truncated(copied: ClosedLog) -> None:
+def test_file_cut_between_the_events_of_a_transaction_is_truncated(copied: ClosedLog) -> None:
     events, index = damaged(copied)
     end = events[index].offset + len(events[index].content)
     assert_stops(write(copied.first, events[: index + 1]), FileTruncated, at=f"{copied.first.name}:{end}")
 
 
-def test_nothing_of_the_next_file_follows_a_truncated_one(copied: ClosedLog) -> None:
+def test_next_file_is_not_read_after_a_truncated_file(copied: ClosedLog) -> None:
     events, index = damaged(copied)
     end = events[index].offset + len(events[index].content)
     write(copied.first, events[: index + 1])
     assert_stops(copied.first.parent, FileTruncated, at=f"{copied.first.name}:{end}")
 
 
-def test_a_file_that_is_no_binlog_is_told_by_its_magic(copied: ClosedLog) -> None:
+def test_file_that_is_not_a_binlog_is_detected_by_its_magic(copied: ClosedLog) -> None:
     copied.first.write_bytes(b"PK\x03\x04" + copied.first.read_bytes()[4:])
     assert_stops(copied.first, MagicInvalid, at=f"{copied.first.name}:0", ids=[])
 
 
-def test_a_text_file_is_no_binlog(tmp_path: Path) -> None:
+def test_text_file_is_not_a_binlog(tmp_path: Path) -> None:
     path = tmp_path / "notes.000001"
     path.write_text("notes")
     assert_stops(path, MagicInvalid, at="notes.000001:0", ids=[])
 
 
-def test_an_encrypted_file_is_told_by_its_magic(copied: ClosedLog) -> None:
+def test_encrypted_file_is_detected_by_its_magic(copied: ClosedLog) -> None:
     copied.first.write_bytes(b"\xfdbin" + copied.first.read_bytes()[4:])
     assert_stops(copied.first, LogEncrypted, at=f"{copied.first.name}:0", ids=[])
 
 
-def test_a_file_cut_inside_its_first_event_is_truncated(copied: ClosedLog) -> None:
+def test_file_cut_inside_its_first_event_is_truncated(copied: ClosedLog) -> None:
     content = copied.first.read_bytes()
     for size in (1, 3, 4, 10, 23, 60):
         copied.first.write_bytes(content[:size])
         assert_stops(copied.first, FileTruncated, at=f"{copied.first.name}:{size}", ids=[])
 
 
-def test_a_hole_in_the_sequence_of_files_is_named_before_anything_is_read(copied: ClosedLog) -> None:
+def test_gap_in_the_sequence_of_files_is_named_before_anything_is_read(copied: ClosedLog) -> None:
     log, _, digits = copied.second.name.rpartition(".")
     far = copied.second.rename(copied.second.with_name(f"{log}.{int(digits) + 1:06d}"))
     problem = assert_stops(copied.first.parent, SequenceGap, at=f"{copied.first.name}:end", ids=[])
@@ -244,7 +244,7 @@ def test_rows_without_their_table_map_are_refused(copied: ClosedLog) -> None:
     assert_stops(copied.second.parent, TableMapMissing, at=place, ids=[0, 1, 2, 3, 4])
 
 
-def test_an_unknown_event_type_stops_unless_it_may_be_ignored(copied: ClosedLog) -> None:
+def test_unknown_event_type_stops_unless_it_is_ignorable(copied: ClosedLog) -> None:
     events, index = damaged(copied)
     events[index].kind = UNKNOWN
     events[index].sign()
@@ -263,7 +263,7 @@ def test_an_unknown_event_type_stops_unless_it_may_be_ignored(copied: ClosedLog)
     assert ids == [0, 1, 2, 4]
 
 
-def test_a_logged_incident_stops(copied: ClosedLog) -> None:
+def test_logged_incident_stops_the_reader(copied: ClosedLog) -> None:
     events, index = damaged(copied)
     event = events[index]
     event.kind = INCIDENT
@@ -274,7 +274,7 @@ def test_a_logged_incident_stops(copied: ClosedLog) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
-def test_compression_that_ends_too_early_is_truncated(copied: ClosedLog, compress: Any) -> None:
+def test_truncated_compression_is_reported(copied: ClosedLog, compress: Any) -> None:
     suffix = ".gz" if compress is gzip.compress else ".zst"
     whole = compress(copied.first.read_bytes())
     packed = Path(f"{copied.first}{suffix}")
@@ -287,7 +287,7 @@ def test_compression_that_ends_too_early_is_truncated(copied: ClosedLog, compres
     assert ids == list(range(len(ids)))
 
 
-def test_a_compressed_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_compressed_file_is_refused(tmp_path: Path) -> None:
     for suffix in ("gz", "zst"):
         path = tmp_path / f"bin.000001.{suffix}"
         path.write_bytes(b"\xfebin" * 100)
@@ -297,7 +297,7 @@ def test_a_compressed_file_that_is_none_is_refused(tmp_path: Path) -> None:
         assert caught.value.hint
 
 
-def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceMissing, match=r"bin\.000001"):
         list(penstock.read_binlog(tmp_path / "bin.000001"))
 
@@ -327,7 +327,7 @@ def first_table_map(path: Path) -> str:
     return f"{path.name}:{offset}"
 
 
-def test_without_a_schema_nothing_is_guessed(nameless: Server) -> None:
+def test_missing_schema_is_never_guessed(nameless: Server) -> None:
     file = nameless_file(nameless)
     problem = assert_stops(file, SchemaUnknown, at=first_table_map(file), ids=[])
     assert "binlog_row_metadata" in str(problem.hint)
@@ -344,7 +344,7 @@ def test_without_a_schema_nothing_is_guessed(nameless: Server) -> None:
         "id INT PRIMARY KEY, name VARCHAR(200)",
     ],
 )
-def test_a_schema_file_that_does_not_fit_is_refused(nameless: Server, tmp_path: Path, columns: str) -> None:
+def test_schema_file_that_does_not_match_is_refused(nameless: Server, tmp_path: Path, columns: str) -> None:
     file = nameless_file(nameless)
     schemas = tmp_path / "shop.sql"
     schemas.write_text(f"USE shop; CREATE TABLE orders ({columns}) CHARACTER SET utf8mb4;")
@@ -352,7 +352,7 @@ def test_a_schema_file_that_does_not_fit_is_refused(nameless: Server, tmp_path: 
     assert "orders" in problem.message
 
 
-def test_a_schema_file_that_fits_is_taken(nameless: Server, tmp_path: Path) -> None:
+def test_schema_file_that_matches_is_accepted(nameless: Server, tmp_path: Path) -> None:
     schemas = tmp_path / "shop.sql"
     schemas.write_text(
         "USE shop; CREATE TABLE orders (id INT PRIMARY KEY, name VARCHAR(20)) CHARACTER SET utf8mb4;"
@@ -362,7 +362,7 @@ def test_a_schema_file_that_fits_is_taken(nameless: Server, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["{", "[]x", '{"format": 99}', '[{"database": "shop"}]'])
-def test_a_schema_file_that_is_none_is_refused(nameless: Server, tmp_path: Path, text: str) -> None:
+def test_invalid_schema_file_is_refused(nameless: Server, tmp_path: Path, text: str) -> None:
     schemas = tmp_path / "schemas.json"
     schemas.write_text(text)
     with pytest.raises(SchemaInvalid):
@@ -391,7 +391,7 @@ def in_statement_format(
         yield server
 
 
-def test_a_change_logged_as_a_statement_stops(in_statement_format: Server) -> None:
+def test_change_logged_as_a_statement_stops_the_reader(in_statement_format: Server) -> None:
     server = in_statement_format
     for source in (server.binlog_files(), server.url()):
         ids, problem = read_until_error(source, "shop.orders")
@@ -402,14 +402,16 @@ def test_a_change_logged_as_a_statement_stops(in_statement_format: Server) -> No
         assert "binlog_format" in str(problem.hint)
 
 
-def test_a_statement_that_changes_another_table_stops_nobody(in_statement_format: Server) -> None:
+def test_statement_that_changes_another_table_stops_no_reader(in_statement_format: Server) -> None:
     server = in_statement_format
     with pytest.raises(StatementLogged, match=r"shop\.other"):
         list(penstock.read_binlog(server.binlog_files(), "shop.other"))
     assert list(penstock.read_binlog(server.binlog_files(), "shop.nothing")) == []
 
 
-def test_what_servers_log_of_statements_stops_the_readers_it_concerns(in_statement_format: Server) -> None:
+def test_statement_changes_logged_by_servers_stop_the_readers_of_their_tables(
+    in_statement_format: Server,
+) -> None:
     server = in_statement_format
     mariadb = server.flavor.startswith("mariadb")
     loaded = Path(str(server.sql("SELECT @@datadir")[0][0])) / "it's.csv"
@@ -458,7 +460,7 @@ def test_what_servers_log_of_statements_stops_the_readers_it_concerns(in_stateme
 # --- Live servers ---------------------------------------------------------------------------
 
 
-def test_damage_on_a_servers_disk_is_found_in_the_stream(start_server: StartServer) -> None:
+def test_damage_on_the_disk_of_a_server_is_detected_in_the_stream(start_server: StartServer) -> None:
     server = start_server("mysql", source_verify_checksum=False)
     server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, name VARCHAR(20))")
     server.sql("FLUSH BINARY LOGS")

@@ -53,7 +53,7 @@ def served(made: Corpus) -> Iterator[Server]:
         yield server
 
 
-def test_a_corpus_holds_what_its_workload_promises(made: Corpus) -> None:
+def test_corpus_contains_the_rows_promised_by_its_workload(made: Corpus) -> None:
     assert made.path.stat().st_size == made.bytes >= corpora.SIZES[SIZE]
     assert made.rows == sum(made.rows_by_table.values()) == sum(made.rows_by_kind.values())
     assert {table.removeprefix("bench.") for table in made.tables} <= set(workload(made.name).tables)
@@ -63,7 +63,7 @@ def test_a_corpus_holds_what_its_workload_promises(made: Corpus) -> None:
     assert low <= rows_per_transaction <= high
 
 
-def test_an_edited_workload_is_made_again_but_not_for_its_line_breaks() -> None:
+def test_edited_workload_is_generated_again_but_not_for_line_breaks() -> None:
     narrow = workload("narrow")
     wrapped = dataclasses.replace(narrow, seed=tuple(text.replace(" ", "\n") for text in narrow.seed))
     edited = dataclasses.replace(narrow, seed=(*narrow.seed, "SELECT 1"))
@@ -79,7 +79,7 @@ def test_every_peer_has_a_title_and_a_verb() -> None:
 @pytest.mark.deep(keep=("narrow-python_mysql_replication-decode_stream",))
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "verb"), OFFERED)
-def test_a_peer_agrees_with_the_counts_of_the_servers_own_tool(
+def test_peer_agrees_with_the_counts_of_the_servers_own_tool(
     name: str, verb: str, made: Corpus, served: Server, missing_part: MissingPart
 ) -> None:
     if (why := can_run(name)) is not None:
@@ -91,7 +91,7 @@ def test_a_peer_agrees_with_the_counts_of_the_servers_own_tool(
     assert outcome.version
 
 
-def test_a_peer_that_leaves_rows_out_is_named() -> None:
+def test_peer_that_skips_rows_is_named() -> None:
     made = corpus("narrow", SIZE)
     with pytest.raises(CountsDiffer, match=rf"somebody saw 1 changes in .* which has {made.rows}"):
         check_rows("somebody", 1, made.rows, made)
@@ -100,7 +100,7 @@ def test_a_peer_that_leaves_rows_out_is_named() -> None:
 @pytest.mark.deep(keep=("changes_to_redis", "commit_to_log", "log_to_position"))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", case_names())
-def test_a_case_runs_to_its_end_and_is_written_down(name: str, tmp_path: Path) -> None:
+def test_case_runs_to_its_end_and_is_recorded(name: str, tmp_path: Path) -> None:
     # What the peers make of the other corpora is tested above.
     options = Options(SIZE, 1, ("wide",), SECONDS_MAX)
     result = run_case(name, options)
@@ -112,7 +112,7 @@ def test_a_case_runs_to_its_end_and_is_written_down(name: str, tmp_path: Path) -
     assert result.title in page.read_text()
 
 
-def test_a_page_states_machine_command_and_whether_a_target_is_met(tmp_path: Path) -> None:
+def test_page_states_machine_command_and_whether_a_target_is_met(tmp_path: Path) -> None:
     lines = [
         Line("narrow", "a slow peer", {"rows/s": 10.0}, 9.0, Target(8)),
         Line("narrow", "a fast peer", {"rows/s": 100.0}, 0.9, Target(2)),

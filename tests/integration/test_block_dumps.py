@@ -113,7 +113,7 @@ def transactions_of(path: Path) -> list[dict[str, Any]]:
     return [row for batches in decoded.batches.values() for batch in batches for row in batch.to_pylist()]
 
 
-def test_a_dump_is_the_servers_own_files_byte_for_byte(server: Server, history: list[Path]) -> None:
+def test_dump_equals_the_servers_files_byte_for_byte(server: Server, history: list[Path]) -> None:
     cutting = dump_of(server, history)
     assert len(history) >= 3
     assert [part.file for part in cutting.parts] == [path.name for path in history]
@@ -127,7 +127,7 @@ def test_a_dump_is_the_servers_own_files_byte_for_byte(server: Server, history: 
         assert part.format_description[19:-4] == content[4 + 19 : part.offset - 4]
 
 
-def test_records_say_what_the_decoder_says_of_the_same_files(server: Server, history: list[Path]) -> None:
+def test_block_records_agree_with_the_decoder(server: Server, history: list[Path]) -> None:
     cutting = dump_of(server, history, block_bytes=4096)
     for part, path in zip(cutting.parts, history, strict=True):
         rows = transactions_of(path)
@@ -153,7 +153,7 @@ def test_records_say_what_the_decoder_says_of_the_same_files(server: Server, his
     assert any(record.event_index > 0 for part in cutting.parts for record in part.records)
 
 
-def test_the_gtid_set_is_the_servers_own(server: Server, history: list[Path]) -> None:
+def test_gtid_set_equals_that_of_the_server(server: Server, history: list[Path]) -> None:
     cutter = dump(server, Position(0, history[0].name, 4)).cutter
     with connect(ServerAddress.parse(server.url())) as connection:
         assert cutter.gtid_set == connection.executed().text
@@ -163,7 +163,7 @@ def test_the_gtid_set_is_the_servers_own(server: Server, history: list[Path]) ->
     assert cutter.last_gtid == rows[-1]["gtid"]
 
 
-def test_statements_are_those_that_the_decoder_hands_out(server: Server, history: list[Path]) -> None:
+def test_statements_equal_those_of_the_decoder(server: Server, history: list[Path]) -> None:
     cutting = dump_of(server, history)
     for part, path in zip(cutting.parts, history, strict=True):
         expected = [
@@ -178,7 +178,7 @@ def offset_of(position: str) -> int:
     return int(position.rpartition(":")[2])
 
 
-def test_a_dump_goes_on_where_another_one_ended(server: Server, history: list[Path]) -> None:
+def test_dump_continues_where_another_ended(server: Server, history: list[Path]) -> None:
     whole = dump_of(server, history, block_bytes=1)
     for number, part in each(enumerate(whole.parts)):
         boundaries = [record.end for record in part.records if record.flags & 2]
@@ -211,7 +211,7 @@ def upto(part: Part, end: int) -> list[Any]:
     return [record for record in part.records if record.end <= end]
 
 
-def test_the_servers_own_tools_read_segments(server: Server, history: list[Path], tmp_path: Path) -> None:
+def test_servers_own_tools_read_segments(server: Server, history: list[Path], tmp_path: Path) -> None:
     cutting = dump_of(server, history, block_bytes=20_000)
     for part, path in each(zip(cutting.parts, history, strict=True)):
         content = path.read_bytes()
@@ -272,9 +272,9 @@ def test_read_binlog_reads_a_segment_as_a_file(server: Server, history: list[Pat
 
 
 @pytest.mark.deep(
-    guard="tests/integration/traps/test_streams.py::test_events_over_sixteen_mebibytes_give_their_rows"
+    guard="tests/integration/traps/test_streams.py::test_events_over_sixteen_mebibytes_return_their_rows"
 )
-def test_events_over_sixteen_mebibytes_come_out_whole(start_server: StartServer) -> None:
+def test_events_over_sixteen_mebibytes_are_returned_whole(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         log = "innodb_redo_log_capacity" if flavor == "mysql" else "innodb_log_file_size"
         server = start_server(flavor, max_allowed_packet="256M", **{log: "512M"})
@@ -290,7 +290,7 @@ def test_events_over_sixteen_mebibytes_come_out_whole(start_server: StartServer)
 
 
 @pytest.mark.deep(guard="tests/integration/test_block_dumps.py::test_read_binlog_reads_a_segment_as_a_file")
-def test_logs_of_every_checksum_and_gtid_setting_pass(start_server: StartServer) -> None:
+def test_logs_of_every_checksum_and_gtid_setting_are_accepted(start_server: StartServer) -> None:
     settings: list[tuple[str, dict[str, Any]]] = [
         ("mysql", {"binlog_checksum": "NONE"}),
         ("mysql", {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF", "binlog_format": "MIXED"}),
@@ -316,7 +316,7 @@ def test_logs_of_every_checksum_and_gtid_setting_pass(start_server: StartServer)
         server.close()
 
 
-def test_the_marks_of_semi_synchronous_replication_are_taken_off(
+def test_semi_sync_marks_are_removed(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase
 ) -> None:
     server = server_of("mariadb")

@@ -68,7 +68,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator
 # --- Batches --------------------------------------------------------------------------------
 
 
-def test_batches_are_counted_from_one_acknowledged_in_order_and_come_again_after_a_rollback(
+def test_batches_are_numbered_from_one_acknowledged_in_order_and_redelivered_after_a_rollback(
     daemon: DaemonProcess, server: Server
 ) -> None:
     with connect(daemon) as client:
@@ -125,7 +125,7 @@ def test_batches_are_counted_from_one_acknowledged_in_order_and_come_again_after
         assert client.get() == (-1, [])
 
 
-def test_a_rollback_takes_younger_batches_along(daemon: DaemonProcess, server: Server) -> None:
+def test_rollback_includes_later_batches(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as client:
         client.subscribe()
         ids = write(server, daemon, 3)
@@ -141,7 +141,7 @@ def test_a_rollback_takes_younger_batches_along(daemon: DaemonProcess, server: S
         assert client.get() == (-1, [])
 
 
-def test_headers_say_where_an_entry_stands_in_the_servers_log(daemon: DaemonProcess, server: Server) -> None:
+def test_headers_hold_the_position_in_the_servers_log(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as client:
         client.subscribe("canal_p\\.t")
         before, begun = head_of(server), time.time()
@@ -167,7 +167,7 @@ def test_headers_say_where_an_entry_stands_in_the_servers_log(daemon: DaemonProc
         assert client.get() == (-1, [])
 
 
-def test_a_transaction_may_take_many_batches_and_is_durable_at_its_end(
+def test_transaction_may_span_many_batches_and_is_durable_at_its_end(
     daemon: DaemonProcess, server: Server
 ) -> None:
     with connect(daemon) as client:
@@ -194,7 +194,7 @@ def test_a_transaction_may_take_many_batches_and_is_durable_at_its_end(
     assert checkpoint_of(daemon, client).position == str(head_of(server))
 
 
-def test_whatever_is_acknowledged_given_back_and_lost_every_entry_comes_in_order(
+def test_any_mix_of_acks_rollbacks_and_losses_delivers_every_entry_in_order(
     daemon: DaemonProcess, server: Server
 ) -> None:
     chance, numbers = random.Random(11), itertools.count(100_000)
@@ -241,7 +241,7 @@ def test_whatever_is_acknowledged_given_back_and_lost_every_entry_comes_in_order
 # --- Waiting --------------------------------------------------------------------------------
 
 
-def test_a_get_waits_as_long_as_it_says_and_holds_up_nobody(daemon: DaemonProcess, server: Server) -> None:
+def test_waiting_get_times_out_and_blocks_no_other_client(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as waiting, connect(daemon) as forever, connect(daemon) as other:
         for client in (waiting, forever, other):
             client.subscribe("canal_p\\..*")
@@ -283,7 +283,9 @@ def test_a_get_waits_as_long_as_it_says_and_holds_up_nobody(daemon: DaemonProces
             assert drain(again) == ids
 
 
-def test_who_does_not_take_what_it_asked_for_holds_up_nobody(daemon: DaemonProcess, server: Server) -> None:
+def test_client_that_does_not_read_its_response_blocks_no_other_client(
+    daemon: DaemonProcess, server: Server
+) -> None:
     with connect(daemon) as stalled, connect(daemon) as other:
         stalled.subscribe()
         other.subscribe()
@@ -319,7 +321,7 @@ def test_waiting_get_is_answered_when_a_row_arrives(daemon: DaemonProcess, serve
             drain(client)
 
 
-def test_a_client_that_writes_in_small_pieces_is_not_kept_waiting_for_its_own_system(
+def test_client_with_small_writes_is_not_delayed_by_nagle(
     daemon: DaemonProcess,
 ) -> None:
     with connect(daemon) as client:
@@ -372,9 +374,7 @@ def test_each_client_has_its_own_cursor_and_filter(daemon: DaemonProcess, server
             assert drain(one) == [*in_t, in_u[0]]
 
 
-def test_only_who_has_subscribed_is_served_until_it_unsubscribes(
-    daemon: DaemonProcess, server: Server
-) -> None:
+def test_client_is_served_only_while_it_is_subscribed(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as client:
         for ask in (client.get, lambda: client.ack(1) or client.expect_ack()):
             with pytest.raises(Refused, match=r"ClientIdentity:.*should subscribe first"):
@@ -405,7 +405,7 @@ def test_only_who_has_subscribed_is_served_until_it_unsubscribes(
         ("shop", "", 401, "null"),
     ],
 )
-def test_a_name_that_means_nothing_is_refused_in_canal_s_words(
+def test_unknown_destination_is_refused_in_canals_words(
     daemon: DaemonProcess, destination: str, client_id: str, code: int, text: str
 ) -> None:
     with CanalClient(daemon.ports["canal"], destination, client_id).log_in() as client:
@@ -416,7 +416,7 @@ def test_a_name_that_means_nothing_is_refused_in_canal_s_words(
             assert text in refused.value.text
 
 
-def test_the_newest_connection_has_the_client(daemon: DaemonProcess, server: Server) -> None:
+def test_newest_connection_owns_the_client(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as old, connect(daemon, int(old.client_id)) as new:
         old.subscribe()
         ids = write(server, daemon, 4)
@@ -432,7 +432,7 @@ def test_the_newest_connection_has_the_client(daemon: DaemonProcess, server: Ser
     assert f"client=canal-{old.client_id} destination=shop now=" in daemon.said()
 
 
-def test_a_client_that_leaves_is_not_waited_for(daemon: DaemonProcess) -> None:
+def test_disconnected_client_is_not_waited_for(daemon: DaemonProcess) -> None:
     client = connect(daemon)
     client.subscribe()
     client.ask(1000, 0, 2)
@@ -441,7 +441,7 @@ def test_a_client_that_leaves_is_not_waited_for(daemon: DaemonProcess) -> None:
     until_gone(daemon, client)
 
 
-def test_a_checkpoint_that_is_set_by_hand_moves_a_client(daemon: DaemonProcess, server: Server) -> None:
+def test_checkpoint_set_by_hand_moves_a_client(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as client:
         client.subscribe("canal_p\\.t")
         position = head_of(server)
@@ -470,7 +470,7 @@ def flat_messages(daemon: DaemonProcess, table: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_a_header_has_the_executed_transactions_where_the_instance_says_so(
+def test_header_has_the_executed_transactions_if_configured(
     server: Server, tmp_path: Path, is_told: bool
 ) -> None:
     settings = settings_of(server, canal_start="earliest")
@@ -504,7 +504,7 @@ def test_a_header_has_the_executed_transactions_where_the_instance_says_so(
     assert [one["gtid"] for one in lines] == [seen[1].header.gtid, seen[4].header.gtid]
 
 
-def test_who_leaves_while_he_waits_is_let_go_whatever_he_has_asked_besides(daemon: DaemonProcess) -> None:
+def test_disconnect_while_waiting_releases_the_client(daemon: DaemonProcess) -> None:
     with connect(daemon) as client:
         client.subscribe("canal_p\\.nothing")
         client.ask(size=1000, timeout=0)

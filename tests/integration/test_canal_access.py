@@ -107,7 +107,7 @@ def ends(client: CanalClient) -> bool:
         ("other", "canal"),
     ],
 )
-def test_who_proves_no_password_may_try_again_and_nothing_else(
+def test_unauthenticated_client_may_only_retry_its_password(
     daemon: DaemonProcess, user: str, password: str | bytes
 ) -> None:
     with connect(daemon, "13") as client:
@@ -121,7 +121,7 @@ def test_who_proves_no_password_may_try_again_and_nothing_else(
         assert client.get()[0] > 0
 
 
-def test_a_proof_is_good_for_its_own_connection_only(daemon: DaemonProcess) -> None:
+def test_password_proof_is_valid_for_its_own_connection_only(daemon: DaemonProcess) -> None:
     with connect(daemon) as one, connect(daemon) as other:
         assert one.seed != other.seed
         assert (len(one.seed), len(other.seed)) == (8, 8)
@@ -133,7 +133,7 @@ def test_a_proof_is_good_for_its_own_connection_only(daemon: DaemonProcess) -> N
             other = connect(daemon).log_in("canal", "wrong")
 
 
-def test_who_goes_on_guessing_is_put_out_and_told_of(daemon: DaemonProcess) -> None:
+def test_repeated_wrong_passwords_close_the_connection_and_are_logged(daemon: DaemonProcess) -> None:
     with connect(daemon) as client:
         for _ in range(CANAL_GREETINGS_MAX):
             with pytest.raises(Refused):
@@ -143,7 +143,7 @@ def test_who_goes_on_guessing_is_put_out_and_told_of(daemon: DaemonProcess) -> N
     assert "error=AuthenticationFailed" in daemon.said()
 
 
-def test_who_names_a_destination_with_the_password_has_subscribed(
+def test_destination_in_the_authentication_packet_subscribes_the_client(
     daemon: DaemonProcess, server: Server
 ) -> None:
     more = {"destination": "shop", "client_id": "12", "filter": "canal_a\\.open"}
@@ -153,7 +153,7 @@ def test_who_names_a_destination_with_the_password_has_subscribed(
         client.log_in("canal", "canal", **more | {"destination": "shoe"})
 
 
-def test_an_account_sees_what_it_may(daemon: DaemonProcess, server: Server) -> None:
+def test_account_sees_only_permitted_tables(daemon: DaemonProcess, server: Server) -> None:
     number = next(_ids)
     both = "; ".join(f"INSERT INTO canal_a.{table} VALUES ({number})" for table in ("secret", "open"))
     server.sql(f"BEGIN; {both}; COMMIT; ALTER TABLE canal_a.secret COMMENT 'x'")
@@ -171,7 +171,7 @@ def test_an_account_sees_what_it_may(daemon: DaemonProcess, server: Server) -> N
                 ask()
 
 
-def test_the_text_of_a_statement_is_kept_from_who_does_not_see_every_table_that_it_changes(
+def test_statement_text_is_hidden_from_accounts_that_do_not_see_all_its_tables(
     daemon: DaemonProcess, server: Server
 ) -> None:
     server.sql("CREATE TABLE canal_a.vault (id INT PRIMARY KEY, word TEXT)")
@@ -194,7 +194,7 @@ def test_the_text_of_a_statement_is_kept_from_who_does_not_see_every_table_that_
     server.sql("DROP TABLE canal_a.vault")
 
 
-def test_an_account_is_sent_no_more_than_its_quota(daemon: DaemonProcess, server: Server) -> None:
+def test_account_is_throttled_to_its_quota(daemon: DaemonProcess, server: Server) -> None:
     for number in range(6):
         server.sql(f"INSERT INTO canal_a.wide VALUES ({number}, REPEAT('x', 100000))")
     write(server, daemon)
@@ -212,7 +212,7 @@ def test_an_account_is_sent_no_more_than_its_quota(daemon: DaemonProcess, server
         assert (shown["rows"], shown["bytes"] > 600_000) == (6, True)
 
 
-def test_plain_passwords_and_tls_where_the_settings_say_so(
+def test_plain_passwords_and_tls_are_accepted_if_configured(
     tmp_path: Path, server: Server, daemon: DaemonProcess
 ) -> None:
     certificate.make(tmp_path / "tls")
@@ -263,7 +263,7 @@ def garbage() -> Iterator[bytes]:
     yield struct.pack(">I", 16) + b"\x00" * 16
 
 
-def test_garbage_closes_its_own_connection_and_no_other(daemon: DaemonProcess, server: Server) -> None:
+def test_garbage_closes_only_its_own_connection(daemon: DaemonProcess, server: Server) -> None:
     before = len(daemon.said())
     resident = daemon.resident_bytes()
     with connect(daemon, "30").log_in("canal", "canal").subscribe() as calm:
@@ -298,17 +298,15 @@ def test_garbage_closes_its_own_connection_and_no_other(daemon: DaemonProcess, s
     assert daemon.resident_bytes() < RESIDENT_BYTES_MAX
 
 
-def test_a_large_greeting_is_refused_before_it_is_read(daemon: DaemonProcess) -> None:
+def test_oversized_handshake_is_refused_before_it_is_read(daemon: DaemonProcess) -> None:
     with connect(daemon) as client:
         body = PROTO["ClientAuth"](username="x" * 100_000).SerializeToString()
         client.send_bytes(PROTO["Packet"](type=CLIENTAUTHENTICATION, body=body).SerializeToString())
         assert ends(client)
 
 
-@pytest.mark.deep(
-    guard="tests/integration/test_listeners.py::test_who_says_it_a_byte_at_a_time_is_let_go_in_time"
-)
-def test_who_says_nothing_or_too_slowly_is_put_out(daemon: DaemonProcess, server: Server) -> None:
+@pytest.mark.deep(guard="tests/integration/test_listeners.py::test_slow_client_is_disconnected_in_time")
+def test_silent_or_slow_client_is_disconnected(daemon: DaemonProcess, server: Server) -> None:
     begun = time.monotonic()
     silent = [connect(daemon) for _ in range(50)]
     slow = connect(daemon).log_in("canal", "canal")
@@ -335,7 +333,7 @@ def drip(client: CanalClient) -> None:
         client.close()
 
 
-def test_a_client_is_put_out_when_it_is_silent_for_as_long_as_it_has_said(daemon: DaemonProcess) -> None:
+def test_client_is_disconnected_after_its_requested_idle_timeout(daemon: DaemonProcess) -> None:
     begun = time.monotonic()
     # Whoever subscribes while it logs in has no more to say; without a time of its own it had an hour.
     more = {"net_read_timeout": 300, "net_write_timeout": 300, "destination": "shop", "client_id": "1001"}

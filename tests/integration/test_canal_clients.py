@@ -178,7 +178,7 @@ def daemon(
 @pytest.mark.deep(keep=("python-mysql",))
 @pytest.mark.parametrize("flavor", FLAVORS)
 @pytest.mark.parametrize("name", PEERS)
-def test_a_client_receives_every_type_and_statement_as_the_server_holds_it(
+def test_client_receives_every_type_and_statement_as_on_the_server(
     name: str,
     flavor: str,
     daemon: DaemonProcess,

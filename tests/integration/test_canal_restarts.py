@@ -35,7 +35,7 @@ def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
     found.sql("DROP DATABASE canal_r")
 
 
-def test_a_daemon_killed_midway_repeats_at_most_what_was_not_durable(tmp_path: Path, server: Server) -> None:
+def test_killed_daemon_repeats_at_most_undurable_batches(tmp_path: Path, server: Server) -> None:
     with DaemonProcess(tmp_path, settings_of(server, canal_start="earliest")) as daemon:
         ids = write(server, daemon, 400, "canal_r.t")
         found: list[str] = []
@@ -72,7 +72,7 @@ def test_a_daemon_killed_midway_repeats_at_most_what_was_not_durable(tmp_path: P
             assert drain(client) == ids
 
 
-def test_another_daemon_takes_a_client_over(tmp_path: Path, server: Server) -> None:
+def test_another_daemon_takes_over_a_client(tmp_path: Path, server: Server) -> None:
     settings = settings_of(server) | {"coordination": f"sqlite:///{tmp_path}/shared.db"}
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
@@ -103,7 +103,7 @@ def test_another_daemon_takes_a_client_over(tmp_path: Path, server: Server) -> N
             assert "taken over from another daemon" in two.said()
 
 
-def test_a_client_may_come_before_the_first_change_and_sees_the_clock_of_its_zone(
+def test_client_may_connect_before_the_first_change_and_sees_its_zones_clock(
     tmp_path: Path, server: Server
 ) -> None:
     server.sql("CREATE TABLE canal_r.clock (id INT, at TIMESTAMP(2), day DATETIME)")
@@ -125,7 +125,7 @@ def test_a_client_may_come_before_the_first_change_and_sees_the_clock_of_its_zon
         assert row == {"id": "1", "at": "2026-02-28 20:30:00.00", "day": "2026-03-01 00:00:00"}
 
 
-def test_a_client_whose_new_filter_could_not_be_kept_is_still_its_sessions_alone(
+def test_client_whose_new_filter_was_not_stored_still_belongs_to_its_session(
     tmp_path: Path, server: Server
 ) -> None:
     with DaemonProcess(tmp_path, settings_of(server, canal_start="earliest")) as daemon:
@@ -146,7 +146,7 @@ def test_a_client_whose_new_filter_could_not_be_kept_is_still_its_sessions_alone
             assert number < 3
 
 
-def test_who_has_unsubscribed_follows_no_longer_and_may_begin_again(tmp_path: Path, server: Server) -> None:
+def test_unsubscribed_client_stops_following_and_may_start_again(tmp_path: Path, server: Server) -> None:
     with DaemonProcess(tmp_path, settings_of(server, canal_start="earliest")) as daemon:
         ids = write(server, daemon, 3, "canal_r.t")
         with connect(daemon, 7) as client:

@@ -20,7 +20,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 
-def test_a_server_says_who_it_is(server: Server) -> None:
+def test_server_identifies_itself(server: Server) -> None:
     with connect(ServerAddress.parse(server.url())) as connection:
         identity = connection.identity()
     assert identity.flavor == server.family
@@ -47,25 +47,25 @@ def test_head_and_executed_gtids_move_with_each_commit(server: Server, fresh_dat
     assert not any(log.encrypted for log in logs)
 
 
-def test_a_socket_file_serves_as_well_as_tcp(server: Server) -> None:
+def test_socket_file_serves_as_well_as_tcp(server: Server) -> None:
     over_socket = ServerAddress(user="root", unix_socket=str(server.socket))
     with connect(over_socket) as one, connect(ServerAddress.parse(server.url())) as other:
         assert one.identity() == other.identity()
 
 
-def test_a_wrong_password_is_refused_by_name(server: Server) -> None:
+def test_wrong_password_is_refused_by_name(server: Server) -> None:
     address = ServerAddress.parse(server.url(), password="not the password")
     with pytest.raises(AuthenticationFailed) as refused:
         connect(address)
     assert "not the password" not in str(refused.value)
 
 
-def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
+def test_closed_port_is_reported_as_a_lost_connection() -> None:
     with pytest.raises(ConnectionLost):
         connect(ServerAddress(port=1))
 
 
-def test_a_missing_privilege_is_named(server: Server) -> None:
+def test_missing_privilege_is_named(server: Server) -> None:
     server.sql("DROP USER IF EXISTS poor; CREATE USER poor IDENTIFIED BY 'x-1-Y-2'")
     privilege = "BINLOG MONITOR" if server.family == "mariadb" else "REPLICATION CLIENT"
     with (
@@ -79,7 +79,7 @@ def test_a_missing_privilege_is_named(server: Server) -> None:
         assert connection.head().file == server.binlog_files()[-1].name
 
 
-def test_a_full_server_is_busy(start_server: StartServer) -> None:
+def test_server_without_free_connections_is_busy(start_server: StartServer) -> None:
     server = start_server("mariadb", max_connections=10, extra_max_connections=1)
     address = ServerAddress.parse(server.url())
     with contextlib.ExitStack() as held:
@@ -99,7 +99,7 @@ def test_a_full_server_is_busy(start_server: StartServer) -> None:
             held.enter_context(connect(address))
 
 
-def test_a_server_without_a_binlog_says_so(start_server: StartServer) -> None:
+def test_server_without_a_binlog_is_reported(start_server: StartServer) -> None:
     server = start_server("mariadb", **{"skip-log-bin": None})
     with connect(ServerAddress.parse(server.url())) as connection:
         with pytest.raises(ServerUnsupported):
@@ -109,7 +109,7 @@ def test_a_server_without_a_binlog_says_so(start_server: StartServer) -> None:
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
-def test_tls_is_checked_as_far_as_its_mode_says(start_server: StartServer, flavor: str) -> None:
+def test_tls_is_verified_as_its_mode_requires(start_server: StartServer, flavor: str) -> None:
     server = start_server(flavor, tls=True)
     address = ServerAddress.parse(server.url())
     ca = str(server.tls_authority)
@@ -133,13 +133,13 @@ def test_tls_is_checked_as_far_as_its_mode_says(start_server: StartServer, flavo
         cipher(Tls("verify_ca", ca + ".missing"))
 
 
-def test_a_server_that_wants_tls_refuses_plain_connections(start_server: StartServer) -> None:
+def test_server_that_requires_tls_refuses_plain_connections(start_server: StartServer) -> None:
     server = start_server("mysql", tls=True, require_secure_transport=True)
     with pytest.raises(TlsFailed, match="ssl_mode"):
         connect(replace(ServerAddress.parse(server.url()), tls=Tls("disabled")))
 
 
-def test_the_socket_outlives_the_session_that_opened_it(server: Server) -> None:
+def test_socket_outlives_the_session_that_opened_it(server: Server) -> None:
     connection = connect(ServerAddress.parse(server.url()))
     stream, read_ahead = connection.release_socket()
     connection.close()

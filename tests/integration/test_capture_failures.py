@@ -99,7 +99,7 @@ def capturing_into(
 # --- The log ----------------------------------------------------------------------------------
 
 
-def test_a_disk_that_fails_and_heals_costs_a_pause_and_no_byte(
+def test_disk_failure_that_heals_pauses_capture_and_loses_no_byte(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -120,7 +120,7 @@ def test_a_disk_that_fails_and_heals_costs_a_pause_and_no_byte(
     assert capture.snapshot().state is State.CLOSED
 
 
-def test_a_capture_that_stopped_serves_on_though_its_log_cannot_be_synced(
+def test_stopped_capture_still_serves_a_log_that_cannot_be_synced(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -148,7 +148,7 @@ def test_a_capture_that_stopped_serves_on_though_its_log_cannot_be_synced(
     assert capture.snapshot().state is State.STOPPED
 
 
-def test_an_idle_log_tells_that_a_sync_in_the_background_failed() -> None:
+def test_idle_log_reports_a_failed_background_sync() -> None:
     disk = SimulatedDisk()
     log = Log.open(FOLDER, SETTINGS.model_copy(update={"fsync": "seconds", "fsync_seconds": 0.01}), disk)
 
@@ -163,7 +163,7 @@ def test_an_idle_log_tells_that_a_sync_in_the_background_failed() -> None:
     log.close()
 
 
-def test_an_abandoned_log_is_free_and_goes_on_where_it_was() -> None:
+def test_abandoned_log_is_unlocked_and_continues_where_it_ended() -> None:
     disk = SimulatedDisk()
     log = Log.open(FOLDER, SETTINGS, disk)
     Captured(log).run()
@@ -177,7 +177,7 @@ def test_an_abandoned_log_is_free_and_goes_on_where_it_was() -> None:
         check_log(again)
 
 
-def test_a_log_that_another_process_still_writes_is_waited_for(tmp_path: Path) -> None:
+def test_log_still_written_by_another_process_is_waited_for(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, NOBODY)
     with Log.open(tmp_path / "shop", settings.log_of("shop")) as other, capturing(settings) as capture:
         status = wait_for_state(capture, State.WAITING)
@@ -194,7 +194,7 @@ def hung_server() -> Iterator[str]:
         yield f"mysql://nobody@127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_server_that_hangs_is_abandoned_for_the_next_one(
+def test_hanging_server_is_abandoned_for_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_ANSWER_SECONDS_MIN", 0.1)
@@ -214,7 +214,7 @@ def test_server_that_hangs_is_abandoned_for_the_next_one(
     assert len(asked) >= 3
 
 
-def test_question_to_a_server_that_hangs_is_asked_once_where_somebody_waits() -> None:
+def test_question_to_a_hanging_server_is_asked_once_for_all_waiters() -> None:
     with hung_server() as source:
         server = ServerSource(SourceOptions(address=ServerAddress.parse(source), instance="shop"))
         questions = []
@@ -230,7 +230,7 @@ def test_question_to_a_server_that_hangs_is_asked_once_where_somebody_waits() ->
     assert len(questions) == 1
 
 
-def test_the_error_that_stopped_a_capture_does_not_grow_with_its_readers(tmp_path: Path) -> None:
+def test_error_that_stopped_a_capture_does_not_grow_with_its_readers(tmp_path: Path) -> None:
     def open_log() -> Log:
         raise LogDamaged("the log is not what was written")
 
@@ -248,7 +248,7 @@ def test_the_error_that_stopped_a_capture_does_not_grow_with_its_readers(tmp_pat
 # --- Definitions ------------------------------------------------------------------------------
 
 
-def test_no_file_of_definitions_stays_open_behind_a_session(
+def test_session_end_closes_every_definitions_file(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -277,7 +277,7 @@ def test_no_file_of_definitions_stays_open_behind_a_session(
     assert opened() == []
 
 
-def test_statements_are_not_gathered_where_nobody_takes_them(
+def test_statements_are_not_buffered_without_a_consumer(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[BlockCutter] = []
@@ -395,7 +395,7 @@ def test_bytes_are_not_stored_before_their_statements_are_applied(tmp_path: Path
         assert log.visible is None or log.visible < every.taken[1]
 
 
-def test_epoch_begins_with_its_first_byte_and_with_no_dump_that_is_refused(tmp_path: Path) -> None:
+def test_epoch_starts_with_its_first_byte_and_not_with_a_refused_dump(tmp_path: Path) -> None:
     file = next(path for path in SMALL_LOGS if path.name == "mysql-9.7-1.binlog")
     begun: list[Position | None] = []
     with Log.open(tmp_path / "shop", SETTINGS) as log:
@@ -415,9 +415,7 @@ def test_epoch_begins_with_its_first_byte_and_with_no_dump_that_is_refused(tmp_p
         assert log.visible is not None
 
 
-def test_an_error_in_midstream_is_not_judged_by_where_the_session_began(
-    server: Server, tmp_path: Path
-) -> None:
+def test_midstream_error_is_not_judged_by_the_start_of_the_session(server: Server, tmp_path: Path) -> None:
     address = ServerAddress.parse(server.url())
     with connect(address) as connection:
         identity = connection.identity()

@@ -84,7 +84,7 @@ def filled(server: Server, database: str, transactions: int) -> DumpStart:
     return start
 
 
-def test_cuts_lose_nothing_and_repeat_nothing(server: Server, fresh_database: FreshDatabase) -> None:
+def test_network_cuts_lose_and_repeat_nothing(server: Server, fresh_database: FreshDatabase) -> None:
     start = filled(server, fresh_database(server), 200)
     address = ServerAddress.parse(server.url())
     reader = Reader(start)
@@ -105,8 +105,10 @@ def test_cuts_lose_nothing_and_repeat_nothing(server: Server, fresh_database: Fr
     assert len(reader.ends) == len(set(reader.ends)) == 200
 
 
-@pytest.mark.deep(guard="tests/fault/test_daemon_kills.py::test_a_server_that_dies_under_load_is_followed_on")
-def test_a_restarted_server_is_followed_on(start_server: StartServer) -> None:
+@pytest.mark.deep(
+    guard="tests/fault/test_daemon_kills.py::test_server_that_dies_under_load_is_followed_after_its_restart"
+)
+def test_restarted_server_is_followed_again(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor)
         server.sql("CREATE DATABASE d")
@@ -141,7 +143,7 @@ def _until(stretch: Stretch, word: bytes, server: Server) -> None:
     raise AssertionError("the stretch ended before the word arrived")
 
 
-def test_tries_are_bounded_and_pauses_double(server: Server) -> None:
+def test_attempts_are_bounded_and_backoff_doubles(server: Server) -> None:
     pauses: list[float] = []
     with Proxy(server.port) as proxy:
         proxy.refuse()
@@ -153,7 +155,7 @@ def test_tries_are_bounded_and_pauses_double(server: Server) -> None:
     assert all(pause <= RECONNECT.bound(number) for number, pause in enumerate(pauses, 1))
 
 
-def test_progress_gives_back_the_tries(server: Server, fresh_database: FreshDatabase) -> None:
+def test_progress_resets_the_attempts(server: Server, fresh_database: FreshDatabase) -> None:
     start = filled(server, fresh_database(server), RECONNECT_TRIES_MAX * 3)
     address = ServerAddress.parse(server.url())
     reader = Reader(start)
@@ -170,13 +172,13 @@ def test_progress_gives_back_the_tries(server: Server, fresh_database: FreshData
     assert max(pauses) <= RECONNECT.first
 
 
-def test_a_wrong_password_is_not_tried_again(server: Server) -> None:
+def test_wrong_password_is_not_retried(server: Server) -> None:
     address = replace(ServerAddress.parse(server.url()), password=Secret("wrong"))
     with pytest.raises(AuthenticationFailed):
         next(follow(address, DumpStart(gtid_set=""), lambda: None, pause=_never))
 
 
-def test_a_purged_position_is_not_tried_again(start_server: StartServer) -> None:
+def test_purged_position_is_not_retried(start_server: StartServer) -> None:
     server = start_server("mysql")
     start = start_of(server)
     server.sql("FLUSH BINARY LOGS")
@@ -186,7 +188,7 @@ def test_a_purged_position_is_not_tried_again(start_server: StartServer) -> None
         _drain(stretches)
 
 
-def test_another_server_in_the_same_place_is_refused(start_server: StartServer) -> None:
+def test_another_server_at_the_same_address_is_refused(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         one, other = start_server(flavor), start_server(flavor)
         with connect(ServerAddress.parse(one.url())) as connection:

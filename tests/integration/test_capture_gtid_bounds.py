@@ -23,7 +23,7 @@ def test_dump_may_start_exactly_where_the_oldest_file_begins(flavor: str, start_
         assert check_gtid_set(connection, connection.executed().text) is None
 
 
-def test_mariadb_server_that_wrote_other_transactions_under_the_same_numbers_is_told_apart(
+def test_mariadb_server_with_other_transactions_under_the_same_numbers_is_detected(
     start_server: StartServer,
 ) -> None:
     server = start_server("mariadb")
@@ -41,7 +41,7 @@ def test_mariadb_server_that_wrote_other_transactions_under_the_same_numbers_is_
         assert check_gtid_set(connection, f"0-{server_id}-100") is None
 
 
-def test_mariadb_server_that_was_restored_knows_what_its_backup_held(start_server: StartServer) -> None:
+def test_restored_mariadb_server_knows_the_transactions_of_its_backup(start_server: StartServer) -> None:
     server = start_server("mariadb")
     with connect(ServerAddress.parse(server.url("root"))) as connection:
         other_id = connection.identity().server_id + 1

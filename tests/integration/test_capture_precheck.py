@@ -30,7 +30,7 @@ def mend(server: Server, finding: Finding) -> None:
         server.sql(statement)
 
 
-def test_a_well_set_server_has_nothing_to_mend(start_server: StartServer) -> None:
+def test_well_configured_server_passes_the_check(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb", "mariadb11"):
         server = start_server(flavor, sync_binlog=1)
         findings = checked(server)
@@ -54,7 +54,7 @@ WRONG_SETTINGS_MYSQL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
-def test_wrong_settings_are_found_and_mended(start_server: StartServer, flavor: str) -> None:
+def test_wrong_settings_are_reported_with_their_fix(start_server: StartServer, flavor: str) -> None:
     wrong = WRONG_SETTINGS | (WRONG_SETTINGS_MYSQL if flavor == "mysql" else {})
     options = {name: value for _, setting in wrong.values() for name, value in setting.items()}
     server = start_server(flavor, **options)
@@ -73,7 +73,7 @@ def test_partial_json_beside_whole_images_is_a_warning(start_server: StartServer
     assert (finding.name, finding.severity) == ("row_value_options", "warning")
 
 
-def test_settings_that_no_statement_mends_name_their_option(start_server: StartServer) -> None:
+def test_settings_without_a_fixing_statement_name_their_option(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor, **{"skip-log-bin": None})
         (off,) = severe(checked(server), "binary_log")
@@ -85,7 +85,7 @@ def test_settings_that_no_statement_mends_name_their_option(start_server: StartS
         server.close()
 
 
-def test_a_server_without_an_id_is_found_and_mended(start_server: StartServer) -> None:
+def test_server_without_an_id_is_reported_with_its_fix(start_server: StartServer) -> None:
     # MariaDB turns 0 into 1 by itself.
     server = start_server("mysql", server_id=0)
     (anonymous,) = severe(checked(server), "server_id")
@@ -102,7 +102,7 @@ def test_encrypted_files_are_a_warning(start_server: StartServer, tmp_path: Path
     assert finding.severity == "warning"
 
 
-def test_missing_privileges_are_found_and_granted(server: Server) -> None:
+def test_missing_privileges_are_reported_and_granted(server: Server) -> None:
     server.sql("DROP USER IF EXISTS pauper; CREATE USER pauper IDENTIFIED BY 'x-1-Y-2'")
     missing = severe(checked(server, user="pauper", password="x-1-Y-2"), "privileges")
     assert [finding.severity for finding in missing] == ["error", "error", "warning"]
@@ -111,7 +111,7 @@ def test_missing_privileges_are_found_and_granted(server: Server) -> None:
     assert severe(checked(server, user="pauper", password="x-1-Y-2"), "privileges") == []
 
 
-def test_a_replica_that_does_not_log_what_it_replicates_is_found(start_server: StartServer) -> None:
+def test_replica_that_does_not_log_replicated_changes_is_reported(start_server: StartServer) -> None:
     source = start_server("mariadb")
     replica = start_server("mariadb", log_slave_updates=False)
     assert severe(checked(replica), "replica_updates") == []
@@ -120,9 +120,7 @@ def test_a_replica_that_does_not_log_what_it_replicates_is_found(start_server: S
     assert finding.severity == "error"
 
 
-def test_cascades_that_are_not_logged_are_found_and_mended(
-    server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_unlogged_cascades_are_reported_with_their_fix(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     server.sql(
         f"CREATE TABLE {database}.parent (a INT, b INT, PRIMARY KEY (a, b));"
@@ -142,7 +140,7 @@ def test_cascades_that_are_not_logged_are_found_and_mended(
     assert severe(checked(server, f"{database}.*"), "foreign_keys") == []
 
 
-def test_native_foreign_keys_of_mysql_are_found(start_server: StartServer) -> None:
+def test_native_foreign_keys_of_mysql_are_reported(start_server: StartServer) -> None:
     server = start_server("mysql", innodb_native_foreign_keys=True)
     server.sql(
         "CREATE DATABASE d; CREATE TABLE d.p (a INT PRIMARY KEY); CREATE TABLE d.c (a INT PRIMARY KEY,"
@@ -154,7 +152,7 @@ def test_native_foreign_keys_of_mysql_are_found(start_server: StartServer) -> No
     assert severe(checked(server), "foreign_keys") == []
 
 
-def test_tables_without_a_key_are_found_and_mended(server: Server, fresh_database: FreshDatabase) -> None:
+def test_keyless_tables_are_reported_with_their_fix(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     server.sql(
         f"CREATE TABLE {database}.bare (a INT); CREATE TABLE {database}.nullable (a INT UNIQUE);"
@@ -168,7 +166,9 @@ def test_tables_without_a_key_are_found_and_mended(server: Server, fresh_databas
     assert severe(checked(server, f"{database}.*"), "keys") == []
 
 
-def test_engines_that_forget_are_found_and_mended(server: Server, fresh_database: FreshDatabase) -> None:
+def test_nontransactional_engines_are_reported_with_their_fix(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
     database = fresh_database(server)
     for engine in ("MEMORY", "MyISAM", "InnoDB"):
         server.sql(f"CREATE TABLE {database}.t_{engine} (a INT PRIMARY KEY) ENGINE = {engine}")
@@ -182,7 +182,7 @@ def test_engines_that_forget_are_found_and_mended(server: Server, fresh_database
     assert severe(checked(server, f"{database}.*"), "storage_engines") == []
 
 
-def test_old_time_formats_are_found_and_mended(start_server: StartServer) -> None:
+def test_old_time_formats_are_reported_with_their_fix(start_server: StartServer) -> None:
     server = start_server("mariadb", mysql56_temporal_format=False)
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT PRIMARY KEY, b DATETIME(3), c TIME(6))")
     setting, table = severe(checked(server), "temporal_format")
@@ -193,12 +193,12 @@ def test_old_time_formats_are_found_and_mended(start_server: StartServer) -> Non
     assert severe(checked(server), "temporal_format") == []
 
 
-def test_prepared_transactions_are_told(server: Server) -> None:
+def test_prepared_transactions_are_reported(server: Server) -> None:
     server.sql("XA START 'x'; XA END 'x'; XA PREPARE 'x'; XA ROLLBACK 'x'")
     assert [finding.severity for finding in severe(checked(server), "xa")] == ["warning"]
 
 
-def test_patterns_narrow_what_is_looked_at(server: Server, fresh_database: FreshDatabase) -> None:
+def test_patterns_narrow_the_checked_tables(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.one (a INT); CREATE TABLE {database}.two (a INT)")
     assert len(severe(checked(server, f"{database}.one"), "keys")) == 1

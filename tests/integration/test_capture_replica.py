@@ -95,7 +95,7 @@ def address(server: Server) -> ServerAddress:
     return ServerAddress.parse(server.url())
 
 
-def test_a_bounded_dump_is_the_file_byte_for_byte(
+def test_bounded_dump_equals_the_file_byte_for_byte(
     server: Server, address: ServerAddress, fresh_database: FreshDatabase
 ) -> None:
     rotate(server)
@@ -113,7 +113,7 @@ def test_a_bounded_dump_is_the_file_byte_for_byte(
     assert all(event.checksum_holds for event in events)
 
 
-def test_a_dump_by_gtid_set_and_one_by_position_hold_the_same(
+def test_dump_by_gtid_set_equals_dump_by_position(
     server: Server, address: ServerAddress, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -130,7 +130,7 @@ def test_a_dump_by_gtid_set_and_one_by_position_hold_the_same(
     assert not logged(address, at(head_of(server)))
 
 
-def test_a_tagged_gtid_set_is_understood(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_tagged_gtid_set_is_supported(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     mysql_server.sql(
         f"CREATE TABLE {database}.t (a INT PRIMARY KEY); SET gtid_next = 'AUTOMATIC:import';"
@@ -163,7 +163,7 @@ def test_every_transport_carries_the_same_bytes(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/traps/test_streams.py::test_events_over_sixteen_mebibytes_give_their_rows"
+    guard="tests/integration/traps/test_streams.py::test_events_over_sixteen_mebibytes_return_their_rows"
 )
 def test_events_over_sixteen_mebibytes_arrive_whole(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
@@ -192,7 +192,7 @@ def _overhead_bytes(server: Server, address: ServerAddress) -> int:
     return max(len(event.body) for event in dumped(address, at(head))) - 100_000
 
 
-def test_a_live_stream_waits_and_goes_on(
+def test_live_stream_waits_and_continues(
     server: Server, address: ServerAddress, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "HEARTBEAT_SECONDS", 0.3)
@@ -208,7 +208,7 @@ def test_a_live_stream_waits_and_goes_on(
         assert head_of(server).file.encode() in rotated.body
 
 
-def test_a_stream_without_checksums_is_sent_as_it_is(start_server: StartServer) -> None:
+def test_stream_without_checksums_is_passed_unchanged(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor, binlog_checksum="NONE")
         address = ServerAddress.parse(server.url())
@@ -220,7 +220,7 @@ def test_a_stream_without_checksums_is_sent_as_it_is(start_server: StartServer) 
         server.close()
 
 
-def test_silence_is_a_lost_connection(
+def test_silence_is_reported_as_a_lost_connection(
     server: Server, address: ServerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "SILENCE_SECONDS_MAX", 0.5)
@@ -233,7 +233,7 @@ def test_silence_is_a_lost_connection(
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_a_cut_is_a_lost_connection(server: Server, address: ServerAddress, how: str) -> None:
+def test_cut_is_reported_as_a_lost_connection(server: Server, address: ServerAddress, how: str) -> None:
     with Proxy(server.port) as proxy:
         through = replace(address, port=proxy.port)
         with open_stream(through, at(head_of(server))) as stream:
@@ -251,7 +251,7 @@ def kill(server: Server, thread: int) -> None:
             raise
 
 
-def test_a_killed_dump_is_a_lost_connection(server: Server, address: ServerAddress) -> None:
+def test_killed_dump_is_reported_as_a_lost_connection(server: Server, address: ServerAddress) -> None:
     with open_stream(address, at(head_of(server))) as stream:
         chunks = stream.event_chunks()
         next(chunks)
@@ -262,8 +262,10 @@ def test_a_killed_dump_is_a_lost_connection(server: Server, address: ServerAddre
             list(chunks)
 
 
-@pytest.mark.deep(guard="tests/integration/test_capture_replica.py::test_silence_is_a_lost_connection")
-def test_a_stopped_server_is_a_lost_connection(start_server: StartServer) -> None:
+@pytest.mark.deep(
+    guard="tests/integration/test_capture_replica.py::test_silence_is_reported_as_a_lost_connection"
+)
+def test_stopped_server_is_reported_as_a_lost_connection(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor)
         with open_stream(ServerAddress.parse(server.url()), at(head_of(server))) as stream:
@@ -276,7 +278,7 @@ def test_a_stopped_server_is_a_lost_connection(start_server: StartServer) -> Non
             stopper.join()
 
 
-def test_a_purged_file_is_told_from_one_that_never_was(start_server: StartServer) -> None:
+def test_purged_file_is_distinguished_from_a_file_that_never_existed(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor)
         address = ServerAddress.parse(server.url())
@@ -306,7 +308,9 @@ def _beyond(gtid_set: str) -> str:
     return gtid_set.rpartition("-")[0] + "-999999"
 
 
-def test_a_twin_takes_the_dump_and_the_loser_is_told(server: Server, address: ServerAddress) -> None:
+def test_twin_replica_takes_over_the_dump_and_the_loser_is_reported(
+    server: Server, address: ServerAddress
+) -> None:
     name = ReplicaName.choose(None)
     twin = ReplicaName(name.server_id, name.uuid)
     with open_stream(address, at(head_of(server)), name=name) as first:
@@ -318,9 +322,7 @@ def test_a_twin_takes_the_dump_and_the_loser_is_told(server: Server, address: Se
                 list(chunks)
 
 
-def test_two_replicas_with_names_of_their_own_live_side_by_side(
-    server: Server, address: ServerAddress
-) -> None:
+def test_two_replicas_with_different_ids_coexist(server: Server, address: ServerAddress) -> None:
     with open_stream(address, at(head_of(server))) as one, open_stream(address, at(head_of(server))) as other:
         for stream in (one, other):
             next(stream.event_chunks())
@@ -333,7 +335,7 @@ def _listed(server: Server) -> set[str]:
         return {row["host"] for row in connection.replicas()}
 
 
-def test_an_account_that_may_not_replicate_is_refused_by_name(
+def test_account_without_replication_rights_is_refused_by_name(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     fresh_database(server)
@@ -344,7 +346,7 @@ def test_an_account_that_may_not_replicate_is_refused_by_name(
         dumped(address, at(head_of(server)))
 
 
-def test_a_position_that_does_not_fit_the_command_is_reached(
+def test_position_beyond_the_command_limit_is_reached(
     server: Server, address: ServerAddress, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database(server)
@@ -366,7 +368,7 @@ def test_a_position_that_does_not_fit_the_command_is_reached(
             assert wide[-len(direct) :] == direct
 
 
-def test_what_the_session_read_ahead_is_not_lost(server: Server, address: ServerAddress) -> None:
+def test_bytes_read_ahead_by_the_session_are_not_lost(server: Server, address: ServerAddress) -> None:
     with open_stream(address, at(head_of(server)), bounded=True) as stream:
         whole = bytearray()
         piece = memoryview(bytearray(7))

@@ -49,7 +49,7 @@ def write(server: Server, database: str, transactions: int, width: int = 400) ->
                     pass
 
 
-def test_the_log_is_the_servers_own_bytes_over_several_files(
+def test_log_equals_the_servers_bytes_over_several_files(
     server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(server)
@@ -75,7 +75,7 @@ def test_the_log_is_the_servers_own_bytes_over_several_files(
     assert assert_equal_to_server(tmp_path / "shop", server, start) > 60 * 3 * 400
 
 
-def test_a_packet_of_more_than_sixteen_megabytes_passes(
+def test_packet_of_more_than_sixteen_megabytes_is_accepted(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -91,7 +91,7 @@ def test_a_packet_of_more_than_sixteen_megabytes_passes(
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_a_connection_cut_anywhere_costs_no_byte_and_doubles_none(
+def test_connection_cut_anywhere_loses_and_duplicates_no_byte(
     server_of: Any, fresh_database: FreshDatabase, tmp_path: Path, flavor: str
 ) -> None:
     server: Server = server_of(flavor)
@@ -118,7 +118,7 @@ def test_a_connection_cut_anywhere_costs_no_byte_and_doubles_none(
     assert_equal_to_server(tmp_path / "shop", server, start)
 
 
-def test_what_came_before_a_connection_was_lost_is_kept(
+def test_bytes_received_before_a_lost_connection_are_kept(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -137,7 +137,7 @@ def test_what_came_before_a_connection_was_lost_is_kept(
             assert Position.parse(status.position).offset - start.offset > 100_000 - 5_000
 
 
-def test_a_dead_network_path_is_noticed_by_silence(
+def test_dead_network_path_is_detected_by_silence(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "HEARTBEAT_SECONDS", 0.05)
@@ -169,7 +169,7 @@ def test_a_dead_network_path_is_noticed_by_silence(
     assert_equal_to_server(tmp_path / "shop", mariadb_server, start)
 
 
-def test_a_restarted_server_is_followed_on(start_server: StartServer, tmp_path: Path) -> None:
+def test_restarted_server_is_followed_again(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     server.sql("CREATE DATABASE d")
     with capturing(settings_of(tmp_path, server.url(), start="earliest")) as capture:
@@ -186,7 +186,7 @@ def test_a_restarted_server_is_followed_on(start_server: StartServer, tmp_path: 
     assert_equal_to_server(tmp_path / "shop", server)
 
 
-def test_a_capture_goes_on_where_its_log_ends(
+def test_capture_continues_where_its_log_ends(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -202,7 +202,7 @@ def test_a_capture_goes_on_where_its_log_ends(
     assert_equal_to_server(tmp_path / "shop", mariadb_server, start)
 
 
-def test_a_purged_position_stops_by_name_unless_the_loss_is_accepted(
+def test_purged_position_stops_by_name_unless_the_loss_is_accepted(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     server = start_server("mysql")
@@ -230,7 +230,7 @@ def test_a_purged_position_stops_by_name_unless_the_loss_is_accepted(
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_a_purged_file_of_which_nothing_is_missing_stops_nothing(
+def test_purged_file_without_missing_bytes_stops_nothing(
     start_server: StartServer, tmp_path: Path, flavor: str
 ) -> None:
     server = start_server(flavor)
@@ -250,7 +250,7 @@ def test_a_purged_file_of_which_nothing_is_missing_stops_nothing(
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_a_commit_returns_after_it_is_durable_here(
+def test_semi_sync_commit_returns_after_it_is_durable(
     start_server: StartServer, tmp_path: Path, flavor: str
 ) -> None:
     server = semi_synchronous(start_server, flavor)
@@ -269,7 +269,7 @@ def test_a_commit_returns_after_it_is_durable_here(
 @pytest.mark.parametrize(
     "lost", [(ReplicaStream, "acknowledge"), (Receiver, "_store")], ids=["answer", "sync"]
 )
-def test_a_commit_that_waits_for_a_lost_answer_returns_once_it_is_durable_here(
+def test_commit_waiting_for_a_lost_acknowledgement_returns_once_it_is_durable(
     start_server: StartServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -324,7 +324,7 @@ def assert_every_commit_waited(server: Server) -> None:
     assert server.sql(f"SHOW GLOBAL STATUS LIKE '{semi_sync_name(server)}_no_tx'")[0][1] == "0"
 
 
-def test_capture_holds_while_the_disk_is_full(
+def test_capture_pauses_while_the_disk_is_full(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -359,7 +359,7 @@ def _with_free_bytes_min(settings: Settings, size: int) -> Settings:
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_an_empty_log_begins_where_it_is_told(
+def test_empty_log_starts_at_the_configured_position(
     server_of: Any, fresh_database: FreshDatabase, tmp_path: Path, flavor: str
 ) -> None:
     server: Server = server_of(flavor)
@@ -386,7 +386,7 @@ def test_an_empty_log_begins_where_it_is_told(
     assert_equal_to_server(tmp_path / "latest" / "shop", server, end)
 
 
-def test_an_empty_log_begins_at_the_file_that_holds_a_time(start_server: StartServer, tmp_path: Path) -> None:
+def test_empty_log_starts_at_the_file_that_holds_a_time(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     server.sql("CREATE DATABASE d")
     write(server, "d", 2)
@@ -410,7 +410,7 @@ def test_an_empty_log_begins_at_the_file_that_holds_a_time(start_server: StartSe
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_a_replica_takes_over_without_a_gap_or_a_double(
+def test_replica_takes_over_without_a_gap_or_a_duplicate(
     start_server: StartServer, tmp_path: Path, flavor: str
 ) -> None:
     primary = start_server(flavor)
@@ -443,7 +443,7 @@ def test_a_replica_takes_over_without_a_gap_or_a_double(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_capture_failures.py::test_server_that_hangs_is_abandoned_for_the_next_one"
+    guard="tests/integration/test_capture_failures.py::test_hanging_server_is_abandoned_for_the_next_one"
 )
 def test_promoted_replica_is_followed_while_the_primary_hangs(
     start_server: StartServer, tmp_path: Path
@@ -484,7 +484,7 @@ def test_promoted_replica_is_followed_while_the_primary_hangs(
                     os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_server_that_lacks_what_the_log_has_is_waited_for(
+def test_server_missing_transactions_of_the_log_is_waited_for(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     primary = start_server("mariadb")

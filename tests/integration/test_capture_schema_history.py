@@ -25,7 +25,9 @@ REREAD_PART_MAX = 0.02
 
 
 @pytest.mark.deep(keep=("mysql",))
-def test_followed_statements_give_what_the_server_says(server: Server, fresh_database: FreshDatabase) -> None:
+def test_followed_statements_give_the_servers_definitions(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
     database, other = fresh_database(server), fresh_database(server)
     compared = reread = 0
     with connect(ServerAddress.parse(server.url("root"))) as connection:
@@ -85,7 +87,7 @@ TABLE_MAP = 19
 
 
 @pytest.mark.parametrize("case", COLUMN_CASES)
-def test_a_row_image_holds_the_columns_that_are_read(
+def test_row_image_holds_the_columns_that_are_read(
     server: Server, fresh_database: FreshDatabase, case: str
 ) -> None:
     database = fresh_database(server)
@@ -103,7 +105,7 @@ def test_a_row_image_holds_the_columns_that_are_read(
     assert _table_map_columns(address, Position(0, head.file, head.offset)) == len(definition.schema.columns)
 
 
-def test_a_generated_invisible_primary_key_is_a_column(
+def test_generated_invisible_primary_key_is_a_column(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)

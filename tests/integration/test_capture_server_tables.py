@@ -29,7 +29,7 @@ def here(server: Server) -> Callable[[], Position]:
     return position
 
 
-def test_tables_are_told_as_they_were(
+def test_tables_are_reported_as_of_their_position(
     server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
 ) -> None:
     database = fresh_database(server)
@@ -58,7 +58,7 @@ def test_tables_are_told_as_they_were(
     assert tables.read_at(TableName(database, "t"), here()) is None
 
 
-def test_a_history_of_a_position_follows_the_log_from_there(
+def test_history_of_a_position_follows_the_log_from_there(
     server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
 ) -> None:
     database = fresh_database(server)
@@ -90,7 +90,7 @@ def test_a_history_of_a_position_follows_the_log_from_there(
         history.definition_for(database, "lost", start)
 
 
-def test_a_question_needs_no_log_between_an_earlier_one_and_its_own_position(
+def test_question_needs_no_log_between_an_earlier_question_and_its_position(
     start_server: StartServer,
 ) -> None:
     server = start_server("mariadb")
@@ -109,7 +109,7 @@ def test_a_question_needs_no_log_between_an_earlier_one_and_its_own_position(
     assert [column.name for column in told.schema.columns] == ["a", "b"]
 
 
-def test_statements_are_read_as_this_server_means_them(
+def test_statements_are_read_with_the_semantics_of_this_server(
     server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
 ) -> None:
     database = fresh_database(server)
@@ -126,7 +126,7 @@ def test_statements_are_read_as_this_server_means_them(
     assert known.columns == told.schema.columns
 
 
-def test_statements_about_other_tables_do_not_keep_a_reading_from_ending(
+def test_statements_about_other_tables_do_not_prolong_a_read(
     server: Server,
     fresh_database: FreshDatabase,
     here: Callable[[], Position],
@@ -150,7 +150,7 @@ def test_statements_about_other_tables_do_not_keep_a_reading_from_ending(
     assert readings == [TableName(database, "t")]
 
 
-def test_table_that_changes_while_it_is_read_is_read_again(
+def test_table_altered_during_its_read_is_read_again(
     server: Server,
     fresh_database: FreshDatabase,
     here: Callable[[], Position],
@@ -174,7 +174,7 @@ def test_table_that_changes_while_it_is_read_is_read_again(
     assert len(readings) == 2
 
 
-def test_lost_connection_while_defaults_are_read_is_tried_again(
+def test_lost_connection_while_reading_defaults_is_retried(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []

@@ -74,10 +74,10 @@ def _assert_equal(server: Server, shapes_by_charset: dict[str, list[Shape]]) -> 
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_charsets.py::test_a_stored_text_of_each_charset_comes_back_as_the_client_sees_it"
+    guard="tests/integration/test_charsets.py::test_stored_text_of_each_charset_is_returned_as_the_client_sees_it"
 )
 @pytest.mark.slow
-def test_every_code_of_every_mapped_charset_decodes_to_what_the_server_shows(server: Server) -> None:
+def test_every_code_of_every_mapped_charset_decodes_as_on_the_server(server: Server) -> None:
     names = names_of(cursor_of(server)) - set(COMPUTED)
 
     assert {"latin1", "gbk", "big5", "sjis", "ujis", "euckr"} <= names
@@ -85,14 +85,14 @@ def test_every_code_of_every_mapped_charset_decodes_to_what_the_server_shows(ser
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_charsets.py::test_a_stored_text_of_each_charset_comes_back_as_the_client_sees_it"
+    guard="tests/integration/test_charsets.py::test_stored_text_of_each_charset_is_returned_as_the_client_sees_it"
 )
 @pytest.mark.slow
-def test_unicode_charsets_decode_to_what_the_server_shows_and_refuse_what_it_refuses(server: Server) -> None:
+def test_unicode_charsets_decode_and_refuse_as_on_the_server(server: Server) -> None:
     _assert_equal(server, UNICODE_SHAPES)
 
 
-def test_a_stored_text_of_each_charset_comes_back_as_the_client_sees_it(
+def test_stored_text_of_each_charset_is_returned_as_the_client_sees_it(
     server: Server, fresh_database: Callable[[Server], str]
 ) -> None:
     database = fresh_database(server)
@@ -126,6 +126,6 @@ def test_every_collation_id_of_the_server_has_its_charset(server: Server) -> Non
     assert {row for row in rows if known.get(row[0]) != row[1]} == set()
 
 
-def test_an_unknown_charset_is_refused_by_name() -> None:
+def test_unknown_charset_is_refused_by_name() -> None:
     with pytest.raises(Exception, match="utf9"):
         decode_text("utf9", b"a")

@@ -48,7 +48,7 @@ def copied(kept: KeptLog, tmp_path: Path) -> KeptLog:
 # --- list and show --------------------------------------------------------------------------
 
 
-def test_list_shows_each_segment_with_what_the_server_put_in_it(kept: KeptLog) -> None:
+def test_list_shows_each_segment_with_its_server_position(kept: KeptLog) -> None:
     one, other = penstock("log", "list", kept.folder, "--json").objects
     (first, first_size), (second, _) = kept.files.items()
     logged = kept.logged
@@ -75,7 +75,7 @@ def test_list_counts_a_segment_that_is_being_written(copied: KeptLog) -> None:
         assert line["transactions"] == len([one for one in here if one.start.offset >= line["from"]])
 
 
-def test_show_lists_the_blocks_of_a_segment_without_a_gap(kept: KeptLog) -> None:
+def test_show_lists_contiguous_blocks_of_a_segment(kept: KeptLog) -> None:
     listed = penstock("log", "list", kept.folder, "--json").objects[0]
     shown = penstock("log", "show", kept.folder, int(listed["segment"]), "--json").one
     blocks = shown["blocks"]
@@ -93,7 +93,7 @@ def test_show_lists_the_blocks_of_a_segment_without_a_gap(kept: KeptLog) -> None
     assert "--limit 0" in people.err
 
 
-def test_what_is_no_log_is_refused_with_the_way_to_one(kept: KeptLog, tmp_path: Path) -> None:
+def test_folder_that_is_not_a_log_is_refused_with_a_hint(kept: KeptLog, tmp_path: Path) -> None:
     assert "ls" in penstock("log", "list", tmp_path).err
     above = penstock("log", "list", kept.root)
     assert above.code == 2
@@ -106,7 +106,7 @@ def test_what_is_no_log_is_refused_with_the_way_to_one(kept: KeptLog, tmp_path: 
 # --- locate ---------------------------------------------------------------------------------
 
 
-def test_locate_finds_the_very_transaction_and_says_what_it_read(kept: KeptLog) -> None:
+def test_locate_returns_the_exact_transaction_and_its_cost(kept: KeptLog) -> None:
     logged = kept.logged
     for number in (0, 17, 61, 80, len(logged) - 1):
         one = logged[number]
@@ -129,7 +129,7 @@ def test_locate_finds_the_very_transaction_and_says_what_it_read(kept: KeptLog) 
         assert server_file.read_bytes()[one.start.offset :][:19] == content
 
 
-def test_locate_by_time_finds_the_first_transaction_from_then_on(kept: KeptLog) -> None:
+def test_locate_by_time_returns_the_first_transaction_from_then_on(kept: KeptLog) -> None:
     first_after = next(one for one in kept.logged if one.start.file != kept.start.file)
     for text in (kept.split.isoformat(), f"{kept.split:%H:%M:%S}"):
         found = penstock("log", "locate", kept.folder, "--time", text, "--json").one
@@ -139,7 +139,7 @@ def test_locate_by_time_finds_the_first_transaction_from_then_on(kept: KeptLog) 
     assert late["position"] == str(kept.head)
 
 
-def test_a_time_of_day_is_the_last_one_that_was() -> None:
+def test_time_of_day_is_its_most_recent_occurrence() -> None:
     now = datetime(2026, 11, 21, 14, 0, tzinfo=UTC)
     for text, meant in (
         ("13:59", datetime(2026, 11, 21, 13, 59, tzinfo=UTC)),
@@ -150,7 +150,7 @@ def test_a_time_of_day_is_the_last_one_that_was() -> None:
         assert moment(parse_time(text, now)) == meant, text
 
 
-def test_locate_takes_one_place_and_says_where_the_log_begins(kept: KeptLog) -> None:
+def test_locate_accepts_one_position_and_reports_where_the_log_starts(kept: KeptLog) -> None:
     assert penstock("log", "locate", kept.folder).code == 2
     assert penstock("log", "locate", kept.folder, "--time", "25:00").code == 2
     stem, _, digits = kept.start.file.rpartition(".")
@@ -159,7 +159,7 @@ def test_locate_takes_one_place_and_says_where_the_log_begins(kept: KeptLog) -> 
     assert "PositionPurged" in before.err
 
 
-def test_a_segment_in_a_store_is_listed_and_searched_where_the_store_is_named(
+def test_segment_in_a_store_is_listed_and_searched_if_the_store_is_named(
     copied: KeptLog, tmp_path: Path
 ) -> None:
     url = (tmp_path / "store").as_uri()
@@ -188,7 +188,7 @@ def test_a_segment_in_a_store_is_listed_and_searched_where_the_store_is_named(
 # --- verify ---------------------------------------------------------------------------------
 
 
-def test_a_sound_log_has_no_finding_and_a_flipped_bit_has_one(copied: KeptLog) -> None:
+def test_sound_log_has_no_finding_and_a_flipped_bit_has_one(copied: KeptLog) -> None:
     sound = penstock("log", "verify", copied.folder)
     assert (sound.code, len(sound.lines)) == (0, 1)
     assert sound.out.endswith("read, sound\n")
@@ -208,7 +208,7 @@ def test_a_sound_log_has_no_finding_and_a_flipped_bit_has_one(copied: KeptLog) -
     assert segment.name in penstock("log", "verify", copied.folder).out
 
 
-def test_verify_makes_indexes_again_and_touches_no_data(copied: KeptLog) -> None:
+def test_verify_rebuilds_indexes_and_changes_no_data(copied: KeptLog) -> None:
     index = next(copied.folder.glob("*/*.index"))
     index.write_bytes(index.read_bytes()[:200] + b"\xff" + index.read_bytes()[201:])
     before = {path: path.read_bytes() for path in copied.folder.glob("*/*.binlog")}
@@ -226,7 +226,7 @@ def test_verify_makes_indexes_again_and_touches_no_data(copied: KeptLog) -> None
 # --- export ---------------------------------------------------------------------------------
 
 
-def test_export_writes_a_stretch_that_the_servers_own_tool_reads(kept: KeptLog, tmp_path: Path) -> None:
+def test_export_writes_a_range_that_the_servers_own_tool_reads(kept: KeptLog, tmp_path: Path) -> None:
     logged = kept.logged
     first, last = logged[10], logged[20]
     target = tmp_path / "some.binlog"
@@ -248,7 +248,7 @@ def test_export_writes_a_stretch_that_the_servers_own_tool_reads(kept: KeptLog, 
     assert [path.name for path in tmp_path.iterdir()] == ["some.binlog"]
 
 
-def test_export_takes_times_and_a_folder_for_several_files(kept: KeptLog, tmp_path: Path) -> None:
+def test_export_accepts_times_and_a_folder_for_several_files(kept: KeptLog, tmp_path: Path) -> None:
     refused = penstock("log", "export", kept.folder, "-o", tmp_path / "all.binlog")
     assert refused.code == 2
     assert f"-o {tmp_path / 'all.binlog'}/" in refused.err
@@ -270,7 +270,7 @@ def test_export_takes_times_and_a_folder_for_several_files(kept: KeptLog, tmp_pa
 # --- trim -----------------------------------------------------------------------------------
 
 
-def test_trim_takes_whole_segments_out_and_leaves_a_line(copied: KeptLog) -> None:
+def test_trim_removes_whole_segments_and_logs_a_line(copied: KeptLog) -> None:
     first, second = penstock("log", "list", copied.folder, "--json").objects
     words = ("log", "trim", copied.folder, "--before", copied.split.isoformat())
     planned = penstock(*words, "--dry-run", "--json").one
@@ -309,7 +309,7 @@ def test_trim_stops_at_a_hold_unless_it_is_named(copied: KeptLog) -> None:
     assert "--force billing" in (copied.folder / "audit.log").read_text()
 
 
-def test_a_log_that_is_written_is_neither_trimmed_nor_healed(copied: KeptLog) -> None:
+def test_log_in_use_is_neither_trimmed_nor_healed(copied: KeptLog) -> None:
     with capturing(copied.settings) as capture:
         wait_for_position(capture, head_of(copied.server))
         late = (copied.split + timedelta(days=1)).isoformat()

@@ -39,7 +39,7 @@ def pipeline(
     return file
 
 
-def test_a_dry_run_tells_what_would_be_and_does_nothing_of_it(pipeline: Path, mariadb_server: Server) -> None:
+def test_dry_run_reports_its_plan_and_changes_nothing(pipeline: Path, mariadb_server: Server) -> None:
     found = json.loads(penstock("run", str(pipeline), "--dry-run", "--json"))
     (target,) = found["targets"]
     assert (target["chunks"], target["statements"] != []) == (1, True)
@@ -49,7 +49,7 @@ def test_a_dry_run_tells_what_would_be_and_does_nothing_of_it(pipeline: Path, ma
     assert "CREATE TABLE" in penstock("run", str(pipeline), "--dry-run")
 
 
-def test_who_looks_after_a_pipeline_needs_none_of_its_secrets(tmp_path: Path) -> None:
+def test_pipeline_administration_needs_no_secrets(tmp_path: Path) -> None:
     file = tmp_path / "far.yaml"
     source = {"url": "mysql://repl@db1", "password_env": "NOBODY_HAS_THIS", "tables": ["shop.*"]}
     text = {"source": source, "sink": {"stdout": {}}, "state": f"sqlite://{tmp_path}/state.db"}
@@ -64,7 +64,7 @@ def test_who_looks_after_a_pipeline_needs_none_of_its_secrets(tmp_path: Path) ->
         assert refused.exit_code == 2, refused.output
 
 
-def test_a_resnapshot_by_a_column_that_is_not_there_is_refused_at_once(pipeline: Path) -> None:
+def test_resnapshot_by_a_missing_column_is_refused_at_once(pipeline: Path) -> None:
     settings = load_pipeline(pipeline)
     table = settings.sources[0].tables.include[0].replace("*", "t")
     told = CliRunner().invoke(make_app(), ["resnapshot", str(pipeline), table, "--where", "idd < 50"])
@@ -74,7 +74,7 @@ def test_a_resnapshot_by_a_column_that_is_not_there_is_refused_at_once(pipeline:
     assert not shown.get("resnapshots"), "nothing is asked for"
 
 
-def test_a_pipeline_is_shown_paused_resumed_and_begun_anew(
+def test_pipeline_is_shown_paused_resumed_and_reset(
     spark: SparkSession,  # noqa: F811
     pipeline: Path,
 ) -> None:

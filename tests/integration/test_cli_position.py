@@ -66,7 +66,7 @@ def rows_of(kept: KeptLog, **bounds: Any) -> list[tuple[int, int]]:
 # --- show -----------------------------------------------------------------------------------
 
 
-def test_show_tells_where_capture_goes_on(kept: KeptLog) -> None:
+def test_show_reports_the_capture_position(kept: KeptLog) -> None:
     found = penstock("position", "show", kept.folder, "--json").one
     assert found["position"] == found["visible"] == found["durable"] == str(kept.head)
     assert not found["was_set"]
@@ -78,7 +78,7 @@ def test_show_tells_where_capture_goes_on(kept: KeptLog) -> None:
 # --- set ------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_counts_what_would_be_read_twice_and_changes_nothing(kept: KeptLog) -> None:
+def test_dry_run_counts_repeated_changes_and_changes_nothing(kept: KeptLog) -> None:
     logged = kept.logged
     before = {path: path.read_bytes() for path in kept.folder.rglob("*") if path.is_file()}
     first_file, second_file = kept.files
@@ -98,7 +98,7 @@ def test_a_dry_run_counts_what_would_be_read_twice_and_changes_nothing(kept: Kep
     assert {path: path.read_bytes() for path in kept.folder.rglob("*") if path.is_file()} == before
 
 
-def test_set_backward_begins_an_epoch_that_repeats_what_follows(kept: KeptLog) -> None:
+def test_set_backward_starts_an_epoch_that_repeats_later_changes(kept: KeptLog) -> None:
     target = kept.logged[50].start
     keys = [key for _, key in rows_of(kept)]
     done = penstock(
@@ -133,7 +133,7 @@ def test_set_backward_begins_an_epoch_that_repeats_what_follows(kept: KeptLog) -
     assert [key for _, key in rows_of(kept, end=str(kept.head))] == keys
 
 
-def test_set_forward_says_what_is_lost_and_readers_stop_at_the_gap(kept: KeptLog) -> None:
+def test_set_forward_reports_the_loss_and_readers_stop_at_the_gap(kept: KeptLog) -> None:
     server = kept.server
     kept.run_capture()
     insert(server, kept.database, 5)
@@ -156,7 +156,7 @@ def test_set_forward_says_what_is_lost_and_readers_stop_at_the_gap(kept: KeptLog
     assert penstock("log", "verify", kept.folder).code == 0
 
 
-def test_time_and_gtid_set_mean_the_first_transaction_behind_them(kept: KeptLog) -> None:
+def test_time_and_gtid_set_mean_the_first_transaction_after_them(kept: KeptLog) -> None:
     logged = kept.logged
     gtid_set = kept.set_upto(logged[20].gtid)
     of_second_file = next(one.start for one in logged if one.start.file != kept.start.file)
@@ -169,7 +169,7 @@ def test_time_and_gtid_set_mean_the_first_transaction_behind_them(kept: KeptLog)
         assert by_time["server_asked"] == (named != [kept.folder])
 
 
-def test_a_place_that_cannot_be_is_refused(kept: KeptLog, mariadb_server: Server) -> None:
+def test_impossible_position_is_refused(kept: KeptLog, mariadb_server: Server) -> None:
     one = kept.logged[30]
     inside = f"{one.start.file}:{one.end.offset - 31}"
     set_to = ("position", "set", "--config", kept.config, "--dry-run", "--position")
@@ -190,7 +190,7 @@ def test_a_place_that_cannot_be_is_refused(kept: KeptLog, mariadb_server: Server
         assert "ServerChanged" in penstock(*set_to, kept.start).err
 
 
-def test_a_second_set_stands_in_place_of_the_first(kept: KeptLog) -> None:
+def test_second_set_replaces_the_first(kept: KeptLog) -> None:
     first, second = (kept.logged[number].start for number in (10, 90))
     assert penstock("position", "set", kept.folder, "--position", first, "--yes").code == 0
     planned = penstock("position", "set", kept.folder, "--position", second, "--dry-run", "--json").one
@@ -203,7 +203,7 @@ def test_a_second_set_stands_in_place_of_the_first(kept: KeptLog) -> None:
     assert len((kept.folder / "audit.log").read_text().splitlines()) == 2
 
 
-def test_a_running_capture_keeps_its_position(kept: KeptLog) -> None:
+def test_running_capture_keeps_its_position(kept: KeptLog) -> None:
     target = kept.logged[50].start
     with capturing(kept.settings) as capture:
         wait_for_position(capture, head_of(kept.server))
@@ -216,7 +216,7 @@ def test_a_running_capture_keeps_its_position(kept: KeptLog) -> None:
     assert not (kept.folder / "audit.log").exists()
 
 
-def test_a_set_position_holds_for_a_server_that_takes_over_before_it_was_begun(
+def test_set_position_holds_for_a_server_that_takes_over_first(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     primary = start_server("mariadb")
@@ -244,7 +244,7 @@ def test_a_set_position_holds_for_a_server_that_takes_over_before_it_was_begun(
     assert_equal_to_server(log, follower, first)
 
 
-def test_people_are_asked_and_programs_must_say_yes(kept: KeptLog) -> None:
+def test_set_asks_for_confirmation_interactively_and_needs_yes_in_scripts(kept: KeptLog) -> None:
     target = kept.logged[50].start
     words = ("position", "set", kept.folder, "--position", target)
     assert "--yes" in penstock(*words).err
@@ -273,7 +273,7 @@ def at_terminal(typed: str, *words: object) -> int:
     return done.returncode
 
 
-def test_a_log_that_has_not_begun_says_where_its_beginning_is_set(tmp_path: Path) -> None:
+def test_log_that_has_not_started_reports_its_start_setting(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     found = penstock(
         "position", "set", tmp_path / "log", "--position", Position(0, "b.000001", 4), "--dry-run"

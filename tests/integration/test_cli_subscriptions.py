@@ -112,7 +112,7 @@ def consumed(kept: KeptLog, count: int) -> Checkpoint:
 # --- Showing --------------------------------------------------------------------------------
 
 
-def test_the_lag_of_each_shard_is_what_lies_behind_its_checkpoint(
+def test_lag_of_each_shard_is_measured_from_its_checkpoint(
     orders: Kept, kept: KeptLog, daemon: DaemonProcess
 ) -> None:
     checkpoints = orders.subscription.checkpoints(open_store(orders.store))
@@ -135,12 +135,12 @@ def test_the_lag_of_each_shard_is_what_lies_behind_its_checkpoint(
     assert "shop/orders" in orders.run("list").out
 
 
-def test_who_has_caught_up_is_nothing_behind(orders: Kept) -> None:
+def test_caught_up_shard_has_no_lag(orders: Kept) -> None:
     assert orders.run("reset", "orders", "--latest", "--yes").code == 0
     assert [one["lag_bytes"] for one in orders.run("show", "orders", "--json").objects] == [0, 0]
 
 
-def test_a_checkpoint_of_another_server_has_no_lag_and_says_why(orders: Kept, kept: KeptLog) -> None:
+def test_checkpoint_of_another_server_has_no_lag_and_gives_the_reason(orders: Kept, kept: KeptLog) -> None:
     checkpoints = orders.subscription.checkpoints(open_store(orders.store))
     checkpoints.reset(0, replace(consumed(kept, 3), server_key="mysql:another"))
     first, second = orders.run("show", "orders", "--json").objects
@@ -164,7 +164,7 @@ def test_owners_and_their_tokens_are_shown(orders: Kept) -> None:
 # --- Setting checkpoints --------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_set_to_where_the_log_has_it(
+def test_checkpoint_is_set_to_its_position_in_the_log(
     orders: Kept, kept: KeptLog, daemon: DaemonProcess
 ) -> None:
     logged = kept.logged
@@ -192,7 +192,7 @@ def test_a_checkpoint_is_set_to_where_the_log_has_it(
     assert last.gtid_set
 
 
-def test_a_place_that_cannot_be_is_refused_and_nothing_changes(orders: Kept, kept: KeptLog) -> None:
+def test_impossible_position_is_refused_and_nothing_changes(orders: Kept, kept: KeptLog) -> None:
     inside = replace(kept.logged[70].start, offset=kept.logged[70].start.offset + 19)
     beyond = replace(kept.head, offset=kept.head.offset + (1 << 30))
     for place, error in [(inside, "no transaction begins"), (beyond, "the log goes to")]:
@@ -207,7 +207,7 @@ def test_a_place_that_cannot_be_is_refused_and_nothing_changes(orders: Kept, kep
     assert orders.checkpoint(0) is orders.checkpoint(1) is None
 
 
-def test_one_shard_is_set_alone(orders: Kept, daemon: DaemonProcess) -> None:
+def test_single_shard_is_reset_alone(orders: Kept, daemon: DaemonProcess) -> None:
     assert orders.run("reset", "orders", "--latest", "--yes").code == 0
     before = orders.checkpoint(0)
     assert orders.run("reset", "orders", "--earliest", "--shard", "1", "--yes").code == 0
@@ -216,7 +216,7 @@ def test_one_shard_is_set_alone(orders: Kept, daemon: DaemonProcess) -> None:
     assert (orders.checkpoint(1) or Checkpoint("")).position == earliest
 
 
-def test_what_is_consumed_is_set_by_force_alone_and_its_owner_is_fenced(orders: Kept, kept: KeptLog) -> None:
+def test_active_shard_is_set_only_by_force_and_its_owner_is_fenced(orders: Kept, kept: KeptLog) -> None:
     with orders.member("host-1"):
         held = list(orders.wait_gained(2))
         refused = orders.run("reset", "orders", "--latest", "--yes")
@@ -233,7 +233,7 @@ def test_what_is_consumed_is_set_by_force_alone_and_its_owner_is_fenced(orders: 
             held[0].note(consumed(kept, 1))
 
 
-def test_without_a_daemon_a_position_is_taken_unproved_and_nothing_else(orders: Kept, kept: KeptLog) -> None:
+def test_without_a_daemon_only_an_unverified_position_is_accepted(orders: Kept, kept: KeptLog) -> None:
     nowhere = ("--url", "http://127.0.0.1:1")
     for words in (("--latest",), ("--time", "2026-01-01")):
         refused = orders.run("reset", "orders", *words, "--yes", *nowhere)
@@ -250,7 +250,7 @@ def test_without_a_daemon_a_position_is_taken_unproved_and_nothing_else(orders: 
 # --- Moving, resizing, deleting -------------------------------------------------------------
 
 
-def test_a_shard_is_moved_to_a_member_and_stays_there(orders: Kept) -> None:
+def test_shard_moved_to_a_member_stays_there(orders: Kept) -> None:
     with orders.member("host-1"), orders.member("host-2") as second:
         orders.wait_gained(2)
         refused = orders.run("move", "orders", "0", "host-3")
@@ -262,7 +262,7 @@ def test_a_shard_is_moved_to_a_member_and_stays_there(orders: Kept) -> None:
         assert {one["owner"] for one in orders.run("show", "orders", "--json").objects} == {"host-2"}
 
 
-def test_a_running_subscription_gets_another_number_of_shards(orders: Kept, kept: KeptLog) -> None:
+def test_running_subscription_is_resized(orders: Kept, kept: KeptLog) -> None:
     checkpoints = orders.subscription.checkpoints(open_store(orders.store))
     checkpoints.reset(0, consumed(kept, 20))
     checkpoints.reset(1, consumed(kept, 40))
@@ -278,7 +278,7 @@ def test_a_running_subscription_gets_another_number_of_shards(orders: Kept, kept
         assert {one["checkpoint"]["position"] for one in shards} == {str(kept.logged[19].end)}
 
 
-def test_a_subscription_is_forgotten_unless_it_is_consumed(orders: Kept) -> None:
+def test_subscription_is_deleted_unless_it_is_active(orders: Kept) -> None:
     with orders.member("host-1"):
         orders.wait_gained(2)
         assert "consumed by host-1" in orders.run("delete", "orders", "--yes").err
@@ -296,7 +296,7 @@ def test_a_subscription_is_forgotten_unless_it_is_consumed(orders: Kept) -> None
     assert orders.run("list", "--json").objects == []
 
 
-def test_a_name_of_several_instances_has_to_be_told_apart(orders: Kept) -> None:
+def test_ambiguous_name_requires_an_instance(orders: Kept) -> None:
     orders.subscriptions.create(Subscription("stock", "orders"))
     refused = orders.run("show", "orders")
     assert refused.code == 2
@@ -308,6 +308,6 @@ def test_a_name_of_several_instances_has_to_be_told_apart(orders: Kept) -> None:
     assert f"--coordination {default_coordination()}" in orders.run("list").err
 
 
-def test_the_settings_name_the_store(kept: KeptLog, daemon: DaemonProcess) -> None:
+def test_settings_name_the_store(kept: KeptLog, daemon: DaemonProcess) -> None:
     assert penstock("subscriptions", "list", "--config", daemon.config, "--json").objects == []
     assert (kept.root / "coordination.db").exists()

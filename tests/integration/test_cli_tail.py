@@ -115,7 +115,7 @@ def wait_for_line(following: "subprocess.Popen[str]", text: str) -> str:
 # --- What is shown --------------------------------------------------------------------------
 
 
-def test_a_line_shows_the_key_and_what_changed(shop: Shop) -> None:
+def test_line_shows_the_key_and_the_changed_columns(shop: Shop) -> None:
     shop.sql("INSERT INTO orders VALUES (1, 'ann', 9.50), (2, NULL, 0)")
     shop.sql("UPDATE orders SET amount = 10 WHERE id = 1")
     shop.sql("UPDATE orders SET id = 3 WHERE id = 2")
@@ -130,7 +130,7 @@ def test_a_line_shows_the_key_and_what_changed(shop: Shop) -> None:
     ]
 
 
-def test_a_line_shows_when_and_where_it_was_committed(shop: Shop) -> None:
+def test_line_shows_commit_time_and_position(shop: Shop) -> None:
     shop.sql("INSERT INTO orders VALUES (1, 'ann', 1)")
     (line,) = shop.lines()[1:]
     moment, position = line.split()[:2]
@@ -140,7 +140,7 @@ def test_a_line_shows_when_and_where_it_was_committed(shop: Shop) -> None:
     assert int(shop.begin.partition(":")[2]) < int(offset) < int(shop.here().partition(":")[2])
 
 
-def test_changes_of_several_tables_stand_in_the_order_of_their_commits(shop: Shop) -> None:
+def test_changes_of_several_tables_are_in_commit_order(shop: Shop) -> None:
     shop.sql("CREATE TABLE other (id INT PRIMARY KEY)")
     for key in range(1, 6):
         shop.sql(
@@ -159,7 +159,7 @@ def test_changes_of_several_tables_stand_in_the_order_of_their_commits(shop: Sho
         ("canal-flat", ["data", 0, "id"]),
     ],
 )
-def test_every_form_of_json_is_an_object_a_line(shop: Shop, form: str, path: list[str | int]) -> None:
+def test_every_json_format_is_one_object_per_line(shop: Shop, form: str, path: list[str | int]) -> None:
     for key in range(1, 4):
         shop.sql(f"INSERT INTO orders VALUES ({key}, 'ann', 1)")
     ids = []
@@ -173,7 +173,7 @@ def test_every_form_of_json_is_an_object_a_line(shop: Shop, form: str, path: lis
 # --- What is left out -----------------------------------------------------------------------
 
 
-def test_only_what_is_asked_for_is_shown(shop: Shop) -> None:
+def test_only_selected_changes_are_shown(shop: Shop) -> None:
     shop.sql("INSERT INTO orders VALUES (1, 'ann', 5), (2, 'bob', 50), (3, 'ann', 500)")
     shop.sql("DELETE FROM orders WHERE id = 2")
     assert [values for _, _, values in shop.shown("--where", "amount >= 50 AND customer = 'ann'")] == [
@@ -190,7 +190,7 @@ def test_only_what_is_asked_for_is_shown(shop: Shop) -> None:
     assert len(shop.lines("--count", "2", "--format", "maxwell")) == 2
 
 
-def test_shards_together_are_everything(shop: Shop) -> None:
+def test_all_shards_together_are_complete(shop: Shop) -> None:
     shop.sql("INSERT INTO orders VALUES " + ", ".join(f"({key}, 'c{key % 5}', 1)" for key in range(1, 41)))
     parts = [{values for _, _, values in shop.shown("--shard", f"{part}/3")} for part in range(3)]
     assert sum(len(part) for part in parts) == 40
@@ -208,7 +208,7 @@ def test_shards_together_are_everything(shop: Shop) -> None:
 # --- From where to where --------------------------------------------------------------------
 
 
-def test_it_begins_and_ends_where_it_is_told(shop: Shop) -> None:
+def test_tail_starts_and_ends_at_its_bounds(shop: Shop) -> None:
     shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
     middle, gtid_set = shop.here(), shop.gtid_set()
     wait_for_next_second()
@@ -226,7 +226,7 @@ def test_it_begins_and_ends_where_it_is_told(shop: Shop) -> None:
     assert ids("--from", "latest") == []
 
 
-def test_it_follows_what_is_committed_until_it_is_interrupted(shop: Shop) -> None:
+def test_tail_follows_commits_until_it_is_interrupted(shop: Shop) -> None:
     following = shop.follow("--from", shop.begin)
     for key in range(1, 4):
         shop.sql(f"INSERT INTO orders VALUES ({key}, 'a', 1)")
@@ -236,7 +236,7 @@ def test_it_follows_what_is_committed_until_it_is_interrupted(shop: Shop) -> Non
     assert (following.returncode, errors) == (0, "")
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(shop: Shop) -> None:
+def test_closed_pipe_ends_tail_quietly(shop: Shop) -> None:
     shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
     following = shop.follow("--from", shop.begin, "--format", "canal-flat")
     wait_for_line(following, '"id":')
@@ -253,9 +253,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(shop: Shop) -> None:
     assert (following.returncode, following.stderr.read()) == (0, "")
 
 
-def test_it_goes_on_where_it_was_when_the_daemon_comes_back(
-    shop: Shop, server: Server, tmp_path: Path
-) -> None:
+def test_tail_resumes_when_the_daemon_returns(shop: Shop, server: Server, tmp_path: Path) -> None:
     settings = {"instances": {"shop": {"source": server.url(), "start": shop.begin}}}
     with DaemonProcess(tmp_path, settings) as own:
         shop.daemon = own
@@ -287,13 +285,13 @@ def test_it_goes_on_where_it_was_when_the_daemon_comes_back(
         (["--from", "yesterday"], "yesterday"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_name(shop: Shop, words: list[str], told: str) -> None:
+def test_unusable_source_is_refused_by_name(shop: Shop, words: list[str], told: str) -> None:
     result = shop.tail(*words)
     assert result.exit_code == 2, result.output
     assert told in result.stderr
 
 
-def test_an_instance_or_a_daemon_that_is_not_there_is_told_at_once(shop: Shop) -> None:
+def test_missing_instance_or_daemon_is_reported_at_once(shop: Shop) -> None:
     nobody = [*shop.words()[:1], "nobody", *shop.words()[2:], "--until", "latest"]
     assert CliRunner().invoke(make_app(), nobody).exit_code == 2
     silent = CliRunner().invoke(make_app(), ["tail", "penstock://127.0.0.1:1/shop", "--from", "earliest"])
@@ -301,7 +299,7 @@ def test_an_instance_or_a_daemon_that_is_not_there_is_told_at_once(shop: Shop) -
     assert "does not answer" in silent.stderr
 
 
-def test_the_settings_file_tells_where_the_daemon_is(shop: Shop) -> None:
+def test_settings_file_provides_the_daemon_address(shop: Shop) -> None:
     shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
     shop.here()
     words = ["tail", "shop", f"{shop.database}.orders", "--from", shop.begin, "--count", "1", "--config"]

@@ -74,7 +74,7 @@ def test_every_change_reaches_the_callback_of_its_shard_in_order(orders: Orders)
     assert {shard for shard, _, _ in running.rows} == {0, 1, 2, 3}
 
 
-def test_rows_on_request_are_objects_with_key_images_and_position(orders: Orders) -> None:
+def test_requested_rows_are_objects_with_key_images_and_position(orders: Orders) -> None:
     with Running(orders.subscriber()) as running:
         running.wait_owning(1)
         orders.insert(7)
@@ -98,7 +98,7 @@ def test_rows_on_request_are_objects_with_key_images_and_position(orders: Orders
     assert last.token > 0
 
 
-def test_a_restart_goes_on_behind_what_was_consumed(orders: Orders) -> None:
+def test_restart_continues_after_consumed_batches(orders: Orders) -> None:
     with Running(orders.subscriber(shards=2)) as first:
         first.wait_owning(2)
         orders.insert(*range(10))
@@ -111,7 +111,7 @@ def test_a_restart_goes_on_behind_what_was_consumed(orders: Orders) -> None:
     assert sorted(key for _, key, _ in second.rows) == list(range(10, 21))
 
 
-def test_a_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
+def test_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
     begin = str(head_of(orders.server))
     orders.insert(0)
     with orders.subscriber(begin=begin) as subscriber:
@@ -136,7 +136,7 @@ def test_a_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
             break
 
 
-def test_acks_by_hand_count_in_order_and_a_rollback_brings_back_the_rest(orders: Orders) -> None:
+def test_manual_acks_count_in_order_and_a_rollback_redelivers_the_rest(orders: Orders) -> None:
     # Each order is committed when the one before it was received, so it has a stretch of the log of its own.
     begin = str(head_of(orders.server))
     orders.insert(0)
@@ -165,7 +165,7 @@ def test_acks_by_hand_count_in_order_and_a_rollback_brings_back_the_rest(orders:
         batches[2].ack()
 
 
-def test_a_transaction_too_large_to_be_held_is_handed_on_before_its_end(
+def test_oversized_transaction_is_delivered_before_its_end(
     orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.client.intake.HELD_BYTES_MAX", 200_000)
@@ -191,7 +191,7 @@ def test_a_transaction_too_large_to_be_held_is_handed_on_before_its_end(
 
 
 @pytest.mark.parametrize("way", ["run", "loop"])
-def test_an_event_loop_is_served_as_well(orders: Orders, way: str) -> None:
+def test_asyncio_is_supported_as_well(orders: Orders, way: str) -> None:
     async def consume() -> list[int]:
         got: list[int] = []
         async with AsyncSubscriber(orders.url, **orders.words(shards=2, begin=begin)) as subscriber:
@@ -224,7 +224,7 @@ def test_an_event_loop_is_served_as_well(orders: Orders, way: str) -> None:
 # --- Failures -------------------------------------------------------------------------------
 
 
-def test_a_callback_that_fails_gets_its_batch_again_in_order(orders: Orders) -> None:
+def test_failing_callback_receives_its_batch_again_in_order(orders: Orders) -> None:
     tries: Counter[int] = Counter()
 
     def fail(batch: ChangeBatch) -> None:
@@ -241,7 +241,7 @@ def test_a_callback_that_fails_gets_its_batch_again_in_order(orders: Orders) -> 
     assert tries == {0: 1, 1: 3, 2: 1}
 
 
-def test_a_batch_is_passed_over_where_the_program_says_so(orders: Orders) -> None:
+def test_batch_is_skipped_if_the_program_asks_for_it(orders: Orders) -> None:
     def fail(batch: ChangeBatch) -> None:
         if batch.to_arrow().column("id").to_pylist() == [1]:
             raise ValueError("no room")
@@ -256,7 +256,7 @@ def test_a_batch_is_passed_over_where_the_program_says_so(orders: Orders) -> Non
         again.wait_for(1)
 
 
-def test_a_subscriber_stops_with_the_callback_s_error_and_has_the_batch_again(orders: Orders) -> None:
+def test_subscriber_stops_with_the_callback_error_and_receives_the_batch_again(orders: Orders) -> None:
     def fail(batch: ChangeBatch) -> None:
         raise ValueError("no room")
 
@@ -272,7 +272,7 @@ def test_a_subscriber_stops_with_the_callback_s_error_and_has_the_batch_again(or
 # --- What is consumed -----------------------------------------------------------------------
 
 
-def test_the_daemon_sends_what_passes_the_filters_only(orders: Orders) -> None:
+def test_daemon_sends_only_rows_that_pass_the_filters(orders: Orders) -> None:
     other = orders.table.replace("orders", "others")
     orders.server.sql(f"CREATE TABLE {other} (id INT PRIMARY KEY, step INT)")
     options: dict[str, Any] = {
@@ -311,7 +311,7 @@ def test_the_daemon_sends_what_passes_the_filters_only(orders: Orders) -> None:
     assert names == {"id", "step", "_change_type", "_commit_version", "_commit_timestamp"}
 
 
-def test_a_condition_that_cannot_be_used_ends_the_subscriber_by_name(orders: Orders) -> None:
+def test_unusable_condition_ends_the_subscriber_by_name(orders: Orders) -> None:
     subscriber = orders.subscriber(where="customer <")
     with pytest.raises(OptionInvalid):
         subscriber.run(lambda batch: None)
@@ -321,7 +321,7 @@ def test_a_condition_that_cannot_be_used_ends_the_subscriber_by_name(orders: Ord
 
 
 @pytest.mark.parametrize("kind", ["position", "gtid_set", "time", "latest", "earliest"])
-def test_a_subscription_begins_where_it_is_told(orders: Orders, kind: str) -> None:
+def test_subscription_starts_at_the_requested_position(orders: Orders, kind: str) -> None:
     orders.insert(0)
     orders.settle()
     wait_for_next_second()
@@ -348,14 +348,14 @@ def test_a_subscription_begins_where_it_is_told(orders: Orders, kind: str) -> No
             again.wait_for(len(expected))
 
 
-def test_a_start_that_the_log_does_not_have_is_refused(orders: Orders) -> None:
+def test_start_outside_the_log_is_refused(orders: Orders) -> None:
     subscriber = orders.subscriber(start="mysql-bin.000001:4")
     with pytest.raises(PositionPurged):
         subscriber.run(lambda batch: None)
 
 
 @pytest.mark.timing
-def test_a_subscriber_that_is_stopped_while_it_starts_ends_without_an_error(orders: Orders) -> None:
+def test_subscriber_stopped_during_its_start_ends_without_an_error(orders: Orders) -> None:
     store = open_store(orders.coordination)
     starting = f"{subscription_path('shop', 'cache')}/start"
     assert Lease.acquire(store, store.session(), starting, "another") is not None
@@ -370,7 +370,7 @@ def test_a_subscriber_that_is_stopped_while_it_starts_ends_without_an_error(orde
 @pytest.mark.parametrize(
     "other", [{"tables": ["shop.others"]}, {"shards": 3}, {"shard_columns": {"*.*": ["customer"]}}]
 )
-def test_another_subscription_of_the_same_name_is_refused_by_name(
+def test_different_subscription_of_the_same_name_is_refused_by_name(
     orders: Orders, other: dict[str, Any]
 ) -> None:
     with Running(orders.subscriber(shards=2)) as running:

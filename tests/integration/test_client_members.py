@@ -41,7 +41,7 @@ def orders(
 
 
 @pytest.mark.timing
-def test_members_share_the_shards_evenly_and_take_over_without_a_gap_or_a_double(orders: Orders) -> None:
+def test_members_share_the_shards_evenly_and_take_over_without_a_gap_or_a_duplicate(orders: Orders) -> None:
     with Running(orders.subscriber(shards=5)) as first:
         first.wait_owning(5)
         orders.insert(*range(50))
@@ -58,7 +58,7 @@ def test_members_share_the_shards_evenly_and_take_over_without_a_gap_or_a_double
     assert sorted(key for _, key, _ in [*first.rows, *second.rows]) == list(range(150))
 
 
-def test_shards_that_stand_at_different_places_each_go_on_from_their_own(orders: Orders) -> None:
+def test_shards_at_different_positions_each_continue_from_their_own(orders: Orders) -> None:
     places = []
     for step in range(3):
         places.append(Checkpoint(str(head_of(orders.server)), server_key=orders.server_key()))
@@ -84,7 +84,7 @@ def test_shards_that_stand_at_different_places_each_go_on_from_their_own(orders:
     assert len(keys) == len(set(keys))
 
 
-def test_who_begins_anew_notes_where_before_anything_comes(orders: Orders) -> None:
+def test_new_subscription_stores_its_start_before_anything_is_delivered(orders: Orders) -> None:
     store = open_store(orders.coordination)
     try:
         registry = Subscriptions(store)
@@ -102,7 +102,7 @@ def test_who_begins_anew_notes_where_before_anything_comes(orders: Orders) -> No
 
 
 @pytest.mark.timing
-def test_the_number_of_shards_changes_under_a_running_subscriber(orders: Orders) -> None:
+def test_running_subscriber_is_resized(orders: Orders) -> None:
     store = open_store(orders.coordination)
     try:
         with Running(orders.subscriber(shards=2)) as running:
@@ -119,9 +119,9 @@ def test_the_number_of_shards_changes_under_a_running_subscriber(orders: Orders)
     assert {shard for shard, key, _ in running.rows if key >= 20} == set(range(5))
 
 
-@pytest.mark.deep(guard="tests/integration/test_readme.py::test_the_subscriber_prints_every_change")
+@pytest.mark.deep(guard="tests/integration/test_readme.py::test_subscriber_prints_every_change")
 @pytest.mark.timing
-def test_the_example_keeps_a_copy_with_several_processes(start_server: StartServer, tmp_path: Path) -> None:
+def test_example_keeps_a_copy_with_several_processes(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     server.sql("CREATE DATABASE shop")
     server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY, status VARCHAR(9), total DECIMAL(10,2))")
@@ -172,9 +172,9 @@ def _have_started(coordination: Path, count: int) -> bool:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_client_members.py::test_a_subscriber_goes_on_by_gtid_set_where_the_other_daemon_follows_another_server"
+    guard="tests/integration/test_client_members.py::test_subscriber_continues_by_gtid_set_on_a_daemon_of_another_server"
 )
-def test_a_subscriber_moves_to_another_daemon_under_its_own_numbers_of_epochs(
+def test_subscriber_moves_to_another_daemon_and_keeps_its_epoch_numbers(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -207,7 +207,7 @@ def test_a_subscriber_moves_to_another_daemon_under_its_own_numbers_of_epochs(
         assert sorted(key for _, key, _ in running.rows) == list(range(20))
 
 
-def test_a_subscriber_goes_on_by_gtid_set_where_the_other_daemon_follows_another_server(
+def test_subscriber_continues_by_gtid_set_on_a_daemon_of_another_server(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     primary, replica = start_server("mariadb"), start_server("mariadb", log_slave_updates=True)

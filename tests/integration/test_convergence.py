@@ -27,10 +27,10 @@ ROUNDS = 12 if os.environ.get("PENSTOCK_LONG") else 3
 
 @pytest.mark.timeout(3600)
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_definitions.py::test_definitions_that_change_are_followed"
+    guard="tests/integration/test_pipeline_definitions.py::test_changed_definitions_are_followed"
 )
 @pytest.mark.parametrize(("flavor", "target", "mode"), CASES)
-def test_a_target_is_its_source_after_random_transactions_definitions_and_crashes(
+def test_target_equals_its_source_after_random_transactions_definitions_and_crashes(
     flavor: str,
     target: str,
     mode: str,

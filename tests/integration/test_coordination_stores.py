@@ -44,13 +44,13 @@ LEASE = "/shop/lease"
         "coordination.db",
     ],
 )
-def test_a_url_that_names_no_store_is_refused(url: str) -> None:
+def test_url_without_a_known_store_is_refused(url: str) -> None:
     with pytest.raises(OptionInvalid) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
 
 
-def test_a_file_that_is_no_coordination_file_is_refused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused_as_a_coordination_file(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database, and longer than the head of one " * 100)
     with pytest.raises(OptionInvalid):
         open_store(f"sqlite://{tmp_path}/text")
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_coordination_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.timing
-def test_a_file_that_is_taken_away_is_noticed(tmp_path: Path) -> None:
+def test_removed_file_is_detected(tmp_path: Path) -> None:
     with SqliteBackend(tmp_path) as backend:
         store = backend.open()
         session = store.session(SESSION_SECONDS_SHORT)
@@ -84,7 +84,7 @@ def test_a_file_that_is_taken_away_is_noticed(tmp_path: Path) -> None:
 # --- What only a network does -----------------------------------------------------------------
 
 
-def test_an_answer_that_is_lost_is_neither_a_failure_nor_a_double(zookeeper: ZooKeeper) -> None:
+def test_lost_response_is_neither_a_failure_nor_a_duplicate(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
         proxy = backend.proxies[-1]
@@ -106,7 +106,7 @@ def test_an_answer_that_is_lost_is_neither_a_failure_nor_a_double(zookeeper: Zoo
 
 
 @pytest.mark.timing
-def test_a_lease_whose_answer_is_lost_is_held(zookeeper: ZooKeeper) -> None:
+def test_lease_with_a_lost_response_is_held(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
         session = store.session(SESSION_SECONDS)
@@ -125,7 +125,7 @@ def test_a_lease_whose_answer_is_lost_is_held(zookeeper: ZooKeeper) -> None:
 
 
 @pytest.mark.timing
-def test_a_connection_that_has_died_in_silence_is_replaced(zookeeper: ZooKeeper) -> None:
+def test_silently_dead_connection_is_replaced(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open(OPERATION_SECONDS_SHORT)
         until_answered(lambda: store.put("/shop/orders", b"1"))
@@ -134,7 +134,7 @@ def test_a_connection_that_has_died_in_silence_is_replaced(zookeeper: ZooKeeper)
 
 
 @pytest.mark.timing
-def test_a_server_that_takes_a_connection_and_says_nothing_costs_no_session(
+def test_server_that_accepts_a_connection_and_stays_silent_costs_no_session(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.coordinate.backends.zookeeper._WAIT_PART", 1 / 60)
@@ -155,7 +155,7 @@ def test_a_server_that_takes_a_connection_and_says_nothing_costs_no_session(
 
 
 @pytest.mark.timing
-def test_nobody_waits_for_a_session_that_has_ended(zookeeper: ZooKeeper) -> None:
+def test_expired_session_blocks_no_waiter(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
         session = store.session(SESSION_SECONDS_SHORT)
@@ -169,7 +169,7 @@ def test_nobody_waits_for_a_session_that_has_ended(zookeeper: ZooKeeper) -> None
 
 
 @pytest.mark.timing
-def test_sessions_and_records_outlive_the_ensemble_s_death(zookeeper: ZooKeeper) -> None:
+def test_sessions_and_records_survive_an_outage_of_the_ensemble(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()
         session = store.session(SESSION_SECONDS)
@@ -192,7 +192,7 @@ def test_sessions_and_records_outlive_the_ensemble_s_death(zookeeper: ZooKeeper)
         assert store.get(LEASE) is not None
 
 
-def test_an_ensemble_s_account_keeps_others_out_and_its_password_to_itself(zookeeper: ZooKeeper) -> None:
+def test_ensemble_account_protects_its_records_and_hides_its_password(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         url = backend.url.replace("zookeeper://", "zookeeper://penstock:s%40cret@")
         store = open_store(url, WAIT_SECONDS_MAX)
@@ -213,7 +213,7 @@ def store_version(store: CoordinationStore, path: str) -> int:
     return ABSENT if record is None else record.version
 
 
-def test_session_that_another_process_removed_is_never_certain_again(
+def test_session_removed_by_another_process_is_never_certain_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"sqlite:///{tmp_path}/store.db", WAIT_SECONDS_MAX)

@@ -23,7 +23,7 @@ DEFAULT_METADATA = {"mysql": "MINIMAL", "mariadb": "NO_LOG", "mariadb11": "NO_LO
 @pytest.mark.deep(keep=("default",))
 @pytest.mark.parametrize("metadata", ["default", "FULL"])
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_definitions_and_values_are_the_servers_after_random_statements(
+def test_definitions_and_values_equal_the_servers_after_random_statements(
     flavor: str, metadata: str, server_of: Callable[[str], Server]
 ) -> None:
     server = server_of(flavor)

@@ -87,7 +87,7 @@ def test_tables_in_doubt_are_read_behind_the_capture(
         wait_for(capture, lambda status: not status.tables_in_doubt)
 
 
-def test_table_that_nobody_can_tell_stops_its_readers_by_name(
+def test_table_that_cannot_be_settled_stops_its_readers_by_name(
     server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(server)
@@ -135,7 +135,7 @@ def _stopped(status: CaptureStatus, name: str) -> dict[str, Any] | None:
 
 @pytest.mark.deep(guard="tests/unit/test_settling.py::test_table_is_read_once_its_statement_is_committed")
 @pytest.mark.parametrize("flavor", SEMI_SYNC)
-def test_definitions_are_those_that_every_logged_statement_left(
+def test_definitions_follow_every_logged_statement(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, flavor: str
 ) -> None:
     server = start_server(flavor)

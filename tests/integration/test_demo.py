@@ -103,7 +103,7 @@ def test_password_is_printed_nowhere(whole_run: str, place: Path) -> None:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_verify.py::test_what_differs_is_found_though_the_source_went_on"
+    guard="tests/integration/test_pipeline_verify.py::test_differences_are_reported_despite_an_advancing_source"
 )
 def test_wrong_value_in_a_delta_table_fails_the_next_demo_in_the_same_directory(
     whole_run: str, place: Path
@@ -115,11 +115,9 @@ def test_wrong_value_in_a_delta_table_fails_the_next_demo_in_the_same_directory(
     assert len(re.findall(r"shop\.\w+: equal", done.stdout)) == 2
 
 
-@pytest.mark.deep(
-    guard="tests/integration/test_servers.py::test_the_command_ends_its_server_when_interrupted"
-)
+@pytest.mark.deep(guard="tests/integration/test_servers.py::test_command_ends_its_server_when_interrupted")
 @pytest.mark.parametrize("moment", ["listens on", "running: "])
-def test_an_interrupt_leaves_no_process_and_no_server_directory(place: Path, moment: str) -> None:
+def test_interrupt_leaves_no_process_and_no_server_directory(place: Path, moment: str) -> None:
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     process = _start(["-m", "demo"], place, seconds=60, mark=mark)
     try:

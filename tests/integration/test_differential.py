@@ -90,7 +90,7 @@ def plain(change: Change) -> tuple[str, str, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_another_reader_gives_the_same_changes_in_the_same_order(
+def test_other_readers_return_the_same_changes_in_the_same_order(
     flavor: str, start_server: StartServer, fresh_database: FreshDatabase
 ) -> None:
     server = start_server(flavor)

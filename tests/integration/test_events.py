@@ -54,7 +54,7 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # --- Compression ----------------------------------------------------------------------------
 
 
-def test_a_compressed_transaction_holds_what_a_plain_one_does(
+def test_compressed_transaction_equals_a_plain_one(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -77,7 +77,7 @@ def test_a_compressed_transaction_holds_what_a_plain_one_does(
     assert counted["changes"] == decode_file(plain).counters["changes"] == 6
 
 
-def test_a_payload_of_many_chunks_is_followed_to_its_end(
+def test_payload_of_many_chunks_is_read_to_its_end(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     """Events of 3 MB lie across the pieces in which a payload is decompressed."""
@@ -105,7 +105,7 @@ def test_a_payload_of_many_chunks_is_followed_to_its_end(
     assert len(places) == 1
 
 
-def test_a_long_payload_is_followed_piece_by_piece_and_verified_before_its_commit(
+def test_long_payload_is_streamed_and_verified_before_its_commit(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -145,7 +145,7 @@ def test_a_long_payload_is_followed_piece_by_piece_and_verified_before_its_commi
             decode_in_pieces(data[:end], path.name, 65_536)
 
 
-def test_mariadb_compressed_events_hold_what_plain_ones_do(
+def test_mariadb_compressed_events_equal_plain_ones(
     mariadb_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -213,9 +213,7 @@ def test_every_row_carries_the_gtid_of_its_transaction(
     assert decoded.gtid_set == after != before
 
 
-def test_the_list_of_earlier_gtids_is_read_with_tags(
-    mysql_server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_previous_gtids_event_is_read_with_tags(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY)", database=database)
     path = run_logged(
@@ -288,7 +286,7 @@ def test_rows_name_the_connection_that_wrote_them(server: Server, fresh_database
 # --- Transactions ---------------------------------------------------------------------------
 
 
-def test_only_what_was_committed_comes(server: Server, fresh_database: FreshDatabase) -> None:
+def test_only_committed_changes_are_returned(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     path = run_logged(
         server,
@@ -315,7 +313,9 @@ def test_only_what_was_committed_comes(server: Server, fresh_database: FreshData
     assert [row["_metadata"]["row"] for row in rows] == [0, 1, 2, 2, 3, 3, 0]
 
 
-def test_xa_transactions_come_once_when_they_commit(server: Server, fresh_database: FreshDatabase) -> None:
+def test_xa_transactions_are_returned_once_when_they_commit(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
     database = fresh_database(server)
     path = run_logged(
         server,
@@ -340,7 +340,7 @@ def test_xa_transactions_come_once_when_they_commit(server: Server, fresh_databa
     assert replay(rows, ["id"]) == select(server, f"{database}.t") == [(1,), (2,), (4,)]
 
 
-def test_prepared_xa_transactions_come_in_the_order_of_their_commits(
+def test_prepared_xa_transactions_are_returned_in_commit_order(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -372,7 +372,7 @@ def test_prepared_xa_transactions_come_in_the_order_of_their_commits(
     assert [id for batch in live for id in batch.to_arrow()["id"].to_pylist()] == [3, 5, 1]
 
 
-def test_statements_are_told_apart_from_rows(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_statements_are_distinguished_from_rows(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     path = run_logged(
         mysql_server,
@@ -400,7 +400,7 @@ def test_statements_are_told_apart_from_rows(mysql_server: Server, fresh_databas
     assert {one.database for one in definitions} == {database}
 
 
-def test_an_incident_stops_by_name(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_incident_is_refused_by_name(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     path = run_logged(
         mysql_server, "CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)", database=database
@@ -419,7 +419,7 @@ def test_an_incident_stops_by_name(mysql_server: Server, fresh_database: FreshDa
 
 
 @pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
-def test_columns_that_an_image_lacks_are_told_absent(
+def test_columns_absent_from_an_image_are_marked_absent(
     image: str, server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -449,7 +449,7 @@ def test_columns_that_an_image_lacks_are_told_absent(
     assert rows[2]["id"] == rows[4]["id"] == 1
 
 
-def test_full_images_without_a_key_lack_nothing(server: Server, fresh_database: FreshDatabase) -> None:
+def test_full_images_without_a_key_are_complete(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     path = run_logged(
         server,
@@ -495,7 +495,7 @@ JSON_UPDATES = [
 
 
 @pytest.mark.parametrize("image", ["FULL"])
-def test_json_differences_are_applied_to_the_document_before(
+def test_json_diffs_are_applied_to_the_before_document(
     image: str, mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -527,7 +527,7 @@ def test_json_differences_are_applied_to_the_document_before(
     assert (afters[-1]["first"], afters[-1]["d"]) == (first, text)
 
 
-def test_a_json_difference_without_the_document_before_stops_by_name(
+def test_json_diff_without_the_before_document_is_refused_by_name(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     from penstock.errors import EventUnsupported
@@ -550,7 +550,7 @@ def test_a_json_difference_without_the_document_before_stops_by_name(
 # --- Checksums ------------------------------------------------------------------------------
 
 
-def test_a_log_without_checksums_reads_the_same(server: Server, fresh_database: FreshDatabase) -> None:
+def test_log_without_checksums_reads_the_same(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     statements = ("INSERT INTO t VALUES (1, 'x')", "UPDATE t SET text = 'y'", "DELETE FROM t")
     server.sql("CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(20))", database=database)
@@ -567,7 +567,7 @@ def test_a_log_without_checksums_reads_the_same(server: Server, fresh_database: 
     assert {TABLE_MAP, QUERY if server.family == "mysql" else MARIADB_GTID} <= {event.code for event in found}
 
 
-def test_rows_events_that_end_only_a_statement_are_passed_over(
+def test_rows_events_that_only_end_a_statement_are_skipped(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     """A rows event for table number 0xffffff without images, which servers wrote to close a statement."""

@@ -15,7 +15,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 
-def test_table_is_gone_once_its_replacement_failed(
+def test_table_is_dropped_if_its_replacement_failed(
     mariadb_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mariadb_server)

@@ -57,7 +57,7 @@ pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_log_that_was_begun_again_is_noticed_by_every_position(
+def test_restarted_log_is_detected_at_every_position(
     start_server: StartServer, tmp_path: Path, flavor: str
 ) -> None:
     server = start_server(flavor)

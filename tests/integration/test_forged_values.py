@@ -55,15 +55,17 @@ def tables_of(frame: DataFrame) -> dict[str, int]:
 GENUINE = {NOTES: len(NOTE_IDS)}
 
 
-def test_a_batch_gives_the_rows_of_no_value(spark: SparkSession, forged: Forged) -> None:  # noqa: F811
+def test_batch_returns_no_row_from_inside_a_value(spark: SparkSession, forged: Forged) -> None:  # noqa: F811
     options = {"path": str(forged.file), "mode": "envelope", "minPartitions": 2}
     frame = spark.read.format("penstock").options(**options).load()
     assert frame.rdd.getNumPartitions() == 2
     assert tables_of(frame) == GENUINE
 
 
-@pytest.mark.deep(guard="tests/integration/test_forged_values.py::test_a_batch_gives_the_rows_of_no_value")
-def test_a_stream_gives_the_rows_of_no_value(
+@pytest.mark.deep(
+    guard="tests/integration/test_forged_values.py::test_batch_returns_no_row_from_inside_a_value"
+)
+def test_stream_returns_no_row_from_inside_a_value(
     spark: SparkSession,  # noqa: F811
     forged: Forged,
     tmp_path: Path,
@@ -76,7 +78,7 @@ def test_a_stream_gives_the_rows_of_no_value(
         assert found == [GENUINE]
 
 
-def test_a_daemon_gives_the_rows_of_no_value(daemon: DaemonProcess) -> None:
+def test_daemon_returns_no_row_from_inside_a_value(daemon: DaemonProcess) -> None:
     source = open_source(SourceOptions.parse(f"penstock://127.0.0.1:{daemon.port}/shop"))
     ranges = source.split(ranges_min=2)
     assert len(ranges) == 2
@@ -89,8 +91,10 @@ def test_a_daemon_gives_the_rows_of_no_value(daemon: DaemonProcess) -> None:
     source.close()
 
 
-@pytest.mark.deep(guard="tests/integration/test_forged_values.py::test_a_daemon_gives_the_rows_of_no_value")
-def test_a_pipeline_writes_the_rows_of_no_value(
+@pytest.mark.deep(
+    guard="tests/integration/test_forged_values.py::test_daemon_returns_no_row_from_inside_a_value"
+)
+def test_pipeline_writes_no_row_from_inside_a_value(
     spark: SparkSession,  # noqa: F811
     forged: Forged,
     tmp_path: Path,

@@ -9,7 +9,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 
-def test_polars_duckdb_and_pandas_take_a_batch_as_it_is(
+def test_polars_duckdb_and_pandas_accept_a_batch_unchanged(
     mariadb_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mariadb_server)

@@ -80,7 +80,7 @@ def shop(server_of: Callable[[str], Server]) -> Iterator[Server]:
 # --- inspect --------------------------------------------------------------------------------
 
 
-def test_events_are_the_default_and_a_line_each(shop: Server) -> None:
+def test_events_are_the_default_view_with_one_line_each(shop: Server) -> None:
     ran = penstock("inspect", *shop.binlog_files())
     assert ran.code == 0, ran.err
     assert ran.lines[0].split() == ["position", "time", "type", "server", "bytes", "about"]
@@ -99,7 +99,7 @@ def test_events_agree_with_the_servers_own_list(shop: Server) -> None:
     assert [row["server_id"] for row in objects] == [row[3] for row in listed]
 
 
-def test_transactions_tell_what_they_changed(shop: Server) -> None:
+def test_transactions_view_shows_the_changes(shop: Server) -> None:
     objects = penstock("inspect", *shop.binlog_files(), "--transactions", "--json").objects
     changed = [(row["tables"], row["rows"]) for row in objects if row["rows"]]
     assert changed == [("shop.orders", 2), ("shop.items", 1), ("shop.orders", 1), ("shop.orders", 1)]
@@ -130,7 +130,7 @@ def test_rows_are_readable(shop: Server) -> None:
     assert "name=NULL" in ran.lines[2]
 
 
-def test_a_live_server_shows_what_its_files_hold(shop: Server) -> None:
+def test_live_server_shows_the_events_of_its_files(shop: Server) -> None:
     live = penstock("inspect", shop.url(), "--rows", "--json").objects
     files = penstock("inspect", *shop.binlog_files(), "--rows", "--json").objects
     for row in [*live, *files]:
@@ -167,12 +167,12 @@ def test_positions_gtids_and_times_bound_every_view(shop: Server) -> None:
     assert all(row["offset"] >= third["offset"] or row["file"] > third["file"] for row in events)
 
 
-def test_a_limit_cuts_and_says_so(shop: Server) -> None:
+def test_limit_cuts_the_view_and_reports_it(shop: Server) -> None:
     assert len(penstock("inspect", *shop.binlog_files(), "--json", "--limit", 3).objects) == 3
     assert len(penstock("inspect", *shop.binlog_files(), "--limit", 3).lines) == 4
 
 
-def test_a_schema_file_names_columns_that_the_log_does_not(start_server: StartServer, tmp_path: Path) -> None:
+def test_schema_file_names_columns_missing_from_the_log(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mysql", binlog_row_metadata="MINIMAL")
     server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, total INT)")
     server.sql("FLUSH BINARY LOGS; INSERT INTO shop.orders VALUES (1, 2)")
@@ -200,7 +200,7 @@ def test_a_schema_file_names_columns_that_the_log_does_not(start_server: StartSe
         (["check", "/etc/passwd"], 2, "OptionInvalid"),
     ],
 )
-def test_an_error_is_a_message_a_place_and_a_hint(words: list[str], code: int, name: str) -> None:
+def test_error_has_a_message_a_position_and_a_hint(words: list[str], code: int, name: str) -> None:
     ran = process(*words)
     assert ran.code == code, ran
     assert ran.err.startswith(f"{name}: ")
@@ -208,7 +208,7 @@ def test_an_error_is_a_message_a_place_and_a_hint(words: list[str], code: int, n
     assert ran.out == ""
 
 
-def test_what_was_whole_is_shown_before_the_error(shop: Server, tmp_path: Path) -> None:
+def test_whole_transactions_are_shown_before_the_error(shop: Server, tmp_path: Path) -> None:
     first = shop.binlog_files()[0]
     whole = process("inspect", first, "--rows", "--json").lines
     cut = tmp_path / first.name
@@ -221,7 +221,7 @@ def test_what_was_whole_is_shown_before_the_error(shop: Server, tmp_path: Path) 
     assert ran.lines
 
 
-def test_a_password_comes_from_the_environment_or_a_file_and_is_never_shown(
+def test_password_comes_from_the_environment_or_a_file_and_is_never_shown(
     shop: Server, tmp_path: Path
 ) -> None:
     url = f"mysql://repl@127.0.0.1:{shop.port}"
@@ -250,7 +250,7 @@ def test_check_passes_a_server_that_is_ready(shop: Server) -> None:
     assert "binlog_format" in ran.out
 
 
-def test_check_finds_statement_format_and_prints_the_mending_statement(start_server: StartServer) -> None:
+def test_check_reports_statement_format_and_prints_the_fixing_statement(start_server: StartServer) -> None:
     server = start_server("mysql", binlog_format="STATEMENT", binlog_row_metadata="MINIMAL")
     ran = penstock("check", server.url())
     assert ran.code == 1, ran
@@ -264,7 +264,7 @@ def test_check_finds_statement_format_and_prints_the_mending_statement(start_ser
     assert penstock("check", server.url()).code == 0
 
 
-def test_every_verb_is_found_and_explains_itself() -> None:
+def test_every_verb_exists_and_explains_itself() -> None:
     listed = process("--help")
     assert listed.code == 0
     for verb in ("inspect", "check"):
@@ -274,7 +274,7 @@ def test_every_verb_is_found_and_explains_itself() -> None:
     assert process("nonsense").code == 2
 
 
-def test_a_verb_imports_no_other_verb() -> None:
+def test_verb_imports_no_other_verb() -> None:
     program = (
         "import sys\nfrom penstock.cli.app import make_app\nmake_app('status')\n"
         "print(sorted(name for name in sys.modules if name.startswith('penstock.cli.')"

@@ -98,7 +98,7 @@ def last_file(server: Server) -> str:
     return str(server.binlog_files()[-1])
 
 
-def test_documents_are_what_the_client_shows(server: Server, fresh_database: FreshDatabase) -> None:
+def test_documents_equal_the_clients_text(server: Server, fresh_database: FreshDatabase) -> None:
     chance = random.Random(8259)
     table = new_table(server, fresh_database(server))
     # The deepest document that each server allows.
@@ -111,7 +111,7 @@ def test_documents_are_what_the_client_shows(server: Server, fresh_database: Fre
     assert found == shown_by_client(server, table)
 
 
-def test_values_of_types_that_json_lacks_are_what_the_client_shows(
+def test_values_without_a_json_type_equal_the_clients_text(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     table = new_table(mysql_server, fresh_database(mysql_server))
@@ -149,7 +149,7 @@ def metadata_of(server: Server, metadata: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
-def test_partial_updates_give_the_whole_document(
+def test_partial_updates_return_the_whole_document(
     mysql_server: Server, fresh_database: FreshDatabase, metadata: str
 ) -> None:
     chance = random.Random(39)

@@ -41,7 +41,7 @@ PAIRS = ("aa", "ae", "oe", "ue", "ss", "th", "ij", "dz", "lj", "nj", "st", "ff",
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_what_a_collation_takes_for_the_same_is_in_one_group(
+def test_values_equal_under_a_collation_are_in_one_group(
     flavor: str, mysql_server: Server, mariadb_server: Server
 ) -> None:
     server = mysql_server if flavor == "mysql" else mariadb_server

@@ -139,13 +139,13 @@ def assert_answers(daemon: DaemonProcess, server: Server) -> None:
     assert seconds_until_answered(daemon, server) < COMMIT_SECONDS_MAX
 
 
-def test_every_listener_tells_where_it_is(daemon: DaemonProcess) -> None:
+def test_every_listener_reports_its_address(daemon: DaemonProcess) -> None:
     told = daemon.get("/v1/listeners")["listeners"]
     assert told == {name: f"127.0.0.1:{daemon.ports[name]}" for name in LISTENERS}
     assert len(set(daemon.ports.values())) == len(LISTENERS)
 
 
-def test_the_command_line_tells_where_it_is(daemon: DaemonProcess) -> None:
+def test_command_line_reports_the_address(daemon: DaemonProcess) -> None:
     shown = penstock("status", "--config", daemon.config)
     told = ", ".join(f"{name} at 127.0.0.1:{daemon.ports[name]}" for name in LISTENERS)
     assert f"listens: {told}" in shown.out
@@ -159,9 +159,7 @@ def test_the_command_line_tells_where_it_is(daemon: DaemonProcess) -> None:
     assert "a-token" not in checked.out
 
 
-def test_random_bytes_close_the_connection_and_no_other(
-    daemon: DaemonProcess, mariadb_server: Server
-) -> None:
+def test_random_bytes_close_only_their_own_connection(daemon: DaemonProcess, mariadb_server: Server) -> None:
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     before = daemon.resident_bytes()
@@ -183,7 +181,7 @@ def test_random_bytes_close_the_connection_and_no_other(
 
 
 @pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, 1 << 30, 64 << 20, 2 << 20])
-def test_a_frame_that_says_it_is_large_is_refused_before_it_comes(daemon: DaemonProcess, length: int) -> None:
+def test_oversized_frame_is_refused_before_it_arrives(daemon: DaemonProcess, length: int) -> None:
     before = daemon.resident_bytes()
     with closing(connect(daemon, "canal")) as waited_for, closing(connect(daemon, "canal")) as peer:
         waited_for.sendall(struct.pack(">I", 100))
@@ -195,7 +193,7 @@ def test_a_frame_that_says_it_is_large_is_refused_before_it_comes(daemon: Daemon
 
 
 @pytest.mark.parametrize("name", HTTP)
-def test_requests_that_are_too_large_are_refused(daemon: DaemonProcess, name: str) -> None:
+def test_oversized_requests_are_refused(daemon: DaemonProcess, name: str) -> None:
     before = daemon.resident_bytes()
     head = b"POST /v1/instances/shop/changes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-token\r\n"
     for content in (
@@ -213,7 +211,7 @@ def test_requests_that_are_too_large_are_refused(daemon: DaemonProcess, name: st
     assert daemon.resident_bytes() - before < GROWN_BYTES_MAX
 
 
-def test_a_body_beyond_the_bound_is_told_before_it_comes(daemon: DaemonProcess) -> None:
+def test_oversized_body_is_refused_before_it_arrives(daemon: DaemonProcess) -> None:
     with closing(connect(daemon, "http")) as peer:
         peer.sendall(
             b"POST /v1/instances/shop/changes HTTP/1.1\r\nHost: localhost\r\n"
@@ -226,7 +224,7 @@ def test_a_body_beyond_the_bound_is_told_before_it_comes(daemon: DaemonProcess) 
     assert b'"type":"LimitExceeded"' in answer
 
 
-def test_more_connections_than_one_peer_may_have_are_refused(
+def test_connections_over_the_limit_of_a_peer_are_refused(
     daemon: DaemonProcess, mariadb_server: Server
 ) -> None:
     hosts = itertools.count(3)
@@ -268,7 +266,7 @@ def test_more_connections_than_one_peer_may_have_are_refused(
         ({"Authorization": "Bearer a-token"}, 404),
     ],
 )
-def test_who_may_not_is_told_so_and_noted(
+def test_forbidden_request_is_refused_and_logged(
     daemon: DaemonProcess, headers: dict[str, str], status: int
 ) -> None:
     daemon_token, daemon.token = daemon.token, None
@@ -283,7 +281,7 @@ def test_who_may_not_is_told_so_and_noted(
         assert "sesame-43" not in daemon.said()
 
 
-def test_an_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mariadb_server: Server) -> None:
+def test_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mariadb_server: Server) -> None:
     reader = {"Authorization": "Bearer reader-token"}
     head = head_of(mariadb_server)
     daemon.wait_for_head(head.file, head.offset)
@@ -317,10 +315,9 @@ def test_an_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mar
 
 
 @pytest.mark.deep(
-    guard="tests/conformance/test_coordination.py::"
-    "test_a_store_that_does_not_answer_is_said_to_be_lost_and_comes_back"
+    guard="tests/conformance/test_coordination.py::test_unresponsive_store_is_reported_lost_and_recovers"
 )
-def test_capture_and_readers_do_not_wait_for_an_ensemble_that_is_away(
+def test_capture_and_readers_do_not_wait_for_an_unavailable_ensemble(
     mariadb_server: Server, daemon: DaemonProcess, tmp_path: Path
 ) -> None:
     settings = {
@@ -340,7 +337,7 @@ def test_capture_and_readers_do_not_wait_for_an_ensemble_that_is_away(
         assert running.terminate() == 0
 
 
-def test_who_says_it_a_byte_at_a_time_is_let_go_in_time(
+def test_slow_client_is_disconnected_in_time(
     daemon: DaemonProcess, slow: "dict[str, Future[float]]", mariadb_server: Server
 ) -> None:
     assert_answers(daemon, mariadb_server)
@@ -353,7 +350,7 @@ def test_who_says_it_a_byte_at_a_time_is_let_go_in_time(
         assert any("does not arrive" in line and f"listener={name} " in line for line in said.splitlines())
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(
+def test_occupied_port_is_reported_before_anything_starts(
     daemon: DaemonProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("taken")
@@ -368,7 +365,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(
     assert not (folder / "log").exists()
 
 
-def test_a_daemon_with_sessions_on_every_port_ends_in_order(daemon: DaemonProcess) -> None:
+def test_daemon_with_sessions_on_every_port_shuts_down_in_order(daemon: DaemonProcess) -> None:
     with ExitStack() as held:
         for name in HTTP:
             peer = held.enter_context(closing(connect(daemon, name)))
@@ -384,9 +381,7 @@ def test_a_daemon_with_sessions_on_every_port_ends_in_order(daemon: DaemonProces
         daemon.start()
 
 
-def test_every_listener_speaks_tls_where_there_is_a_certificate(
-    daemon: DaemonProcess, tmp_path: Path
-) -> None:
+def test_every_listener_speaks_tls_if_it_has_a_certificate(daemon: DaemonProcess, tmp_path: Path) -> None:
     certificate.make(tmp_path / "tls")
     names = certificate.server_options(tmp_path / "tls")
     settings = {

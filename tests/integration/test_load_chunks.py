@@ -120,7 +120,7 @@ def numbers_of(address: ServerAddress, chunks: Sequence[Chunk]) -> list[list[int
 
 
 @pytest.mark.parametrize(("flavor", "name"), PAIRS)
-def test_chunks_hold_each_row_once_and_have_about_one_size(
+def test_chunks_hold_each_row_once_and_are_about_equal_in_size(
     server_of: Callable[[str], Server],
     fresh_database: FreshDatabase,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +164,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: count
 
 
-def test_rows_that_come_in_front_of_the_first_and_behind_the_last_key_are_in_a_chunk(
+def test_rows_before_the_first_and_after_the_last_key_are_in_a_chunk(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -178,7 +178,7 @@ def test_rows_that_come_in_front_of_the_first_and_behind_the_last_key_are_in_a_c
     assert -2 in found[-1]
 
 
-def test_a_plan_does_without_statistics_that_are_wrong(server: Server, fresh_database: FreshDatabase) -> None:
+def test_plan_tolerates_wrong_statistics(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     options = "STATS_PERSISTENT=1, STATS_AUTO_RECALC=0"
     server.sql(f"CREATE TABLE {database}.t (k INT PRIMARY KEY, n INT) {options}")

@@ -69,7 +69,7 @@ def numbers(url: str, database: str, **options: object) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_connection_lost_anywhere_costs_no_row_and_doubles_none(
+def test_connection_lost_anywhere_loses_and_duplicates_no_row(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, key: str
 ) -> None:
     server = mariadb_server if key in ("text", "moment") else mysql_server
@@ -92,7 +92,7 @@ def test_a_connection_lost_anywhere_costs_no_row_and_doubles_none(
 
 
 @pytest.mark.parametrize("key", [None, "enum"])
-def test_a_read_that_cannot_go_on_is_given_back(
+def test_read_that_cannot_continue_is_returned(
     mysql_server: Server, fresh_database: FreshDatabase, key: str | None
 ) -> None:
     database = fresh_database(mysql_server)
@@ -111,7 +111,7 @@ def test_a_read_that_cannot_go_on_is_given_back(
         assert sum(map(len, found)) == ROWS
 
 
-def test_a_server_that_stays_away_is_told(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_server_that_stays_away_is_reported(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     made(mysql_server, database, "number")
     with Proxy(mysql_server.port) as proxy:
@@ -122,7 +122,7 @@ def test_a_server_that_stays_away_is_told(mysql_server: Server, fresh_database: 
             list(read_chunk(address, target, chunk, instance="test"))
 
 
-def test_a_killed_query_goes_on(server: Server, fresh_database: FreshDatabase) -> None:
+def test_killed_query_continues(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     made(server, database, "number", ", filler TEXT", ", REPEAT('x', 4000)")
     address, target, chunk = planned(server.url(), database)
@@ -139,7 +139,7 @@ def test_a_killed_query_goes_on(server: Server, fresh_database: FreshDatabase) -
     assert read == list(range(1, ROWS + 1))
 
 
-def test_a_rate_is_kept(
+def test_rate_limit_is_kept(
     mariadb_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -162,7 +162,7 @@ def test_a_rate_is_kept(
     assert now == pytest.approx(2_000 / 4_000)
 
 
-def test_a_condition_is_the_server_s(server: Server, fresh_database: FreshDatabase) -> None:
+def test_condition_is_evaluated_by_the_server(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     made(server, database, "number")
     found = numbers(server.url(), database, where="number < 3 OR `id` = 7")
@@ -173,7 +173,7 @@ def test_a_condition_is_the_server_s(server: Server, fresh_database: FreshDataba
         list(numbers(server.url(), database, columns=["nothing"]))
 
 
-def test_rows_longer_than_a_packet_come_whole(server: Server, fresh_database: FreshDatabase) -> None:
+def test_rows_longer_than_a_packet_are_read_whole(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a LONGBLOB, b LONGBLOB, number INT)")
     half = 9_000_000
@@ -200,7 +200,7 @@ def test_rows_of_another_server_do_not_pass_for_those_of_the_watermark(
         list(read_chunk(address, target, chunk, instance="test", watermark=other))
 
 
-def test_an_account_that_may_not_read_is_told(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_account_without_select_is_reported(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     made(mysql_server, database, "number")
     _, target, chunk = planned(mysql_server.url(), database)
@@ -231,7 +231,7 @@ print(json.dumps({"rows": sum(counts), "growth": resident() - start}))
 """
 
 
-def test_64_reads_at_once_take_little_memory(mariadb_server: Server, fresh_database: FreshDatabase) -> None:
+def test_64_concurrent_reads_use_little_memory(mariadb_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mariadb_server)
     made(mariadb_server, database, "number", ", filler TEXT", ", REPEAT('x', 5000)")
     command = [sys.executable, "-c", MEMORY, mariadb_server.url(), f"{database}.t"]

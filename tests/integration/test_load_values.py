@@ -86,7 +86,7 @@ def differences(read: pyarrow.Table, logged: pyarrow.Table) -> Iterator[str]:
 
 
 @on_each({**CASES, **ROUNDED})
-def test_a_value_that_is_read_is_the_one_that_was_logged(
+def test_loaded_value_equals_the_logged_value(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
     server, case = server_of(flavor), {**CASES, **ROUNDED}[name]
@@ -113,7 +113,9 @@ def _letters(server: Server, charset: str) -> str:
     return "".join(letter for at, letter in enumerate(TEXT) if shown[at] == letter)
 
 
-def test_text_of_every_character_set_is_the_logged_one(server: Server, fresh_database: FreshDatabase) -> None:
+def test_loaded_text_equals_the_logged_text_in_every_charset(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
     database = fresh_database(server)
     rows = server.sql(
         "SELECT CHARACTER_SET_NAME FROM information_schema.CHARACTER_SETS"
@@ -155,7 +157,7 @@ def _groups(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         yield values[start : start + size]
 
 
-def test_rows_say_what_they_are_and_where_the_log_stood(
+def test_rows_are_marked_as_loaded_and_have_the_log_position(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -183,7 +185,7 @@ def test_rows_say_what_they_are_and_where_the_log_stood(
     assert max(versions) > rows[0]["_commit_version"]
 
 
-def test_columns_that_a_client_does_not_see_are_read(
+def test_invisible_columns_are_read(
     mysql_server: Server, mariadb11_server: Server, fresh_database: FreshDatabase
 ) -> None:
     for server in (mysql_server, mariadb11_server):
@@ -203,9 +205,7 @@ def test_columns_that_a_client_does_not_see_are_read(
 @pytest.mark.parametrize(
     "altered", ["DROP COLUMN v", "CONVERT TO CHARACTER SET utf8mb4", "MODIFY v DATETIME"]
 )
-def test_a_table_that_was_altered_since_stops_the_read(
-    server: Server, fresh_database: FreshDatabase, altered: str
-) -> None:
+def test_altered_table_stops_the_read(server: Server, fresh_database: FreshDatabase, altered: str) -> None:
     database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(20) CHARACTER SET latin1)")
     address = ServerAddress.parse(server.url())
@@ -217,7 +217,7 @@ def test_a_table_that_was_altered_since_stops_the_read(
         list(read_chunk(address, target, chunk, instance="test"))
 
 
-def test_columns_can_be_left_out(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_columns_can_be_excluded(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     mysql_server.sql(f"CREATE TABLE {database}.t (a INT, id INT PRIMARY KEY, v INT)")
     mysql_server.sql(f"INSERT INTO {database}.t VALUES (1, 2, 3), (4, 5, 6)")

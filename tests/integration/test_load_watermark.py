@@ -94,7 +94,7 @@ def logged(server: Server, table: str, start: Position) -> list[Row]:
     return sorted(rows, key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
 
 
-def test_rows_and_the_log_behind_their_watermark_make_the_table(
+def test_rows_and_the_log_after_their_watermark_make_the_table(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -144,7 +144,7 @@ def held(rows: list[Row], news: list[Row]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("locked", [False, True], ids=["quiet", "locked"])
-def test_an_exact_snapshot_of_rows_without_a_key_joins_the_log_without_a_gap_or_a_double(
+def test_exact_snapshot_of_keyless_rows_joins_the_log_without_a_gap_or_a_duplicate(
     server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
     if locked:
@@ -182,7 +182,7 @@ def test_an_exact_snapshot_of_rows_without_a_key_joins_the_log_without_a_gap_or_
         assert not -count
 
 
-def test_a_table_without_transactions_is_locked_while_it_is_read(
+def test_nontransactional_table_is_locked_during_its_read(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -206,7 +206,7 @@ def test_a_table_without_transactions_is_locked_while_it_is_read(
     assert [row["v"] for row in logged(server, f"{database}.t", snapshot.watermark.position)] == [3]
 
 
-def test_without_the_right_to_lock_a_busy_table_is_told(
+def test_missing_lock_privilege_on_a_busy_table_is_reported(
     mysql_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
@@ -222,7 +222,7 @@ def test_without_the_right_to_lock_a_busy_table_is_told(
     assert "LOCK TABLES" in raised.value.hint
 
 
-def test_a_statement_that_holds_the_table_is_told(
+def test_statement_that_blocks_the_table_is_reported(
     mysql_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
@@ -240,7 +240,7 @@ def test_a_statement_that_holds_the_table_is_told(
 
 
 @pytest.mark.parametrize("flavor", SEMI_SYNC)
-def test_a_change_that_is_logged_and_not_to_be_seen_yet_lies_behind_the_watermark_or_is_waited_for(
+def test_watermark_covers_commits_logged_but_not_yet_visible(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, flavor: str
 ) -> None:
     server = start_server(flavor)
@@ -284,7 +284,7 @@ def test_a_change_that_is_logged_and_not_to_be_seen_yet_lies_behind_the_watermar
     assert Watermark.from_json(mark.to_json()) == mark
 
 
-def test_a_server_without_gtids_is_given_time(
+def test_server_without_gtids_gets_time_to_settle(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committed, "_SETTLE_SECONDS", 0.2)
@@ -295,7 +295,7 @@ def test_a_server_without_gtids_is_given_time(
     assert (mark.position.epoch, mark.exact) == (3, False)
 
 
-def test_mariadb_tells_where_a_snapshot_stands(
+def test_mariadb_reports_the_position_of_a_snapshot(
     mariadb11_server: Server, mariadb_server: Server, fresh_database: FreshDatabase
 ) -> None:
     for server in (mariadb_server, mariadb11_server):

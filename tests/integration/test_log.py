@@ -62,7 +62,7 @@ def log(folder: Path) -> Iterator[Log]:
 # --- Written and read -------------------------------------------------------------------------
 
 
-def test_a_log_gives_back_what_was_captured_and_goes_on_after_a_restart(folder: Path) -> None:
+def test_log_returns_captured_bytes_and_continues_after_a_restart(folder: Path) -> None:
     for piece_bytes in (150, 700, 5000):
         with Log.open(folder, SETTINGS) as log:
             captured = Captured(log, piece_bytes)
@@ -78,7 +78,7 @@ def test_a_log_gives_back_what_was_captured_and_goes_on_after_a_restart(folder: 
             assert log.durable == log.visible
 
 
-def test_every_segment_is_a_binlog_file_that_the_server_s_own_tool_reads(log: Log) -> None:
+def test_every_segment_is_a_binlog_file_that_the_servers_own_tool_reads(log: Log) -> None:
     Captured(log).run()
     log.sync()
     assert len(log.segments) > 6
@@ -103,7 +103,7 @@ def test_ranges_are_read_from_any_byte_to_any_byte(log: Log) -> None:
             assert b"".join(log.read(0, file.name, start, stop)) == file.content[start:stop]
 
 
-def test_what_the_log_does_not_have_is_refused_by_name(log: Log) -> None:
+def test_missing_positions_are_refused_by_name(log: Log) -> None:
     with pytest.raises(SourceMissing, match="empty"):
         log.head()
     Captured(log).run()
@@ -120,7 +120,7 @@ def test_what_the_log_does_not_have_is_refused_by_name(log: Log) -> None:
         list(log.read(0, "binlog.000002", 127, 200))
 
 
-def test_the_gtid_set_before_every_boundary_is_known(log: Log) -> None:
+def test_gtid_set_before_every_boundary_is_known(log: Log) -> None:
     Captured(log).run()
     for position, gtid_set in boundaries().items():
         if position >= log.extents()[0].first:
@@ -129,7 +129,7 @@ def test_the_gtid_set_before_every_boundary_is_known(log: Log) -> None:
     assert log.gtid_set(first) == ""
 
 
-def test_times_and_sets_are_found(log: Log) -> None:
+def test_times_and_sets_are_located(log: Log) -> None:
     Captured(log).run()
     for position, gtid_set in boundaries().items():
         if position.epoch == 0 and position >= log.extents()[0].first:
@@ -143,7 +143,7 @@ def test_times_and_sets_are_found(log: Log) -> None:
 # --- Who else ---------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_and_readers_see_what_is_written(folder: Path) -> None:
+def test_second_writer_is_refused_and_readers_see_written_bytes(folder: Path) -> None:
     with Log.open(folder, SETTINGS) as log:
         with pytest.raises(LogLocked, match="writes the log"):
             Log.open(folder, SETTINGS)
@@ -163,12 +163,12 @@ def test_a_second_writer_is_refused_and_readers_see_what_is_written(folder: Path
         assert reader.refresh() == reader.visible
 
 
-def test_a_reader_of_no_log_is_refused(folder: Path) -> None:
+def test_reader_of_a_missing_log_is_refused(folder: Path) -> None:
     with pytest.raises(SourceMissing, match="no log"):
         LogReader.open(folder)
 
 
-def test_readers_wait_for_what_becomes_visible_and_durable(folder: Path) -> None:
+def test_readers_wait_for_visible_and_durable_bytes(folder: Path) -> None:
     with Log.open(folder, settings(fsync="seconds", fsync_seconds=0.02)) as log:
         seen: list[Position] = []
 
@@ -192,7 +192,7 @@ def test_readers_wait_for_what_becomes_visible_and_durable(folder: Path) -> None
         assert log.wait_visible(visible, 0.01) == visible
 
 
-def test_each_append_is_durable_where_that_is_asked_for() -> None:
+def test_each_append_is_durable_if_configured() -> None:
     disk = SimulatedDisk()
     log = Log.open(FOLDER, settings(fsync="block"), disk)
 
@@ -213,7 +213,7 @@ def test_without_syncs_only_ended_segments_are_durable() -> None:
     assert log.sync() == visible == log.durable
 
 
-def test_the_memory_tier_serves_what_is_recent(folder: Path) -> None:
+def test_memory_tier_serves_recent_bytes(folder: Path) -> None:
     with Log.open(folder, settings(memory_bytes=4000)) as log:
         Captured(log).run()
         assert log.memory is not None
@@ -224,7 +224,7 @@ def test_the_memory_tier_serves_what_is_recent(folder: Path) -> None:
 # --- Segments ---------------------------------------------------------------------------------
 
 
-def test_a_new_hour_begins_a_new_segment_in_its_folder() -> None:
+def test_new_hour_starts_a_new_segment_in_its_folder() -> None:
     disk, hours = SimulatedDisk(), iter(range(10_000))
     log = open_log(disk, lambda: TIME_S + 3600 * next(hours) / 40)
     Captured(log, 100).run()
@@ -234,7 +234,7 @@ def test_a_new_hour_begins_a_new_segment_in_its_folder() -> None:
     assert folders == set(log.layout.hours(disk))
 
 
-def test_a_lost_connection_drops_the_transaction_that_was_not_finished(log: Log) -> None:
+def test_lost_connection_drops_the_unfinished_transaction(log: Log) -> None:
     def reconnect(captured: Captured, number: int) -> None:
         visible = captured.log.visible
         if number % 5 == 0 and visible is not None:
@@ -253,7 +253,7 @@ def test_a_lost_connection_drops_the_transaction_that_was_not_finished(log: Log)
     check_log(log, whole=True)
 
 
-def test_bytes_that_do_not_follow_are_refused(log: Log) -> None:
+def test_bytes_that_do_not_continue_the_log_are_refused(log: Log) -> None:
     file = server_files()[0]
 
     def place(offset: int, epoch: int = 0) -> None:
@@ -287,7 +287,7 @@ def test_bytes_that_do_not_follow_are_refused(log: Log) -> None:
         )
 
 
-def test_a_hole_between_transactions_is_told_to_readers() -> None:
+def test_gap_between_transactions_is_reported_to_readers() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     captured = Captured(log, each=lambda captured, number: captured.log.sync() if number < 3 else 1 / 0)
@@ -316,7 +316,7 @@ def test_a_hole_between_transactions_is_told_to_readers() -> None:
     assert again.extents() == extents
 
 
-def test_retention_lets_the_oldest_go_and_says_where_the_log_begins(log: Log) -> None:
+def test_retention_removes_the_oldest_segments_and_reports_where_the_log_starts(log: Log) -> None:
     Captured(log).run()
     before = len(log.segments)
     Retention(log.disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=12_000)).run(log)
@@ -329,7 +329,7 @@ def test_retention_lets_the_oldest_go_and_says_where_the_log_begins(log: Log) ->
 # --- A disk that fails ------------------------------------------------------------------------
 
 
-def test_a_full_disk_holds_the_capture_and_costs_nothing() -> None:
+def test_full_disk_pauses_the_capture_and_loses_nothing() -> None:
     disk = SimulatedDisk(room=2500)
     log = open_log(disk)
     full = 0
@@ -359,14 +359,14 @@ def test_a_full_disk_holds_the_capture_and_costs_nothing() -> None:
     check_log(open_log(disk), whole=True)
 
 
-def test_there_is_no_room_below_what_must_stay_free(folder: Path) -> None:
+def test_space_that_must_stay_free_is_not_used(folder: Path) -> None:
     with Log.open(folder, settings(free_bytes_min=1 << 60)) as log:
         assert str(1 << 60) in str(log.full_because())
     with Log.open(folder, settings(free_bytes_min=0)) as log:
         assert log.full_because() is None
 
 
-def test_a_log_opens_without_room_for_its_segment_index() -> None:
+def test_log_opens_without_room_for_its_segment_index() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         Captured(log).run()
@@ -379,7 +379,7 @@ def test_a_log_opens_without_room_for_its_segment_index() -> None:
 
 
 @pytest.mark.parametrize("lost", ["segment", "epochs"])
-def test_a_log_that_cannot_be_opened_keeps_nothing_open(folder: Path, lost: str) -> None:
+def test_log_that_cannot_be_opened_leaves_no_open_file(folder: Path, lost: str) -> None:
     with Log.open(folder, SETTINGS) as log:
         Captured(log).run()
     if lost == "segment":
@@ -401,7 +401,7 @@ def opened_below(folder: Path) -> list[str]:
     return [path for path in paths if path.startswith(str(folder))]
 
 
-def test_after_a_failed_sync_nothing_more_is_promised() -> None:
+def test_after_a_failed_sync_nothing_more_is_durable() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
 
@@ -427,7 +427,7 @@ def test_after_a_failed_sync_nothing_more_is_promised() -> None:
     check_log(found)
 
 
-def test_a_segment_that_cannot_be_made_durable_ends_the_writing() -> None:
+def test_segment_that_cannot_be_made_durable_ends_the_writing() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
 
@@ -445,7 +445,7 @@ def test_a_segment_that_cannot_be_made_durable_ends_the_writing() -> None:
     check_log(log, whole=True)
 
 
-def test_a_sync_in_the_background_that_fails_stops_the_writer() -> None:
+def test_failed_background_sync_stops_the_writer() -> None:
     disk = SimulatedDisk()
     log = Log.open(FOLDER, settings(fsync="seconds", fsync_seconds=0.01), disk)
 
@@ -460,7 +460,7 @@ def test_a_sync_in_the_background_that_fails_stops_the_writer() -> None:
     log.close()
 
 
-def test_durable_bytes_that_are_gone_stop_the_log_until_the_loss_is_accepted() -> None:
+def test_missing_durable_bytes_stop_the_log_until_the_loss_is_accepted() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     Captured(log).run()
@@ -477,7 +477,7 @@ def test_durable_bytes_that_are_gone_stop_the_log_until_the_loss_is_accepted() -
     check_log(log, whole=True)
 
 
-def test_a_segment_without_its_file_is_missed() -> None:
+def test_segment_without_its_file_is_reported() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     Captured(log).run()
@@ -489,7 +489,7 @@ def test_a_segment_without_its_file_is_missed() -> None:
         open_log(disk)
 
 
-def test_a_segment_under_another_name_is_refused() -> None:
+def test_segment_under_another_name_is_refused() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     Captured(log).run()
@@ -500,7 +500,7 @@ def test_a_segment_under_another_name_is_refused() -> None:
         open_log(disk)
 
 
-def test_indexes_that_are_gone_are_made_again() -> None:
+def test_missing_indexes_are_rebuilt() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     Captured(log).run()
@@ -515,6 +515,6 @@ def test_indexes_that_are_gone_are_made_again() -> None:
         assert not blocks.rebuilt, "it was kept when it was made the first time"
 
 
-def test_a_log_that_keeps_no_files_is_no_log(folder: Path) -> None:
+def test_memory_only_log_is_not_opened_in_a_folder(folder: Path) -> None:
     with pytest.raises(OptionInvalid, match="keeps files"):
         Log.open(folder, settings(mode="memory"))

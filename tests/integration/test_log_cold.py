@@ -80,7 +80,7 @@ def opened(cold: Path) -> Iterator[tuple[SeekableFile, CountingFile]]:
         yield file, counting
 
 
-def test_the_zstd_tool_gives_the_plain_segment_back(cold: Path, segment: bytes) -> None:
+def test_zstd_tool_restores_the_plain_segment(cold: Path, segment: bytes) -> None:
     tool = shutil.which("zstd")
     if tool is not None:
         done = subprocess.run(
@@ -92,7 +92,7 @@ def test_the_zstd_tool_gives_the_plain_segment_back(cold: Path, segment: bytes) 
     assert reader.read(len(segment) + 1) == segment
 
 
-def test_the_seek_table_is_laid_out_as_published(cold: Path, segment: bytes, cuts: list[int]) -> None:
+def test_seek_table_has_the_published_layout(cold: Path, segment: bytes, cuts: list[int]) -> None:
     raw = cold.read_bytes()
     frames, descriptor, magic = struct.unpack("<IBI", raw[-9:])
     assert (frames, descriptor, magic) == (len(cuts), 0, 0x8F92EAB1)
@@ -110,7 +110,7 @@ def test_the_seek_table_is_laid_out_as_published(cold: Path, segment: bytes, cut
     assert stored == len(raw) - table_bytes - 8
 
 
-def test_the_head_has_a_frame_of_its_own(opened: tuple[SeekableFile, CountingFile], segment: bytes) -> None:
+def test_head_has_its_own_frame(opened: tuple[SeekableFile, CountingFile], segment: bytes) -> None:
     file, counting = opened
     table_bytes = counting.bytes_read
     assert file.read(0, HEAD_BYTES) == segment[:HEAD_BYTES]
@@ -118,7 +118,7 @@ def test_the_head_has_a_frame_of_its_own(opened: tuple[SeekableFile, CountingFil
     assert counting.bytes_read - table_bytes < 2 * HEAD_BYTES
 
 
-def test_any_range_is_that_of_the_plain_segment(
+def test_any_range_equals_that_of_the_plain_segment(
     opened: tuple[SeekableFile, CountingFile], segment: bytes, cuts: list[int]
 ) -> None:
     file, _ = opened
@@ -165,7 +165,7 @@ def test_many_threads_read_one_file(opened: tuple[SeekableFile, CountingFile], s
     assert equal == [True] * 400
 
 
-def test_a_block_with_a_huge_event_becomes_frames_of_bounded_size(tmp_path: Path) -> None:
+def test_block_with_a_huge_event_becomes_frames_of_bounded_size(tmp_path: Path) -> None:
     plain, cold = tmp_path / "1.binlog", tmp_path / "1.binlog.zst"
     content = bytes(FRAME_BYTES_MAX * 2 + 5)
     plain.write_bytes(content)
@@ -177,7 +177,7 @@ def test_a_block_with_a_huge_event_becomes_frames_of_bounded_size(tmp_path: Path
         assert sum(sizes) == len(content)
 
 
-def test_a_bit_flipped_anywhere_is_found(cold: Path, segment: bytes) -> None:
+def test_bit_flipped_anywhere_is_detected(cold: Path, segment: bytes) -> None:
     raw = cold.read_bytes()
     numbers = random.Random(11)
     found: list[str | None] = []
@@ -197,20 +197,20 @@ def test_a_bit_flipped_anywhere_is_found(cold: Path, segment: bytes) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 5, 1000, -1])
-def test_a_file_that_was_cut_is_refused(cold: Path, kept: int) -> None:
+def test_truncated_file_is_refused(cold: Path, kept: int) -> None:
     cold.write_bytes(cold.read_bytes()[:kept])
     with pytest.raises(EventMalformed) as refused:
         SeekableFile(LocalDisk().open_read(cold), cold.name)
     assert "zstd -t" in str(refused.value)
 
 
-def test_a_file_without_a_seek_table_is_refused(cold: Path, segment: bytes) -> None:
+def test_file_without_a_seek_table_is_refused(cold: Path, segment: bytes) -> None:
     cold.write_bytes(zstandard.ZstdCompressor().compress(segment))
     with pytest.raises(EventMalformed):
         SeekableFile(LocalDisk().open_read(cold), cold.name)
 
 
-def test_nothing_has_the_name_before_it_is_whole(tmp_path: Path, segment: bytes) -> None:
+def test_file_gets_its_name_only_when_it_is_complete(tmp_path: Path, segment: bytes) -> None:
     class Watched(LocalDisk):
         """The real disk; it notes what stands there before each rename."""
 
@@ -246,7 +246,7 @@ def freeze(disk: SimulatedDisk, log: Log) -> None:
             make_cold(disk, log.layout, log, segment)
 
 
-def test_a_log_of_cold_segments_is_read_as_before() -> None:
+def test_log_of_cold_segments_reads_the_same() -> None:
     disk = captured()
     with open_log(disk) as log:
         freeze(disk, log)
@@ -273,7 +273,7 @@ def test_each_block_of_a_cold_segment_is_one_frame(tmp_path: Path) -> None:
             assert [frame.stop for frame in file.frames] == [first.head_bytes, *ends]
 
 
-def test_places_are_found_in_cold_segments() -> None:
+def test_positions_are_located_in_cold_segments() -> None:
     disk = captured()
     with open_log(disk) as log:
         asked = list(log.segments)

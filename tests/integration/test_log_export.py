@@ -82,7 +82,7 @@ def body(path: Path) -> bytes:
     return content[read_segment_head(content)[0] :]
 
 
-def test_the_whole_log_is_a_file_for_each_of_the_sources(log: Log, tmp_path: Path) -> None:
+def test_whole_log_exports_as_one_file_per_source_file(log: Log, tmp_path: Path) -> None:
     written = export(log, tmp_path / "out")
     assert [one.path.name for one in written] == [f"epoch{file.epoch}-{file.name}" for file in server_files()]
     for one, file in zip(written, server_files(), strict=True):
@@ -95,7 +95,7 @@ def test_the_whole_log_is_a_file_for_each_of_the_sources(log: Log, tmp_path: Pat
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_the_flavors_own_tool_shows_the_same_rows_at_the_same_places(
+def test_flavors_own_tool_shows_the_same_rows_at_the_same_positions(
     log: Log, tmp_path: Path, tool: Callable[[str, Path], str], flavor: str
 ) -> None:
     for file in each(of_flavor(flavor)):
@@ -114,7 +114,7 @@ def test_the_flavors_own_tool_shows_the_same_rows_at_the_same_places(
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_a_stretch_between_any_two_boundaries_is_a_file_that_the_tool_reads(
+def test_range_between_any_two_boundaries_is_a_file_that_the_tool_reads(
     log: Log, tmp_path: Path, tool: Callable[[str, Path], str], flavor: str
 ) -> None:
     file = max(of_flavor(flavor), key=lambda one: len(one.content))
@@ -133,7 +133,7 @@ def test_a_stretch_between_any_two_boundaries_is_a_file_that_the_tool_reads(
     assert found[-1] == end.offset
 
 
-def test_a_stretch_over_several_files_is_cut_where_they_are(log: Log, tmp_path: Path) -> None:
+def test_range_over_several_files_is_cut_at_their_ends(log: Log, tmp_path: Path) -> None:
     one, two, three = of_flavor("mysql")[:3]
     start = [place for place in boundaries() if place.file == one.name and place.epoch == 0][-3]
     end = [place for place in boundaries() if place.file == three.name and place.epoch == 0][4]
@@ -146,7 +146,7 @@ def test_a_stretch_over_several_files_is_cut_where_they_are(log: Log, tmp_path: 
     assert [each.path.name for each in written][1:] == [two.name, three.name]
 
 
-def test_a_compressed_log_gives_the_same_files(log: Log, tmp_path: Path) -> None:
+def test_compressed_log_gives_the_same_files(log: Log, tmp_path: Path) -> None:
     before = {one.path.name: one.path.read_bytes() for one in export(log, tmp_path / "plain")}
     for segment in list(log.segments):
         if segment.state == CLOSED:
@@ -158,7 +158,7 @@ def test_a_compressed_log_gives_the_same_files(log: Log, tmp_path: Path) -> None
     }
 
 
-def test_how_far_it_is_is_told(log: Log, tmp_path: Path) -> None:
+def test_progress_is_reported(log: Log, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     written = export(log, tmp_path, progress=lambda done, of: told.append((done, of)))
     total = sum(one.end.offset - one.start.offset for one in written)
@@ -169,14 +169,14 @@ def test_how_far_it_is_is_told(log: Log, tmp_path: Path) -> None:
 # --- What is refused ----------------------------------------------------------------------------
 
 
-def test_a_stretch_that_the_log_no_longer_has_is_refused(log: Log, tmp_path: Path) -> None:
+def test_purged_range_is_refused(log: Log, tmp_path: Path) -> None:
     Retention(log.disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=5000)).run(log)
     with pytest.raises(PositionPurged):
         export(log, tmp_path / "out", Position(0, of_flavor("mysql")[0].name, 4))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_stretch_without_bytes_is_refused(log: Log, tmp_path: Path) -> None:
+def test_range_without_bytes_is_refused(log: Log, tmp_path: Path) -> None:
     end = log.head()
     with pytest.raises(PositionInvalid):
         export(log, tmp_path, end)
@@ -185,7 +185,7 @@ def test_a_stretch_without_bytes_is_refused(log: Log, tmp_path: Path) -> None:
         export(log, tmp_path, start, start)
 
 
-def test_a_file_that_is_there_is_not_written_over(log: Log, tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(log: Log, tmp_path: Path) -> None:
     file = of_flavor("mysql")[1]
     (tmp_path / file.name).write_bytes(b"somebody's")
     with pytest.raises(OptionInvalid):
@@ -199,7 +199,7 @@ def test_a_file_that_is_there_is_not_written_over(log: Log, tmp_path: Path) -> N
     assert (tmp_path / file.name).read_bytes() == b"somebody's"
 
 
-def test_a_full_disk_leaves_no_file_that_looks_whole(log: Log) -> None:
+def test_full_disk_leaves_no_file_that_looks_complete(log: Log) -> None:
     target = SimulatedDisk(room=2000)
     with pytest.raises(LogFull):
         export(log, Path("/out"), disk=target)

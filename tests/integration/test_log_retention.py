@@ -95,7 +95,7 @@ def data_files(log: Log) -> list[str]:
     return [str(path) for path in disk_of(log).files() if ".binlog" in path.name]
 
 
-def test_what_is_older_than_its_age_leaves_by_the_hour_it_was_kept_in(log: Log, clock: Clock) -> None:
+def test_segments_older_than_their_age_are_removed_by_hour(log: Log, clock: Clock) -> None:
     before = list(log.segments)
     hours = sorted({one.hour for one in before})
     assert len(hours) > 3
@@ -110,7 +110,7 @@ def test_what_is_older_than_its_age_leaves_by_the_hour_it_was_kept_in(log: Log, 
     check_log(log, whole=True)
 
 
-def test_the_default_keeps_a_day(log: Log, clock: Clock) -> None:
+def test_default_retention_is_a_day(log: Log, clock: Clock) -> None:
     kept = retention(log, RetentionPolicy(), clock)
     oldest = log.segments[0]
     clock.now = TIME_S + 25 * HOUR_S - 1
@@ -119,7 +119,7 @@ def test_the_default_keeps_a_day(log: Log, clock: Clock) -> None:
     assert kept.plan(log.segments).departures[0].segment == oldest
 
 
-def test_what_passes_the_bytes_leaves_oldest_first(log: Log) -> None:
+def test_segments_over_the_byte_limit_are_removed_oldest_first(log: Log) -> None:
     before = list(log.segments)
     allowed = sum(one.stored_bytes for one in before[4:])
     plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed)).run(log)
@@ -129,7 +129,7 @@ def test_what_passes_the_bytes_leaves_oldest_first(log: Log) -> None:
     check_log(log, whole=True)
 
 
-def test_a_disk_that_runs_short_lets_the_oldest_go(log: Log) -> None:
+def test_low_disk_space_removes_the_oldest_segments(log: Log) -> None:
     before = list(log.segments)
     disk_of(log).room = disk_of(log).used + 100_000
     policy = RetentionPolicy(age_seconds=None, free_bytes=100_000 + before[0].stored_bytes + 1)
@@ -138,7 +138,7 @@ def test_a_disk_that_runs_short_lets_the_oldest_go(log: Log) -> None:
     assert {one.reason for one in plan.departures} == {Reason.FREE_BYTES}
 
 
-def test_a_disk_without_a_byte_left_is_made_free(log: Log) -> None:
+def test_completely_full_disk_is_freed(log: Log) -> None:
     before = list(log.segments)
     disk = disk_of(log)
     disk.room = disk.used
@@ -151,7 +151,7 @@ def test_a_disk_without_a_byte_left_is_made_free(log: Log) -> None:
         check_log(again, whole=True)
 
 
-def test_the_newest_segment_stays_whatever_the_policy_says(log: Log, clock: Clock) -> None:
+def test_newest_segment_is_never_removed(log: Log, clock: Clock) -> None:
     clock.now += 1000 * HOUR_S
     newest = log.segments[len(log.segments) - 1]
     everything = RetentionPolicy(age_seconds=0, bytes_max=0, free_bytes=1 << 60)
@@ -160,7 +160,7 @@ def test_the_newest_segment_stays_whatever_the_policy_says(log: Log, clock: Cloc
     check_log(log, whole=True)
 
 
-def test_a_plan_changes_nothing(log: Log) -> None:
+def test_plan_changes_nothing(log: Log) -> None:
     files = data_files(log)
     plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0)).plan(log.segments)
     assert plan.departures
@@ -171,7 +171,7 @@ def test_a_plan_changes_nothing(log: Log) -> None:
 # --- Two phases ---------------------------------------------------------------------------------
 
 
-def test_what_leaves_is_moved_out_of_sight_and_removed_by_the_next_pass(log: Log) -> None:
+def test_removed_segments_are_renamed_first_and_deleted_by_the_next_pass(log: Log) -> None:
     allowed = sum(one.stored_bytes for one in list(log.segments)[2:])
     kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed))
     plan = kept.run(log)
@@ -182,7 +182,7 @@ def test_what_leaves_is_moved_out_of_sight_and_removed_by_the_next_pass(log: Log
     assert log.disk.list(log.folder / "expired") == []
 
 
-def test_a_reader_that_has_a_segment_open_reads_on(log: Log) -> None:
+def test_reader_of_an_open_segment_continues(log: Log) -> None:
     first = log.segments[0]
     kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0))
     with log.open_segment(first) as reader:
@@ -193,7 +193,7 @@ def test_a_reader_that_has_a_segment_open_reads_on(log: Log) -> None:
         assert reader.read_bytes(first.base, first.source_end) == whole
 
 
-def test_a_reader_that_comes_too_late_is_told_where_the_log_begins(log: Log) -> None:
+def test_late_reader_gets_the_start_of_the_log(log: Log) -> None:
     start = log.earliest()
     assert start is not None
     allowed = sum(one.stored_bytes for one in list(log.segments)[3:])
@@ -203,13 +203,13 @@ def test_a_reader_that_comes_too_late_is_told_where_the_log_begins(log: Log) -> 
     assert str(log.earliest()) in str(purged.value)
 
 
-def test_an_hour_without_segments_has_no_folder(log: Log, clock: Clock) -> None:
+def test_hour_without_segments_has_no_folder(log: Log, clock: Clock) -> None:
     clock.now += 1000 * HOUR_S
     retention(log, RetentionPolicy(age_seconds=0), clock).run(log)
     assert log.layout.hours(log.disk) == [log.segments[0].hour]
 
 
-def test_a_log_that_nobody_writes_is_trimmed_by_its_folder(tmp_path: Path, clock: Clock) -> None:
+def test_log_without_a_writer_is_trimmed_by_its_folder(tmp_path: Path, clock: Clock) -> None:
     disk, layout = LocalDisk(), Layout(tmp_path / "log")
     with Log.open(layout.folder, SETTINGS, disk, clock=clock) as written:
         capture(written, clock)
@@ -224,7 +224,7 @@ def test_a_log_that_nobody_writes_is_trimmed_by_its_folder(tmp_path: Path, clock
 # --- Holds --------------------------------------------------------------------------------------
 
 
-def test_nothing_leaves_that_a_hold_needs(log: Log) -> None:
+def test_held_segments_are_not_removed(log: Log) -> None:
     before = list(log.segments)
     needed = before[5]
     holds = Holds(log.disk, log.layout)
@@ -240,7 +240,7 @@ def test_nothing_leaves_that_a_hold_needs(log: Log) -> None:
     assert [one.segment for one in kept.run(log).departures] == before[5:-1]
 
 
-def test_the_hold_that_lies_furthest_back_counts(log: Log) -> None:
+def test_oldest_hold_counts(log: Log) -> None:
     before = list(log.segments)
     holds = Holds(log.disk, log.layout)
     for name, at in (("late", 8), ("early", 2), ("middle", 5)):
@@ -252,7 +252,7 @@ def test_the_hold_that_lies_furthest_back_counts(log: Log) -> None:
     assert plan.held_by.name == "early"
 
 
-def test_a_hold_that_moves_on_lets_go(log: Log) -> None:
+def test_advanced_hold_releases_segments(log: Log) -> None:
     holds = Holds(log.disk, log.layout)
     for at in (1, 4):
         segment = log.segments[at]
@@ -262,7 +262,7 @@ def test_a_hold_that_moves_on_lets_go(log: Log) -> None:
     assert len(plan.departures) == 4
 
 
-def test_a_hold_is_moved_by_its_account_alone(log: Log) -> None:
+def test_hold_is_moved_only_by_its_account(log: Log) -> None:
     first = log.earliest()
     assert first is not None
     head = log.head()
@@ -276,7 +276,7 @@ def test_a_hold_is_moved_by_its_account_alone(log: Log) -> None:
     assert holds.all() == [Hold("job", first, account="orders")]
 
 
-def test_a_hold_of_nobody_or_that_expired_may_be_taken_over(log: Log) -> None:
+def test_unowned_or_expired_hold_may_be_taken_over(log: Log) -> None:
     head = log.head()
     holds = Holds(log.disk, log.layout)
     holds.put(Hold("early", head))
@@ -286,7 +286,7 @@ def test_a_hold_of_nobody_or_that_expired_may_be_taken_over(log: Log) -> None:
     assert [hold.account for hold in holds.all()] == ["search", "search"]
 
 
-def test_an_account_has_a_bounded_number_of_holds(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_holds_per_account_is_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holds_module, "HOLDS_PER_ACCOUNT_MAX", 2)
     head = log.head()
     holds = Holds(log.disk, log.layout)
@@ -298,7 +298,7 @@ def test_an_account_has_a_bounded_number_of_holds(log: Log, monkeypatch: pytest.
     holds.put(Hold("job-2", head, account="search"))
 
 
-def test_a_hold_past_its_bytes_holds_nothing(log: Log) -> None:
+def test_hold_beyond_its_byte_limit_holds_nothing(log: Log) -> None:
     before = list(log.segments)
     holds = Holds(log.disk, log.layout)
     for name, at in (("far", 1), ("near", 6)):
@@ -322,7 +322,7 @@ def broken_by(kept: Retention) -> dict[str, str]:
     return {one.hold.name: one.why.split(":")[0] for one in kept.broken}
 
 
-def test_a_hold_gives_way_before_the_disk_is_full(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_is_broken_before_the_disk_is_full(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(log.segments)
     put_holds(log, far=2, middle=4, near=8)
     free = [10_000_000]
@@ -350,7 +350,7 @@ def test_a_hold_gives_way_before_the_disk_is_full(log: Log, monkeypatch: pytest.
     assert again.plan(log.segments).held_by == Hold("middle", again.holds.all()[1].position)
 
 
-def test_a_hold_at_the_start_of_the_first_file_of_a_log_is_whole(log: Log) -> None:
+def test_hold_at_the_start_of_the_first_file_of_a_log_is_whole(log: Log) -> None:
     first = log.segments[0]
     assert first.base > 4
     place = Position(first.epoch, log.segment_head(first).file, 4)
@@ -360,7 +360,7 @@ def test_a_hold_at_the_start_of_the_first_file_of_a_log_is_whole(log: Log) -> No
     assert kept.broken == ()
 
 
-def test_a_hold_does_not_give_way_to_free_bytes_over_segments_of_a_store(
+def test_free_disk_limit_does_not_break_a_hold_on_tiered_segments(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = list(log.segments)
@@ -374,7 +374,7 @@ def test_a_hold_does_not_give_way_to_free_bytes_over_segments_of_a_store(
         assert {one.hold.name for one in plan.broken} == broken
 
 
-def test_a_broken_hold_is_told_once_and_when_it_holds_again(log: Log) -> None:
+def test_broken_hold_is_reported_once_and_when_it_holds_again(log: Log) -> None:
     put_holds(log, far=1)
     kept = retention(log, RetentionPolicy(age_seconds=None, hold_bytes=1))
     with capture_logs() as lines:
@@ -387,7 +387,7 @@ def test_a_broken_hold_is_told_once_and_when_it_holds_again(log: Log) -> None:
     assert told == [("a hold is broken and holds nothing", "far"), ("a hold is no longer broken", "far")]
 
 
-def test_a_hold_of_0_1_0_is_read(log: Log) -> None:
+def test_hold_of_0_1_0_is_read(log: Log) -> None:
     head = log.head()
     written = seal_json({"position": str(head), "expires_us": None})
     disk_of(log).make_folder(log.folder / "holds")
@@ -395,7 +395,7 @@ def test_a_hold_of_0_1_0_is_read(log: Log) -> None:
     assert Holds(log.disk, log.layout).all() == [Hold("job", head)]
 
 
-def test_a_hold_expires(log: Log, clock: Clock) -> None:
+def test_hold_expires(log: Log, clock: Clock) -> None:
     first = log.earliest()
     assert first is not None
     kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0), clock)
@@ -406,7 +406,7 @@ def test_a_hold_expires(log: Log, clock: Clock) -> None:
     assert log.disk.list(log.folder / "holds") == []
 
 
-def test_a_damaged_hold_is_named_in_each_pass_and_holds_nothing(log: Log, clock: Clock) -> None:
+def test_damaged_hold_is_named_in_each_pass_and_holds_nothing(log: Log, clock: Clock) -> None:
     before = list(log.segments)
     kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0), clock)
     for name, at, expires_us in (("spoilt", 1, None), ("sound", 4, None), ("over", 2, clock.now_us)):
@@ -483,7 +483,7 @@ def interrupted(clock: Clock) -> tuple[Log, Interrupted]:
     return open_log(disk, clock), disk
 
 
-def test_a_hold_renewed_while_it_expires_stays(clock: Clock) -> None:
+def test_hold_renewed_while_it_expires_stays(clock: Clock) -> None:
     log, disk = interrupted(clock)
     first = log.earliest()
     assert first is not None
@@ -495,7 +495,7 @@ def test_a_hold_renewed_while_it_expires_stays(clock: Clock) -> None:
     assert kept.holds.all() == [Hold("job", first)]
 
 
-def test_a_hold_set_during_a_pass_holds_or_is_told_that_it_comes_too_late(clock: Clock) -> None:
+def test_hold_set_during_a_pass_holds_or_is_refused_as_too_late(clock: Clock) -> None:
     log, disk = interrupted(clock)
     first = log.earliest()
     assert first is not None
@@ -515,7 +515,7 @@ def test_a_hold_set_during_a_pass_holds_or_is_told_that_it_comes_too_late(clock:
 
 
 @pytest.mark.parametrize("name", ["", "../position", "a/b", ".hidden", "x" * 200])
-def test_a_hold_has_a_plain_name(log: Log, name: str) -> None:
+def test_hold_name_is_restricted(log: Log, name: str) -> None:
     with pytest.raises(OptionInvalid):
         Holds(log.disk, log.layout).put(Hold(name, Position(0, "mysql-bin.000001", 4)))
 
@@ -556,7 +556,7 @@ def swept(work: Callable[[SimulatedDisk, Log], None], disk: SimulatedDisk) -> in
     return steps
 
 
-def test_power_lost_at_any_step_of_a_pass_loses_nothing_that_was_to_stay() -> None:
+def test_power_loss_at_any_step_of_a_pass_loses_no_kept_segment() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         Captured(log).run()
@@ -568,6 +568,6 @@ def test_power_lost_at_any_step_of_a_pass_loses_nothing_that_was_to_stay() -> No
     assert not [path for path in found.files() if path.is_relative_to(FOLDER / "expired")]
 
 
-def test_a_folder_without_an_index_is_not_trimmed(tmp_path: Path) -> None:
+def test_folder_without_an_index_is_not_trimmed(tmp_path: Path) -> None:
     with pytest.raises((LogDamaged, SourceMissing)):
         FolderCatalog.load(LocalDisk(), Layout(tmp_path))

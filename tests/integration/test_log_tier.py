@@ -118,7 +118,7 @@ def data_files(log: Log) -> list[str]:
 
 
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "plain"])
-def test_a_log_with_most_of_it_in_a_store_is_read_as_before(url: str, cold: bool) -> None:
+def test_log_mostly_in_a_store_reads_the_same(url: str, cold: bool) -> None:
     log = captured()
     segments = len(log.segments)
     bytes_before = sum(one.stored_bytes for one in log.segments)
@@ -134,7 +134,7 @@ def test_a_log_with_most_of_it_in_a_store_is_read_as_before(url: str, cold: bool
     check_log(again, whole=True)
 
 
-def test_a_log_on_a_real_disk_moves_to_a_real_folder(tmp_path: Path) -> None:
+def test_log_on_a_real_disk_moves_to_a_real_folder(tmp_path: Path) -> None:
     log = Log.open(tmp_path / "log", SETTINGS, LocalDisk(), clock=lambda: TIME_S)
     Captured(log).run()
     move_all(log, Tier(f"file://{tmp_path}/store", log.disk, log.layout))
@@ -142,7 +142,7 @@ def test_a_log_on_a_real_disk_moves_to_a_real_folder(tmp_path: Path) -> None:
     check_log(log, whole=True)
 
 
-def test_an_object_is_a_file_that_any_tool_has(tmp_path: Path) -> None:
+def test_object_is_a_file_for_standard_tools(tmp_path: Path) -> None:
     log = captured()
     first = log.segments[0]
     plain = log.disk.read(log.layout.segment(first.hour, first.version))
@@ -154,7 +154,7 @@ def test_an_object_is_a_file_that_any_tool_has(tmp_path: Path) -> None:
     assert done.stdout == plain
 
 
-def test_places_are_found_without_the_data() -> None:
+def test_positions_are_located_without_the_data() -> None:
     log = captured()
     asked = list(log.segments)
     sets = [log.segment_head(one).gtid_set for one in asked]
@@ -169,7 +169,7 @@ def test_places_are_found_without_the_data() -> None:
     assert not Counted.requests
 
 
-def test_a_range_is_read_by_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_is_read_by_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.logstore.tier._REQUEST_BYTES", 512)
     log = captured()
     largest = max((one for one in log.segments if one.source_end), key=lambda one: one.stored_bytes)
@@ -226,7 +226,7 @@ def named_by_hour(log: Log, tier: Tier, index: int = 0) -> tuple[SegmentRecord, 
     return record, old
 
 
-def test_object_without_a_log_id_is_read_and_removed_if_its_bytes_are_this_logs() -> None:
+def test_object_without_a_log_id_is_read_and_removed_if_its_bytes_match_the_log() -> None:
     log = captured()
     tier = Tier("memory://bucket", log.disk, log.layout)
     move_all(log, tier)
@@ -236,7 +236,7 @@ def test_object_without_a_log_id_is_read_and_removed_if_its_bytes_are_this_logs(
     assert not tier._files.exists(tier._path(note.name))
 
 
-def test_object_without_a_log_id_is_proved_once_and_again_after_it_changed() -> None:
+def test_object_without_a_log_id_is_verified_once_and_again_after_it_changed() -> None:
     log = captured()
     tier = Tier("counted://bucket", log.disk, log.layout, writes=True)
     move_all(log, tier, cold=False)
@@ -259,7 +259,7 @@ def test_object_without_a_log_id_is_proved_once_and_again_after_it_changed() -> 
     assert requests_of_a_new_process() > 0
 
 
-def test_a_reader_of_a_log_writes_no_proof() -> None:
+def test_log_reader_writes_no_proof() -> None:
     log = captured()
     tier = Tier("memory://bucket", log.disk, log.layout)
     move_all(log, tier)
@@ -268,7 +268,7 @@ def test_a_reader_of_a_log_writes_no_proof() -> None:
     assert not log.disk.exists(log.layout.tier_proofs)
 
 
-def test_object_of_another_place_is_not_this_logs_though_its_crc_is() -> None:
+def test_object_of_another_position_is_refused_despite_its_crc() -> None:
     log = captured()
     tier = Tier("memory://bucket", log.disk, log.layout)
     move_all(log, tier, cold=False)
@@ -282,7 +282,7 @@ def test_object_of_another_place_is_not_this_logs_though_its_crc_is() -> None:
 
 
 @pytest.mark.parametrize("first_to_write", ["original", "copy"])
-def test_a_copied_folder_reads_the_objects_of_the_first_and_never_removes_them(
+def test_copied_folder_reads_the_objects_of_the_original_and_never_removes_them(
     tmp_path: Path, first_to_write: str
 ) -> None:
     url = f"file://{tmp_path}/store"
@@ -312,7 +312,7 @@ def test_a_copied_folder_reads_the_objects_of_the_first_and_never_removes_them(
     assert not (tmp_path / "store" / shared.name).exists()
 
 
-def test_object_that_another_log_overwrote_is_refused_and_kept() -> None:
+def test_object_overwritten_by_another_log_is_refused_and_kept() -> None:
     log = captured()
     tier = Tier("memory://bucket", log.disk, log.layout)
     move_all(log, tier, cold=False)
@@ -325,7 +325,7 @@ def test_object_that_another_log_overwrote_is_refused_and_kept() -> None:
     assert tier._files.cat_file(tier._path(note.name)) == other
 
 
-def test_upload_that_a_crash_cut_is_left_alone_and_a_whole_one_is_taken_as_done() -> None:
+def test_upload_cut_by_a_crash_is_ignored_and_a_complete_upload_is_accepted() -> None:
     log = captured()
     tier = Tier("memory://bucket", log.disk, log.layout)
     record = log.segments[0]
@@ -343,7 +343,7 @@ def test_upload_that_a_crash_cut_is_left_alone_and_a_whole_one_is_taken_as_done(
 # --- What goes wrong ----------------------------------------------------------------------------
 
 
-def test_a_copy_that_is_not_what_was_given_is_refused_and_the_segment_stays(
+def test_upload_that_differs_from_its_segment_is_refused_and_the_segment_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = captured()
@@ -365,7 +365,7 @@ def test_a_copy_that_is_not_what_was_given_is_refused_and_the_segment_stays(
 
 
 @pytest.mark.parametrize("harm", ["gone", "shorter", "flipped"])
-def test_an_object_that_changed_is_named(tmp_path: Path, harm: str) -> None:
+def test_changed_object_is_named(tmp_path: Path, harm: str) -> None:
     log = captured()
     tier = Tier(f"file://{tmp_path}/store", log.disk, log.layout)
     move_all(log, tier)
@@ -388,7 +388,7 @@ def test_an_object_that_changed_is_named(tmp_path: Path, harm: str) -> None:
         tier.verify(TieredNote.load(log.disk, tier.note_path(record)))
 
 
-def test_a_store_that_is_away_is_tried_again_later_and_gives_no_secret_away() -> None:
+def test_unavailable_store_is_retried_later_and_reveals_no_secret() -> None:
     log = captured()
     move_all(log, Tier("counted://bucket", log.disk, log.layout))
     record = log.segments[0]
@@ -402,7 +402,7 @@ def test_a_store_that_is_away_is_tried_again_later_and_gives_no_secret_away() ->
         assert reader.read_bytes(record.base, record.source_end)
 
 
-def test_a_damaged_note_is_named() -> None:
+def test_damaged_note_is_named() -> None:
     log = captured()
     tier = Tier("memory://bucket", log.disk, log.layout)
     move_all(log, tier)
@@ -413,7 +413,7 @@ def test_a_damaged_note_is_named() -> None:
         tier.head(log.segments[0])
 
 
-def test_without_a_tier_the_segment_names_the_setting() -> None:
+def test_missing_tier_error_names_the_setting() -> None:
     log = captured()
     move_all(log, Tier("memory://bucket", log.disk, log.layout))
     log.tier = None
@@ -422,7 +422,7 @@ def test_without_a_tier_the_segment_names_the_setting() -> None:
     assert "log.tier" in str(refused.value)
 
 
-def test_the_settings_name_the_tier_of_a_log() -> None:
+def test_settings_name_the_tier_of_a_log() -> None:
     log = captured()
     move_all(log, Tier("memory://bucket", log.disk, log.layout))
     log.close()
@@ -432,13 +432,13 @@ def test_the_settings_name_the_tier_of_a_log() -> None:
         check_log(again, whole=True)
 
 
-def test_a_url_of_no_known_kind_is_refused() -> None:
+def test_url_of_an_unknown_kind_is_refused() -> None:
     log = captured()
     with pytest.raises(OptionInvalid):
         Tier("nowhere://bucket", log.disk, log.layout)
 
 
-def test_without_fsspec_its_absence_is_named_with_the_command_that_installs_it() -> None:
+def test_missing_fsspec_error_names_the_install_command() -> None:
     code = (
         "import sys; sys.modules['fsspec'] = None\n"
         "from pathlib import Path\n"
@@ -458,7 +458,7 @@ def test_without_fsspec_its_absence_is_named_with_the_command_that_installs_it()
 # --- Recovery and retention ---------------------------------------------------------------------
 
 
-def test_an_index_of_segments_that_is_lost_is_made_again_with_those_in_the_store() -> None:
+def test_lost_segment_index_is_rebuilt_with_tiered_segments() -> None:
     log = captured()
     move_all(log, Tier("memory://bucket", log.disk, log.layout))
     before = [one for one in log.segments if one.state == TIERED]
@@ -468,7 +468,7 @@ def test_an_index_of_segments_that_is_lost_is_made_again_with_those_in_the_store
     check_log(again, whole=True)
 
 
-def test_what_expires_is_removed_from_the_store_too(tmp_path: Path) -> None:
+def test_expired_segments_are_removed_from_the_store_too(tmp_path: Path) -> None:
     log = captured()
     tier = Tier(f"file://{tmp_path}/store", log.disk, log.layout)
     move_all(log, tier)
@@ -482,7 +482,7 @@ def test_what_expires_is_removed_from_the_store_too(tmp_path: Path) -> None:
     check_log(log, whole=True)
 
 
-def test_a_store_that_is_away_does_not_keep_the_disk_from_being_made_free() -> None:
+def test_unavailable_store_does_not_prevent_freeing_the_disk() -> None:
     log = captured()
     tier = Tier("counted://bucket", log.disk, log.layout)
     log.tier = tier
@@ -508,7 +508,7 @@ def test_a_store_that_is_away_does_not_keep_the_disk_from_being_made_free() -> N
     check_log(log, whole=True)
 
 
-def test_a_note_that_cannot_be_read_does_not_keep_the_others() -> None:
+def test_unreadable_note_does_not_block_the_others() -> None:
     log = captured()
     tier = Tier("counted://bucket", log.disk, log.layout)
     move_all(log, tier)
@@ -524,7 +524,7 @@ def test_a_note_that_cannot_be_read_does_not_keep_the_others() -> None:
     assert len(Counted.store) == 1
 
 
-def test_power_lost_at_any_step_of_a_move_loses_nothing() -> None:
+def test_power_loss_at_any_step_of_a_move_loses_nothing() -> None:
     disk = made()
 
     def move(on: SimulatedDisk, log: Log) -> None:

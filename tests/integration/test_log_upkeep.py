@@ -28,7 +28,7 @@ def captured() -> tuple[SimulatedDisk, Log]:
     return disk, open_log(disk)
 
 
-def test_a_segment_that_cannot_be_compressed_is_passed_over_by_the_next_passes() -> None:
+def test_segment_that_cannot_be_compressed_is_skipped_by_later_passes() -> None:
     disk, log = captured()
     before = list(log.segments)
     lost = log.layout.segment(before[1].hour, before[1].version)
@@ -42,7 +42,7 @@ def test_a_segment_that_cannot_be_compressed_is_passed_over_by_the_next_passes()
     assert [one.state for one in log.segments][:6] == [COLD, CLOSED, COLD, COLD, COLD, CLOSED]
 
 
-def test_what_fails_in_a_pass_keeps_nothing_else_from_being_done(tmp_path: Path) -> None:
+def test_failure_in_a_pass_blocks_no_other_work(tmp_path: Path) -> None:
     disk, log = captured()
     first = log.segments[0]
     disk.make_folder(FOLDER / "expired")
@@ -53,7 +53,7 @@ def test_what_fails_in_a_pass_keeps_nothing_else_from_being_done(tmp_path: Path)
     assert log.segments[0].state == TIERED
 
 
-def test_a_log_that_has_no_room_to_be_opened_is_made_free() -> None:
+def test_log_without_room_to_open_is_freed() -> None:
     disk, log = captured()
     log.close()
     newest = log.segments[len(log.segments) - 1]

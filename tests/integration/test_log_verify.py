@@ -52,7 +52,7 @@ def change(disk: SimulatedDisk, path: Path, change: Callable[[bytearray], None])
     disk.put(path, bytes(content))
 
 
-def test_a_sound_log_has_no_findings(disk: SimulatedDisk) -> None:
+def test_sound_log_has_no_findings(disk: SimulatedDisk) -> None:
     told: list[tuple[int, int]] = []
     before = disk.files()
     assert findings(disk, progress=lambda done, of: told.append((done, of))) == []
@@ -63,7 +63,7 @@ def test_a_sound_log_has_no_findings(disk: SimulatedDisk) -> None:
     assert disk.files() == before
 
 
-def test_a_sound_log_that_is_compressed_trimmed_and_tiered_has_none_either(disk: SimulatedDisk) -> None:
+def test_sound_log_with_compressed_trimmed_and_tiered_segments_has_no_findings(disk: SimulatedDisk) -> None:
     MemoryFileSystem.store.clear()
     with open_log(disk) as log:
         tier = log.tier = Tier("memory://bucket", disk, log.layout)
@@ -77,7 +77,7 @@ def test_a_sound_log_that_is_compressed_trimmed_and_tiered_has_none_either(disk:
     assert findings(disk, tier=tier) == []
 
 
-def test_a_log_that_is_written_now_has_no_findings(disk: SimulatedDisk) -> None:
+def test_log_being_written_has_no_findings(disk: SimulatedDisk) -> None:
     empty = SimulatedDisk()
     found: list[Finding] = []
     with open_log(empty) as log:
@@ -95,7 +95,9 @@ def findings_of(disk: SimulatedDisk, log: Log) -> list[Finding]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_bit_flipped_anywhere_in_the_data_is_found_with_its_segment(disk: SimulatedDisk, seed: int) -> None:
+def test_bit_flipped_anywhere_in_the_data_is_reported_with_its_segment(
+    disk: SimulatedDisk, seed: int
+) -> None:
     numbers = random.Random(seed)
     path = numbers.choice(files(disk, SEGMENT_SUFFIX))
 
@@ -116,7 +118,7 @@ def verify_folder(disk: SimulatedDisk, **options: object) -> list[Finding]:
     return list(verify(disk, layout, block_bytes=BLOCK_BYTES, **options))  # type: ignore[arg-type]
 
 
-def test_a_flipped_event_is_named_by_its_place_in_the_source(disk: SimulatedDisk) -> None:
+def test_flipped_event_is_named_by_its_source_position(disk: SimulatedDisk) -> None:
     with open_log(disk.copy()) as log:
         record = log.segments[1]
         with log.open_blocks(record) as (reader, blocks):
@@ -134,7 +136,7 @@ def test_a_flipped_event_is_named_by_its_place_in_the_source(disk: SimulatedDisk
     assert "CRC32" in found.message
 
 
-def test_a_bit_flipped_in_a_blocks_index_is_found_and_healed(disk: SimulatedDisk) -> None:
+def test_bit_flipped_in_a_block_index_is_reported_and_healed(disk: SimulatedDisk) -> None:
     numbers = random.Random(3)
     whole = disk.files()
     for path in files(disk, INDEX_SUFFIX)[:-1]:
@@ -153,7 +155,7 @@ def test_a_bit_flipped_in_a_blocks_index_is_found_and_healed(disk: SimulatedDisk
     }
 
 
-def test_an_index_that_is_sound_but_wrong_is_found(disk: SimulatedDisk) -> None:
+def test_well_formed_but_wrong_index_is_reported(disk: SimulatedDisk) -> None:
     """A record with a good checksum and another number of transactions: only the data can tell."""
     path = files(disk, INDEX_SUFFIX)[1]
 
@@ -170,7 +172,7 @@ def test_an_index_that_is_sound_but_wrong_is_found(disk: SimulatedDisk) -> None:
 
 
 @pytest.mark.parametrize("harm", ["gone", "damaged", "stale"])
-def test_an_index_of_segments_that_does_not_fit_is_found_and_healed(disk: SimulatedDisk, harm: str) -> None:
+def test_inconsistent_segment_index_is_reported_and_healed(disk: SimulatedDisk, harm: str) -> None:
     with open_log(disk.copy()) as log:
         path = log.layout.segments_index
     whole = disk.read(path)
@@ -189,7 +191,7 @@ def test_an_index_of_segments_that_does_not_fit_is_found_and_healed(disk: Simula
     assert verify_folder(disk) == []
 
 
-def test_a_segment_that_is_gone_is_found_by_its_neighbor_and_by_the_index(disk: SimulatedDisk) -> None:
+def test_missing_segment_is_reported_by_its_neighbor_and_by_the_index(disk: SimulatedDisk) -> None:
     gone = files(disk, SEGMENT_SUFFIX)[4]
     following = files(disk, SEGMENT_SUFFIX)[5]
     disk.remove(gone)
@@ -200,7 +202,7 @@ def test_a_segment_that_is_gone_is_found_by_its_neighbor_and_by_the_index(disk: 
     }
 
 
-def test_a_segment_that_was_cut_is_found(disk: SimulatedDisk) -> None:
+def test_truncated_segment_is_reported(disk: SimulatedDisk) -> None:
     path = files(disk, SEGMENT_SUFFIX)[3]
 
     def shorten(content: bytearray) -> None:
@@ -211,13 +213,13 @@ def test_a_segment_that_was_cut_is_found(disk: SimulatedDisk) -> None:
     assert (found[0].kind, found[0].name) == (FindingKind.DATA, path.name)
 
 
-def test_epochs_that_are_gone_or_damaged_are_found(disk: SimulatedDisk) -> None:
+def test_missing_or_damaged_epochs_are_reported(disk: SimulatedDisk) -> None:
     path = next(path for path in disk.files() if path.name == "epochs.json")
     change(disk, path, lambda content: content.__setitem__(slice(40, 41), b"~"))
     assert {one.kind for one in verify_folder(disk)} == {FindingKind.EPOCHS}
 
 
-def test_an_object_that_changed_in_the_store_is_found_where_the_store_is_asked(disk: SimulatedDisk) -> None:
+def test_changed_object_in_the_store_is_reported_if_the_store_is_checked(disk: SimulatedDisk) -> None:
     MemoryFileSystem.store.clear()
     with open_log(disk) as log:
         tier = log.tier = Tier("memory://bucket", disk, log.layout)
@@ -232,14 +234,14 @@ def test_an_object_that_changed_in_the_store_is_found_where_the_store_is_asked(d
     assert f"{moved.version:019d}" in found[0].position
 
 
-def test_nothing_is_healed_under_a_log_that_is_open(disk: SimulatedDisk) -> None:
+def test_open_log_is_not_healed(disk: SimulatedDisk) -> None:
     with open_log(disk) as log:
         list(verify(disk, log.layout, block_bytes=BLOCK_BYTES))
         with pytest.raises(LogLocked):
             list(verify(disk, log.layout, heal=True, block_bytes=BLOCK_BYTES))
 
 
-def test_a_healed_log_opens_and_is_whole(disk: SimulatedDisk) -> None:
+def test_healed_log_opens_and_is_whole(disk: SimulatedDisk) -> None:
     for path in [*files(disk, INDEX_SUFFIX), *[one for one in disk.files() if one.name == "segments.index"]]:
         disk.remove(path)
     assert all(one.healed for one in verify_folder(disk, heal=True))

@@ -50,7 +50,7 @@ def slow_commit(server: Server, source: ServerSource) -> Iterator[tuple[Position
         yield before, commit
 
 
-def test_positions_are_paired_with_the_transactions_that_are_logged_before_them(slow_server: Server) -> None:
+def test_positions_are_paired_with_the_transactions_logged_before_them(slow_server: Server) -> None:
     address = ServerAddress.parse(slow_server.url("root"))
     source = ServerSource(SourceOptions(address=address, instance="shop"))
     with connect(address) as connection, slow_commit(slow_server, source) as (before, commit):
@@ -68,7 +68,7 @@ def test_positions_are_paired_with_the_transactions_that_are_logged_before_them(
         assert files.gtid_set(beginning.position) == beginning.gtid_set
 
 
-def test_range_up_to_the_end_of_the_log_holds_a_transaction_that_is_not_synced_yet(
+def test_range_to_the_end_of_the_log_holds_an_unsynced_transaction(
     slow_server: Server,
 ) -> None:
     source = ServerSource(SourceOptions(address=ServerAddress.parse(slow_server.url()), instance="shop"))

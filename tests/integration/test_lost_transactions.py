@@ -21,7 +21,7 @@ from tests.support.suite.fixture_types import StartServer
 
 @pytest.mark.deep(
     guard="tests/unit/test_capture_resume.py"
-    "::test_server_with_another_file_of_the_name_that_lacks_transactions_is_behind"
+    "::test_server_with_a_file_of_the_same_name_but_missing_transactions_is_behind"
 )
 def test_lost_transactions_are_named_and_accepted_by_a_command(
     start_server: StartServer, tmp_path: Path

@@ -112,7 +112,7 @@ def at(offset: int) -> Checkpoint:
 # --- One thing after the other ----------------------------------------------------------------
 
 
-def test_shards_spread_over_who_is_there_and_come_back_when_one_leaves(crowd: Crowd) -> None:
+def test_shards_spread_over_present_members_and_return_when_one_leaves(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
     assert one.member.leads
@@ -128,7 +128,7 @@ def test_shards_spread_over_who_is_there_and_come_back_when_one_leaves(crowd: Cr
 
 
 @pytest.mark.timing
-def test_a_shard_is_handed_over_when_its_consumer_has_ended(crowd: Crowd) -> None:
+def test_shard_is_released_when_its_consumer_has_ended(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
     may_end, asked = threading.Event(), threading.Event()
@@ -155,7 +155,7 @@ def test_a_shard_is_handed_over_when_its_consumer_has_ended(crowd: Crowd) -> Non
 
 
 @pytest.mark.timing
-def test_a_consumer_that_does_not_end_is_fenced(crowd: Crowd) -> None:
+def test_consumer_that_does_not_end_is_fenced(crowd: Crowd) -> None:
     one = crowd.join("one", grace_seconds=0.5)
     crowd.wait_spread()
     late, seen = threading.Event(), []
@@ -176,7 +176,7 @@ def test_a_consumer_that_does_not_end_is_fenced(crowd: Crowd) -> None:
     assert all(checkpoints.read(held.shard) is None for held in two.gained)
 
 
-def test_a_moved_shard_stays_until_its_member_leaves(crowd: Crowd) -> None:
+def test_moved_shard_stays_until_its_member_leaves(crowd: Crowd) -> None:
     one, two = crowd.join("one"), crowd.join("two")
     crowd.wait_spread()
     (shard, *_) = one.shards
@@ -194,7 +194,7 @@ def test_a_moved_shard_stays_until_its_member_leaves(crowd: Crowd) -> None:
     assert shard in one.shards | three.shards
 
 
-def test_a_checkpoint_set_by_hand_begins_the_shard_again_there(crowd: Crowd) -> None:
+def test_checkpoint_set_by_hand_restarts_the_shard_there(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
     one.gained[3].note(at(320))
@@ -210,7 +210,7 @@ def test_a_checkpoint_set_by_hand_begins_the_shard_again_there(crowd: Crowd) -> 
         one.gained[3].note(at(336))
 
 
-def test_the_number_of_shards_changes_under_running_members(crowd: Crowd) -> None:
+def test_running_members_are_resized(crowd: Crowd) -> None:
     subscribers = [crowd.join("one"), crowd.join("two")]
     crowd.wait_spread()
     for one in subscribers:
@@ -231,7 +231,7 @@ def test_the_number_of_shards_changes_under_running_members(crowd: Crowd) -> Non
 
 
 @pytest.mark.timing
-def test_a_member_that_lost_its_session_gives_up_and_comes_back(crowd: Crowd) -> None:
+def test_member_that_lost_its_session_stops_and_rejoins(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
     store, session = one.store, one.member._session
@@ -247,7 +247,7 @@ def test_a_member_that_lost_its_session_gives_up_and_comes_back(crowd: Crowd) ->
 
 
 @pytest.mark.timing
-def test_a_member_whose_store_is_away_may_consume_nothing_until_it_is_back(crowd: Crowd) -> None:
+def test_member_without_its_store_may_consume_nothing_until_it_returns(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
     assert isinstance(one.store, MemoryStore)
@@ -259,7 +259,7 @@ def test_a_member_whose_store_is_away_may_consume_nothing_until_it_is_back(crowd
     assert (len(one.gained), one.lost) == (SHARDS, [])
 
 
-def test_a_member_of_a_deleted_subscription_ends_by_name(crowd: Crowd) -> None:
+def test_member_of_a_deleted_subscription_stops_by_name(crowd: Crowd) -> None:
     one = crowd.join("one")
     crowd.wait_spread()
     crowd.subscriptions.delete("shop", "cache")
@@ -270,7 +270,7 @@ def test_a_member_of_a_deleted_subscription_ends_by_name(crowd: Crowd) -> None:
 
 
 @pytest.mark.timing
-def test_a_member_s_name_is_its_own_and_that_of_the_dead_is_free(crowd: Crowd) -> None:
+def test_member_name_is_exclusive_and_a_dead_members_name_is_free(crowd: Crowd) -> None:
     left_behind = crowd.store.session(1.0)
     left_behind.put_ephemeral(crowd.subscription.members_path + "/one", b"{}")
     one = crowd.join("one")
@@ -287,7 +287,7 @@ def test_a_member_s_name_is_its_own_and_that_of_the_dead_is_free(crowd: Crowd) -
 
 
 @pytest.mark.timing
-def test_a_name_is_not_given_up_while_everything_may_stand_still(
+def test_name_is_not_released_while_all_processes_may_be_paused(
     crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = crowd.subscription.members_path + "/one"
@@ -303,7 +303,7 @@ def test_a_name_is_not_given_up_while_everything_may_stand_still(
     crowd.wait_spread()
 
 
-def test_a_leader_that_was_followed_changes_nothing(crowd: Crowd) -> None:
+def test_superseded_leader_changes_nothing(crowd: Crowd) -> None:
     session = crowd.store.session(1.0)
     session.put_ephemeral(crowd.subscription.members_path + "/one", b"{}")
     lease = Lease.acquire(crowd.store, session, crowd.subscription.leader_path, "one")
@@ -366,7 +366,7 @@ def ensemble(request: pytest.FixtureRequest) -> ZooKeeper | None:
 
 
 @pytest.mark.timing
-def test_members_that_come_leave_and_die_never_consume_a_shard_at_once(
+def test_joining_leaving_and_dying_members_never_share_a_shard(
     ensemble: ZooKeeper | None, tmp_path: Path
 ) -> None:
     url = f"sqlite://{tmp_path}/coordination.db"

@@ -95,7 +95,7 @@ TYPED = [(flavor, name) for flavor, name in PAIRS if name != "documents"]
 
 
 @pytest.mark.parametrize(("flavor", "name"), TYPED)
-def test_every_value_is_what_canal_and_ptubes_make_of_the_clients_text(
+def test_every_value_equals_canals_and_ptubes_form_of_the_clients_text(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
     server, case = server_of(flavor), MATRIX[name]
@@ -182,9 +182,7 @@ def plain_wkt(text: str) -> str:
 # --- Entries of a transaction ----------------------------------------------------------------
 
 
-def test_a_transaction_begins_ends_and_names_its_events(
-    server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, name VARCHAR(9), n INT UNSIGNED)")
     schemas = definition(server, f"{database}.t")
@@ -251,7 +249,7 @@ def test_a_transaction_begins_ends_and_names_its_events(
     assert not updated(deleted[0].beforeColumns)
 
 
-def test_rows_are_told_apart_by_their_slots_where_asked(
+def test_rows_are_distinguished_by_slot_if_requested(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)

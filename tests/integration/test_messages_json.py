@@ -131,7 +131,7 @@ def check(differ: Iterator[str]) -> None:
 
 
 @pytest.mark.parametrize(("flavor", "name"), PAIRS)
-def test_every_value_is_what_its_dialect_makes_of_the_clients_text(
+def test_every_value_equals_its_dialects_form_of_the_clients_text(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
     server, case = server_of(flavor), MATRIX[name]
@@ -219,7 +219,7 @@ def changed(server: Server, fresh_database: FreshDatabase) -> tuple[str, Path]:
     return database, run_logged(server, create, insert, "BEGIN", *rest, "COMMIT", database=database)
 
 
-def test_debezium_tells_each_change_with_its_place(changed: tuple[str, Path], server: Server) -> None:
+def test_debezium_reports_each_change_with_its_position(changed: tuple[str, Path], server: Server) -> None:
     database, file = changed
     messages = read(file, "debezium", f"{database}.*")
     rows = rows_of(messages)
@@ -259,7 +259,7 @@ def shape(told: Any) -> Any:
 
 
 @pytest.mark.parametrize("dialect", ["debezium", "maxwell", "canal_flat"])
-def test_the_page_shows_the_messages_as_they_are(changed: tuple[str, Path], dialect: str) -> None:
+def test_page_shows_the_messages_as_produced(changed: tuple[str, Path], dialect: str) -> None:
     page = (Path(__file__).parents[2] / "docs/formats/messages.md").read_text()
     blocks = [block for block in page.split("\n\n") if block.startswith('    {"')]
     database, file = changed
@@ -277,7 +277,7 @@ def test_the_page_shows_the_messages_as_they_are(changed: tuple[str, Path], dial
     assert list(shape(found).items()) == list(wanted.items())
 
 
-def test_debezium_tells_definitions(changed: tuple[str, Path]) -> None:
+def test_debezium_reports_definitions(changed: tuple[str, Path]) -> None:
     database, file = changed
     (created,) = [message for message in read(file, "debezium", f"{database}.*") if message.kind == STATEMENT]
     assert created.told["ddl"].startswith("CREATE TABLE t")
@@ -289,7 +289,7 @@ def test_debezium_tells_definitions(changed: tuple[str, Path]) -> None:
     assert [message.told["payload"] for message in wrapped] == [created.told]
 
 
-def test_maxwell_tells_each_change_with_its_transaction(changed: tuple[str, Path], server: Server) -> None:
+def test_maxwell_reports_each_change_with_its_transaction(changed: tuple[str, Path], server: Server) -> None:
     database, file = changed
     rows = [message.told for message in rows_of(read(file, "maxwell", f"{database}.*"))]
     one, two = {"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": None}
@@ -318,7 +318,7 @@ def test_maxwell_tells_each_change_with_its_transaction(changed: tuple[str, Path
     assert all(told["gtid"] == places[told["position"]]["gtid"] for told in rows if "gtid" in told)
 
 
-def test_maxwell_tells_definitions_of_tables(changed: tuple[str, Path]) -> None:
+def test_maxwell_reports_table_definitions(changed: tuple[str, Path]) -> None:
     database, file = changed
     (created,) = [
         message.told for message in read(file, "maxwell", f"{database}.*") if message.kind == STATEMENT
@@ -327,7 +327,7 @@ def test_maxwell_tells_definitions_of_tables(changed: tuple[str, Path]) -> None:
     assert created["sql"].startswith("CREATE TABLE t")
 
 
-def test_a_transaction_over_the_memory_leaves_maxwells_first_rows_without_their_number(
+def test_transaction_larger_than_memory_leaves_maxwells_first_rows_without_a_number(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -344,7 +344,7 @@ def test_a_transaction_over_the_memory_leaves_maxwells_first_rows_without_their_
     assert [told for told in rows if told.get("commit")] == [rows[-1]]
 
 
-def test_rows_that_are_logged_in_part_tell_what_they_hold(
+def test_partially_logged_rows_include_only_their_columns(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -363,7 +363,7 @@ def test_rows_that_are_logged_in_part_tell_what_they_hold(
     assert "old" not in updated
 
 
-def test_text_that_is_none_and_days_that_are_none_keep_the_stream_going(
+def test_invalid_text_and_dates_do_not_stop_the_stream(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     table = f"{fresh_database(mysql_server)}.t"
@@ -386,9 +386,7 @@ def test_text_that_is_none_and_days_that_are_none_keep_the_stream_going(
     assert maxwell["s"] == f"{zero} 00:00:00.000"
 
 
-def test_keys_of_several_columns_fall_into_the_same_slots_everywhere(
-    server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_composite_keys_have_the_same_slots_everywhere(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     columns = (
         "a INT, b VARCHAR(9), c YEAR, d DECIMAL(9,2), e BIT(9), f BIGINT UNSIGNED, g VARBINARY(3), h DATE"
@@ -412,7 +410,7 @@ def test_keys_of_several_columns_fall_into_the_same_slots_everywhere(
     assert len(set(found)) == 3
 
 
-def test_slots_of_arrow_rows_refuse_what_is_no_key() -> None:
+def test_invalid_key_of_arrow_rows_is_refused() -> None:
     batch = pyarrow.record_batch({"id": [1, 2], "flags": [[1], [2]], "name": ["a", None]})
     assert pyarrow.array(shard_slots(batch, ["id"])).to_pylist() == [962, 963]
     assert pyarrow.array(shard_slots(batch, ["name"])).to_pylist()[1] == 961

@@ -51,7 +51,9 @@ DEFINITIONS = [
 ]
 
 
-def test_definitions_are_named_by_what_they_define(server: Server, fresh_database: FreshDatabase) -> None:
+def test_definitions_are_named_by_the_objects_they_define(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
     database = fresh_database(server)
     file = run_logged(server, *(text for text, _, _ in DEFINITIONS), database=database)
     found = entries(file, f"{database}.*", None)
@@ -110,7 +112,7 @@ def test_each_table_of_a_statement_has_a_message(mysql_server: Server, fresh_dat
     ]
 
 
-def test_only_what_is_selected_is_told(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_only_selected_tables_are_reported(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     for table in ("t", "other"):
         mysql_server.sql(f"CREATE TABLE {database}.{table} (id INT PRIMARY KEY, a INT, b INT)")
@@ -132,7 +134,7 @@ def test_only_what_is_selected_is_told(mysql_server: Server, fresh_database: Fre
     assert [entry.message.kind for entry in found] == [4, INSERT, END]
 
 
-def test_columns_that_are_not_wanted_are_absent(mysql_server: Server, fresh_database: FreshDatabase) -> None:
+def test_unwanted_columns_are_absent(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a INT, b INT)")
     file = run_logged(mysql_server, "INSERT INTO t VALUES (7, 8, 9)", "UPDATE t SET a = 1", database=database)
@@ -174,7 +176,7 @@ def decoded(
     return found
 
 
-def test_a_table_made_of_a_query_is_one_transaction(server: Server, fresh_database: FreshDatabase) -> None:
+def test_create_table_as_select_is_one_transaction(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     file = run_logged(
         server,
@@ -192,7 +194,7 @@ def test_a_table_made_of_a_query_is_one_transaction(server: Server, fresh_databa
 
 
 @pytest.mark.parametrize("dialect", ["canal", "canal_flat", "ptubes"])
-def test_nothing_is_told_twice_after_a_reconnect(
+def test_reconnect_repeats_no_message(
     mysql_server: Server, fresh_database: FreshDatabase, dialect: str
 ) -> None:
     database = fresh_database(mysql_server)
@@ -211,7 +213,7 @@ def test_nothing_is_told_twice_after_a_reconnect(
 # --- Parts of rows ---------------------------------------------------------------------------
 
 
-def test_minimal_images_hold_what_they_hold(server: Server, fresh_database: FreshDatabase) -> None:
+def test_minimal_images_hold_only_their_columns(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a INT, b VARCHAR(9))")
     schemas = definition(server, f"{database}.t")
@@ -246,7 +248,7 @@ MOMENTS = (
 )
 
 
-def test_documents_look_as_canal_shows_them_and_differences_are_applied(
+def test_documents_look_as_in_canal_and_diffs_are_applied(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -278,7 +280,7 @@ def test_documents_look_as_canal_shows_them_and_differences_are_applied(
     assert updated(changed.afterColumns) == {"j", "k"}
 
 
-def test_a_compressed_transaction_is_told_like_any_other(
+def test_compressed_transaction_is_reported_like_any_other(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -300,7 +302,7 @@ def test_a_compressed_transaction_is_told_like_any_other(
 # --- XA --------------------------------------------------------------------------------------
 
 
-def test_a_prepared_transaction_is_told_when_it_commits(
+def test_prepared_transaction_is_reported_when_it_commits(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -341,7 +343,7 @@ def test_a_prepared_transaction_is_told_when_it_commits(
 # --- Ptubes ----------------------------------------------------------------------------------
 
 
-def test_events_have_their_place_and_heartbeats_are_told_apart(
+def test_events_have_a_position_and_heartbeats_are_distinguished(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -396,7 +398,7 @@ def test_events_have_their_place_and_heartbeats_are_told_apart(
 
 
 @pytest.mark.parametrize("dialect", ["canal", "canal_flat", "ptubes"])
-def test_messages_are_the_same_however_the_log_is_cut_and_closed(
+def test_messages_do_not_depend_on_how_the_log_is_cut_and_closed(
     mysql_server: Server, fresh_database: FreshDatabase, dialect: str
 ) -> None:
     database = fresh_database(mysql_server)
@@ -441,7 +443,7 @@ def test_messages_are_the_same_however_the_log_is_cut_and_closed(
     assert first_event_end(data) < taken
 
 
-def test_a_dialect_has_to_be_known() -> None:
+def test_unknown_dialect_is_refused() -> None:
     for dialect in (None, "esperanto"):
         with pytest.raises(OptionInvalid):
             Decoder(instance="test", file="mysql-bin.000001", emit="messages", dialect=dialect)

@@ -70,7 +70,7 @@ def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Sample:
     return Sample.copy(request.param, tmp_path / "sample")
 
 
-def test_the_present_version_has_samples() -> None:
+def test_present_version_has_samples() -> None:
     assert product.__version__.rpartition(".")[0] in VERSIONS
 
 
@@ -78,13 +78,13 @@ def test_the_present_version_has_samples() -> None:
 
 
 @pytest.mark.parametrize("table", [ORDERS, NOTES])
-def test_a_log_decodes_to_the_changes_that_were_made(sample: Sample, table: str) -> None:
+def test_log_decodes_to_the_recorded_changes(sample: Sample, table: str) -> None:
     batches = product.read_binlog(sample.log, tables=table)
     rows = [row for batch in batches for row in batch.to_arrow().to_pylist()]
     assert row_changes(rows) == sample.changes(table)
 
 
-def test_a_log_has_segments_of_every_state_and_verifies(sample: Sample) -> None:
+def test_log_has_segments_of_every_state_and_verifies(sample: Sample) -> None:
     records = list(LogReader.open(sample.log).segments)
     assert {record.state for record in records} >= {COLD, CLOSED}
     for folder in (sample.log, sample.moved):
@@ -113,7 +113,7 @@ def test_lookups_by_time_position_gtid_set_and_gtid_agree(sample: Sample, phase:
     assert LogReader.open(sample.log).gtid_set(position) == ended["gtid_set"]
 
 
-def test_a_log_goes_on_where_its_writer_stopped(sample: Sample) -> None:
+def test_log_continues_where_its_writer_stopped(sample: Sample) -> None:
     line = penstock("position", "show", sample.log, "--json").one
     head = str(sample.position(CAPTURED))
     assert (line["position"], line["visible"], line["durable"]) == (head, head, head)
@@ -127,7 +127,7 @@ def test_a_log_goes_on_where_its_writer_stopped(sample: Sample) -> None:
         log.close()
 
 
-def test_a_log_of_two_servers_gives_each_row_once(sample: Sample) -> None:
+def test_log_of_two_servers_returns_each_row_once(sample: Sample) -> None:
     moved = sample.account["moved"]
     rows = [
         {name: row[name] for name in ("id", "item")}
@@ -182,7 +182,7 @@ def test_offsets_of_every_kind_of_source_are_read(sample: Sample) -> None:
     assert planned_rows(sample, offsets["kept_by_set"]) == only(sample.changes(ORDERS, LOADED))
 
 
-def test_tracked_schemas_of_a_server_stream_are_moved_on(sample: Sample) -> None:
+def test_tracked_schemas_of_a_server_stream_are_migrated(sample: Sample) -> None:
     tracking = str(sample.folder / "spark/server/tracking")
     source = f"mysql://repl@127.0.0.1:{free_port()}"
     settings = parse_settings({"source": source, "tables": ORDERS, "schemaTrackingLocation": tracking})
@@ -230,7 +230,7 @@ def test_spark_resumes_a_stream_and_a_pipeline_from_their_checkpoints(
 # --- Subscriptions --------------------------------------------------------------------------
 
 
-def test_a_subscriber_goes_on_behind_the_checkpoints_of_one_that_was_killed(sample: Sample) -> None:
+def test_subscriber_continues_after_the_checkpoints_of_a_killed_one(sample: Sample) -> None:
     settings = {
         "log": {"folder": str(sample.log.parent), "retention": {"age": None}},
         "instances": {"shop": {"source": f"mysql://repl@127.0.0.1:{free_port()}"}},
@@ -313,7 +313,7 @@ def standing_of(state: PipelineState) -> Standing:
     return standing
 
 
-def test_a_pipeline_goes_on_where_it_stood(sample: Sample) -> None:
+def test_pipeline_continues_at_its_position(sample: Sample) -> None:
     settings = sample.pipeline("shop-lake")
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         before = standing_of(state)
@@ -331,7 +331,7 @@ def test_a_pipeline_goes_on_where_it_stood(sample: Sample) -> None:
         assert state.shown()["state"] == "running"
 
 
-def test_a_batch_that_was_begun_has_the_same_rows(sample: Sample) -> None:
+def test_started_batch_has_the_same_rows(sample: Sample) -> None:
     settings = sample.pipeline("shop-feed")
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         standing = state.take()
@@ -387,7 +387,7 @@ def lake_rows(sample: Sample) -> list[dict[str, Any]]:
     )
 
 
-def test_a_delta_table_knows_the_batches_it_has(sample: Sample) -> None:
+def test_delta_table_recognizes_its_batches(sample: Sample) -> None:
     wanted = [
         {**row, "code": int(row["code"])}
         for row in sample.shop["phases"][STREAMED]["rows"][ORDERS]
@@ -405,7 +405,7 @@ def test_a_delta_table_knows_the_batches_it_has(sample: Sample) -> None:
     assert len(lake_rows(sample)) == len(wanted) + len(changes)
 
 
-def test_a_feed_of_files_knows_the_batches_it_has(sample: Sample) -> None:
+def test_feed_of_files_recognizes_its_batches(sample: Sample) -> None:
     wanted = sorted_changes(only(sample.changes(ORDERS, None, STREAMED)))
     assert sorted_changes(feed_rows(sample)) == wanted
     feed, lake = sample.pipeline("shop-feed"), sample.pipeline("shop-lake")
@@ -447,7 +447,7 @@ def value_at(settings: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "load"), [("penstock", load_settings), ("pipeline", load_pipeline)])
-def test_a_settings_file_means_what_it_meant(sample: Sample, name: str, load: Callable[..., Any]) -> None:
+def test_settings_file_keeps_its_meaning(sample: Sample, name: str, load: Callable[..., Any]) -> None:
     folder = sample.folder / "settings"
     settings = load(folder / f"{name}.yaml", {**SECRETS, "FOLDER": str(folder)})
     expected = json.loads((folder / f"{name}.expected.json").read_text())

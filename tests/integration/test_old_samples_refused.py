@@ -72,7 +72,7 @@ def test_definitions_of_another_format_are_refused(sample: Sample) -> None:
     assert_says_what_to_do(refused.value, "version of penstock that wrote it")
 
 
-def test_epochs_with_what_is_not_known_are_refused(sample: Sample) -> None:
+def test_epochs_with_unknown_fields_are_refused(sample: Sample) -> None:
     path = sample.log / "epochs.json"
     values = json.loads(path.read_text())
     epochs = [{**epoch, "cluster": "north"} for epoch in values["epochs"]]
@@ -87,7 +87,7 @@ def test_epochs_with_what_is_not_known_are_refused(sample: Sample) -> None:
     ("pattern", "magic", "kind"),
     [("segments.index", SEGMENTS_MAGIC, "segments"), ("*/*.index", BLOCKS_MAGIC, "blocks")],
 )
-def test_an_index_of_another_version_is_named_and_made_again_from_the_data(
+def test_index_of_another_version_is_named_and_rebuilt_from_the_data(
     sample: Sample, pattern: str, magic: bytes, kind: str
 ) -> None:
     before, paths = decode(sample), sorted(sample.log.glob(pattern))
@@ -106,7 +106,7 @@ def test_an_index_of_another_version_is_named_and_made_again_from_the_data(
     assert penstock("log", "verify", sample.log).code == 0
 
 
-def test_a_cold_segment_with_an_unknown_seek_table_is_refused(sample: Sample) -> None:
+def test_cold_segment_with_an_unknown_seek_table_is_refused(sample: Sample) -> None:
     path = only_file(sample.log, "*/*.zst")
     content = bytearray(path.read_bytes())
     frames, flags, magic = struct.unpack_from("<IBI", content, len(content) - 9)
@@ -123,7 +123,7 @@ def test_a_cold_segment_with_an_unknown_seek_table_is_refused(sample: Sample) ->
 @pytest.mark.parametrize(
     "name", ["coordination/running.db", "coordination/resized.db", "pipelines/pipelines.db"]
 )
-def test_a_coordination_file_of_another_format_is_refused(sample: Sample, name: str) -> None:
+def test_coordination_file_of_another_format_is_refused(sample: Sample, name: str) -> None:
     path = sample.folder / name
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
@@ -134,7 +134,7 @@ def test_a_coordination_file_of_another_format_is_refused(sample: Sample, name: 
     assert_says_what_to_do(refused.value, "Run the Penstock that wrote it")
 
 
-def test_an_offset_with_what_is_not_known_is_refused(sample: Sample) -> None:
+def test_offset_with_unknown_fields_is_refused(sample: Sample) -> None:
     with pytest.raises(OptionInvalid, match="is not an offset") as refused:
         Offset.from_json({**sample.offset(1), "version": 2})
     assert '"version": 2' in refused.value.message
@@ -162,7 +162,7 @@ def test_tracked_schemas_of_another_format_are_refused(sample: Sample) -> None:
     [lambda batch: batch.pop("parts"), lambda batch: batch["ranges"][0].update(range={"from": 1, "to": 2})],
     ids=["missing", "renamed"],
 )
-def test_a_begun_batch_of_another_version_is_refused(sample: Sample, change: Callable[..., Any]) -> None:
+def test_started_batch_of_another_version_is_refused(sample: Sample, change: Callable[..., Any]) -> None:
     with closing(sqlite3.connect(sample.folder / "pipelines/pipelines.db")) as connection:
         (value,) = connection.execute(
             "SELECT value FROM records WHERE path = '/pipelines/shop-feed/batch'"
@@ -175,7 +175,7 @@ def test_a_begun_batch_of_another_version_is_refused(sample: Sample, change: Cal
     assert_says_what_to_do(refused.value, "the version that began it", "penstock pipelines reset")
 
 
-def test_a_dead_letter_without_its_mark_is_refused(sample: Sample) -> None:
+def test_dead_letter_without_its_mark_is_refused(sample: Sample) -> None:
     lake = sample.pipeline("shop-lake")
     path = sorted((sample.folder / "pipelines/dead_letter").glob("*.arrow"))[0]
     rows = pyarrow.ipc.open_file(path.read_bytes()).read_all().replace_schema_metadata({"penstock2": "{}"})
@@ -190,7 +190,7 @@ def test_a_dead_letter_without_its_mark_is_refused(sample: Sample) -> None:
     ("name", "load", "known"),
     [("penstock", load_settings, "listen"), ("pipeline", load_pipeline, "batch")],
 )
-def test_a_settings_file_with_an_unknown_section_is_refused(
+def test_settings_file_with_an_unknown_section_is_refused(
     sample: Sample, name: str, load: Callable[..., Any], known: str
 ) -> None:
     path = sample.folder / f"settings/{name}.yaml"

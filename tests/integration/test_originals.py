@@ -33,9 +33,9 @@ def check(system: str, found: Sequence[Difference]) -> None:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_originals_comparing.py::test_rules_name_whole_differences_and_have_to_be_seen"
+    guard="tests/unit/test_originals_comparing.py::test_rules_name_whole_differences_and_must_occur"
 )
-def test_messages_are_those_of_the_original_systems_but_for_listed_differences(
+def test_messages_equal_those_of_the_original_systems_except_for_listed_differences(
     start_server: StartServer, missing_part: MissingPart, tmp_path: Path
 ) -> None:
     server = start_server(default_time_zone="+00:00")

@@ -16,9 +16,9 @@ from tools.servers import Server
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_altered_loads.py::test_a_table_is_gone_on_without_until_it_is_read_again"
+    guard="tests/integration/test_pipeline_altered_loads.py::test_pipeline_continues_without_a_table_until_it_is_reloaded"
 )
-def test_a_table_may_be_altered_while_it_is_loaded(
+def test_table_may_be_altered_during_its_load(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -51,7 +51,7 @@ def test_a_table_may_be_altered_while_it_is_loaded(
     assert_same(wanted, mysql_rows(mariadb_server, database, "altered"), key=["id"])
 
 
-def test_a_table_is_gone_on_without_until_it_is_read_again(
+def test_pipeline_continues_without_a_table_until_it_is_reloaded(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,

@@ -53,7 +53,7 @@ def test_changes_of_referenced_columns_may_cascade(made: Any, cascades: bool) ->
     assert may_cascade(changes_of(parent, made).rows, {"ID", "code"}) == cascades
 
 
-def test_a_foreign_key_that_is_not_logged_is_refused_by_name(
+def test_unlogged_foreign_key_is_refused_by_name(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -68,7 +68,7 @@ def test_a_foreign_key_that_is_not_logged_is_refused_by_name(
     assert told.value.position == "binlog.000001:4"
 
 
-def test_children_and_their_children_are_read_again_where_that_is_said(
+def test_children_and_grandchildren_are_reloaded_if_configured(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -98,9 +98,9 @@ def test_children_and_their_children_are_read_again_where_that_is_said(
 
 @pytest.mark.deep(
     guard="tests/integration/test_pipeline_cascades.py::"
-    "test_children_and_their_children_are_read_again_where_that_is_said"
+    "test_children_and_grandchildren_are_reloaded_if_configured"
 )
-def test_a_pipeline_follows_what_foreign_keys_change(
+def test_pipeline_follows_changes_made_by_foreign_keys(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,

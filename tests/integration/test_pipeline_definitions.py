@@ -144,7 +144,7 @@ CASES = {
 }
 
 
-def test_definitions_that_change_are_followed(
+def test_changed_definitions_are_followed(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -187,7 +187,7 @@ def test_definitions_that_change_are_followed(
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
-def test_a_policy_holds_what_may_change(
+def test_policy_restricts_schema_changes(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -208,7 +208,7 @@ def test_a_policy_holds_what_may_change(
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
-def test_columns_are_only_added_where_that_is_said(
+def test_columns_are_only_added_if_configured(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -254,10 +254,10 @@ def test_columns_are_only_added_where_that_is_said(
 
 @pytest.mark.deep(
     guard="tests/unit/test_pipeline_table_changes.py::"
-    "test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows"
+    "test_table_is_reloaded_if_its_rows_change_without_being_logged"
 )
 @pytest.mark.parametrize("sink", ["delta", "add_only"])
-def test_a_column_that_comes_back_has_none_of_its_old_values(
+def test_recreated_column_has_none_of_its_old_values(
     sink: str,
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,

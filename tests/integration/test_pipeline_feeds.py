@@ -116,10 +116,10 @@ SINKS = {
 
 @pytest.mark.deep(
     guard="tests/unit/test_pipeline_evolution.py::"
-    "test_a_feed_s_target_takes_rows_of_every_definition_after_each_was_met_once"
+    "test_feed_target_accepts_rows_of_every_definition_after_the_first_of_each"
 )
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_feeds_and_histories_hold_every_change_of_tables_that_are_altered_in_a_batch(
+def test_feeds_and_histories_hold_every_change_of_tables_altered_within_a_batch(
     flavor: str,
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,

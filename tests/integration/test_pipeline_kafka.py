@@ -24,9 +24,9 @@ ACTIONS = 300
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_spark.py::test_a_busy_source_and_its_target_are_equal_in_the_end"
+    guard="tests/integration/test_pipeline_spark.py::test_busy_source_and_its_target_are_equal_in_the_end"
 )
-def test_topics_end_as_the_busy_source_does(
+def test_topics_converge_with_a_busy_source(
     spark: SparkSession,  # noqa: F811
     broker: Kafka,  # noqa: F811
     mysql_server: Server,

@@ -87,7 +87,7 @@ def pair(server_of: Callable[[str], Server]) -> Iterator[Pair]:
 
 @pytest.mark.deep(keep=("mysql-told0", "mariadb-told2"))
 @pytest.mark.parametrize(("flavor", "told", "loops"), MANNERS)
-def test_two_pipelines_between_two_servers_end(
+def test_two_pipelines_between_two_servers_do_not_loop(
     flavor: str, told: dict[str, Any], loops: dict[str, Any], pair: Pair
 ) -> None:
     one, other = pair(flavor)

@@ -77,9 +77,11 @@ def shards(
     return Shards(mysql_server, fresh_database(mysql_server), tmp_path, request.param)
 
 
-@pytest.mark.deep(guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table")
+@pytest.mark.deep(
+    guard="tests/unit/test_merged_tables.py::test_shard_column_identifies_the_rows_of_each_table"
+)
 @pytest.mark.parametrize("shards", ["shard"], indirect=True)
-def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
+def test_truncated_shard_loses_only_its_own_rows(
     spark: SparkSession,  # noqa: F811
     shards: Shards,
 ) -> None:
@@ -107,9 +109,11 @@ def test_an_emptied_shard_loses_its_rows_and_no_other_shard_does(
     assert "not everything was compared" in ran.out
 
 
-@pytest.mark.deep(guard="tests/unit/test_merged_tables.py::test_a_shard_column_tells_the_rows_of_each_table")
+@pytest.mark.deep(
+    guard="tests/unit/test_merged_tables.py::test_shard_column_identifies_the_rows_of_each_table"
+)
 @pytest.mark.parametrize("shards", [None], indirect=True)
-def test_rows_stay_where_they_may_be_those_of_a_shard_that_was_left(
+def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     spark: SparkSession,  # noqa: F811
     shards: Shards,
 ) -> None:

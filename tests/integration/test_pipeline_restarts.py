@@ -83,7 +83,7 @@ def driver(mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path) 
     state.close()
 
 
-def test_a_table_that_was_dropped_comes_back_empty_whenever_the_driver_began_anew(driver: Driver) -> None:
+def test_dropped_and_recreated_table_is_empty_after_any_driver_restart(driver: Driver) -> None:
     """Its server has it again long before the log comes to where it was made."""
     assert driver.meet("DROP TABLE t", 1000) == ()
     driver.tables.done()
@@ -98,9 +98,7 @@ def test_a_table_that_was_dropped_comes_back_empty_whenever_the_driver_began_ane
     assert driver.meet("CREATE TABLE IF NOT EXISTS t (id INT PRIMARY KEY)", 3000) == ()
 
 
-def test_a_table_that_is_made_anew_with_the_same_columns_has_its_new_keys(
-    driver: Driver, mysql_server: Server
-) -> None:
+def test_table_recreated_with_the_same_columns_has_its_new_keys(driver: Driver, mysql_server: Server) -> None:
     """A unique key that is left in the target costs it rows that only the old table could not have."""
     keyed = "CREATE TABLE t (id INT PRIMARY KEY, seat INT, UNIQUE (seat))"
     mysql_server.sql(f"DROP TABLE t; {keyed}", database=driver.database)
@@ -118,7 +116,7 @@ def test_a_table_that_is_made_anew_with_the_same_columns_has_its_new_keys(
 @pytest.mark.parametrize(
     "add", ["ALTER TABLE t ADD UNIQUE seat (seat)", "CREATE UNIQUE INDEX seat ON t (seat)"]
 )
-def test_a_target_has_a_unique_key_while_the_log_is_where_the_source_has_it(
+def test_target_has_a_unique_key_while_the_source_has_it_in_the_log(
     driver: Driver, mysql_server: Server, add: str, drop: str
 ) -> None:
     """Where the source has none, rows of one value would take each other out of the target."""
@@ -140,7 +138,7 @@ def test_a_target_has_a_unique_key_while_the_log_is_where_the_source_has_it(
     assert not unique_keys()
 
 
-def test_changes_made_before_a_table_is_read_again_still_come(driver: Driver, mysql_server: Server) -> None:
+def test_changes_before_a_reload_are_still_delivered(driver: Driver, mysql_server: Server) -> None:
     """A delete that the pipeline has not come to yet is of a row that the target has."""
     standing = driver.loading.planned(driver.standing, driver.tables)
     first = standing.loads[driver.key]
@@ -154,14 +152,14 @@ def test_changes_made_before_a_table_is_read_again_still_come(driver: Driver, my
 
 
 @pytest.mark.parametrize("earlier", [None, {}])
-def test_first_load_deletes_what_only_the_target_has_where_an_earlier_run_wrote_it(
+def test_first_load_deletes_rows_missing_from_the_source_if_an_earlier_run_wrote_them(
     driver: Driver, earlier: dict[str, Any] | None
 ) -> None:
     standing = driver.loading.planned(replace(driver.standing, earlier=earlier), driver.tables)
     assert standing.loads[driver.key].remove == (earlier is not None)
 
 
-def test_tables_are_taken_as_they_are_now_where_the_log_until_now_is_lost(
+def test_tables_are_reloaded_in_their_current_state_if_the_log_is_lost(
     driver: Driver, mysql_server: Server
 ) -> None:
     mysql_server.sql("CREATE TABLE u (id INT PRIMARY KEY)", database=driver.database)
@@ -178,7 +176,7 @@ def test_tables_are_taken_as_they_are_now_where_the_log_until_now_is_lost(
     assert list(there.column_names) == ["id", "n"]
 
 
-def test_a_request_whose_runner_died_behind_its_last_batch_ends(driver: Driver) -> None:
+def test_request_whose_runner_died_after_its_last_batch_ends(driver: Driver) -> None:
     standing = driver.loading.planned(driver.standing, driver.tables)
     driver.loading.reread("shop", driver.table, "somebody asked")
     standing = driver.loading.planned(standing, driver.tables)
@@ -192,9 +190,9 @@ def test_a_request_whose_runner_died_behind_its_last_batch_ends(driver: Driver) 
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_restarts.py::test_changes_made_before_a_table_is_read_again_still_come"
+    guard="tests/integration/test_pipeline_restarts.py::test_changes_before_a_reload_are_still_delivered"
 )
-def test_a_load_that_is_begun_anew_doubles_no_rows_of_other_tables(
+def test_restarted_load_duplicates_no_rows_of_other_tables(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -226,7 +224,7 @@ def test_a_load_that_is_begun_anew_doubles_no_rows_of_other_tables(
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
-def test_a_runner_whose_pipeline_was_taken_over_commits_nothing(
+def test_superseded_runner_commits_nothing(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -263,7 +261,7 @@ def test_a_runner_whose_pipeline_was_taken_over_commits_nothing(
     assert ids() == [1, 2]
 
 
-def test_a_feed_loses_nothing_where_another_server_cuts_the_log_in_another_way(
+def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -306,7 +304,7 @@ def test_a_feed_loses_nothing_where_another_server_cuts_the_log_in_another_way(
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
-def test_a_column_that_returns_has_its_table_read_again_though_the_driver_began_anew(driver: Driver) -> None:
+def test_recreated_column_has_its_table_reloaded_despite_a_driver_restart(driver: Driver) -> None:
     assert driver.meet("ALTER TABLE t ADD COLUMN v INT", 1000) == ()
     driver.meet("ALTER TABLE t DROP COLUMN v", 2000)
     assert not driver.state.requests(), "a column that is new has null in older rows"
@@ -315,7 +313,7 @@ def test_a_column_that_returns_has_its_table_read_again_though_the_driver_began_
     assert [one.table for one in driver.state.requests()] == [driver.table]
 
 
-def test_a_swap_for_a_unique_key_deletes_the_rows_that_the_copy_left_out(
+def test_swap_for_a_unique_key_deletes_the_rows_that_the_copy_omitted(
     driver: Driver, mysql_server: Server
 ) -> None:
     swap = "rename /* gh-ost */ table t to _t_del, _t_gho to t"
@@ -329,7 +327,7 @@ def test_a_swap_for_a_unique_key_deletes_the_rows_that_the_copy_left_out(
     assert [one.remove for one in driver.state.requests()] == [True]
 
 
-def test_a_table_without_a_key_is_loaded_exactly_in_a_batch_of_its_own(
+def test_keyless_table_is_loaded_exactly_in_a_batch_of_its_own(
     driver: Driver, mysql_server: Server, tmp_path: Path
 ) -> None:
     mysql_server.sql("CREATE TABLE keyless (n INT)", database=driver.database)
@@ -349,7 +347,7 @@ def test_a_table_without_a_key_is_loaded_exactly_in_a_batch_of_its_own(
     state.close()
 
 
-def test_keyless_table_is_not_loaded_into_a_target_that_has_rows_of_others(
+def test_keyless_table_is_not_loaded_into_a_target_with_foreign_rows(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     """Its load empties the target first, as no key tells which rows are its own."""
@@ -397,7 +395,7 @@ def test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_ke
     state.close()
 
 
-def test_a_condition_that_names_no_column_is_refused_before_anything_is_read(driver: Driver) -> None:
+def test_condition_without_a_column_is_refused_before_anything_is_read(driver: Driver) -> None:
     standing = driver.loading.planned(driver.standing, driver.tables)
     done = replace(standing.loads[driver.key], done=standing.loads[driver.key].chunks)
     standing = replace(standing, loads={driver.key: done})
@@ -412,7 +410,7 @@ def test_a_condition_that_names_no_column_is_refused_before_anything_is_read(dri
     assert standing.loads[driver.key].where == "id < 2 OR id LIKE '%3'"
 
 
-def test_a_target_that_was_dropped_is_made_again_for_its_resnapshot(driver: Driver, tmp_path: Path) -> None:
+def test_dropped_target_is_recreated_for_its_resnapshot(driver: Driver, tmp_path: Path) -> None:
     standing = driver.loading.planned(driver.standing, driver.tables)
     done = replace(standing.loads[driver.key], done=standing.loads[driver.key].chunks)
     folder = tmp_path / "lake" / driver.database / "t"

@@ -49,11 +49,11 @@ def run_to_end(file: Path, *words: str, start: tuple[str, ...] = ()) -> list[dic
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_spark.py::test_a_busy_source_and_its_target_are_equal_in_the_end"
+    guard="tests/integration/test_pipeline_spark.py::test_busy_source_and_its_target_are_equal_in_the_end"
 )
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_pipeline_runs_on_every_kind_of_session(
+def test_pipeline_runs_on_every_kind_of_session(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)

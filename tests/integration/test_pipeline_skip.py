@@ -17,7 +17,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 
-def test_a_change_that_was_logged_as_a_statement_is_passed_over(
+def test_change_logged_as_a_statement_is_skipped(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -57,9 +57,9 @@ def test_a_change_that_was_logged_as_a_statement_is_passed_over(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_skip.py::test_a_change_that_was_logged_as_a_statement_is_passed_over"
+    guard="tests/integration/test_pipeline_skip.py::test_change_logged_as_a_statement_is_skipped"
 )
-def test_hint_of_a_logged_statement_leads_past_it(
+def test_hint_of_a_logged_statement_skips_it(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -94,8 +94,8 @@ def test_hint_of_a_logged_statement_leads_past_it(
     assert_same(wanted, mysql_rows(mariadb_server, database, "orders"), key=["id"])
 
 
-@pytest.mark.deep(guard="tests/unit/test_rewinding.py::test_pipeline_goes_back_by_gtid_set_and_by_time")
-def test_changes_are_applied_again_from_an_earlier_place(
+@pytest.mark.deep(guard="tests/unit/test_rewinding.py::test_pipeline_rewinds_by_gtid_set_and_by_time")
+def test_changes_are_replayed_from_an_earlier_position(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,

@@ -53,7 +53,7 @@ def read_again(settings: PipelineSettings, *tables: TableName) -> list[str]:
 
 @pytest.mark.deep(keep=("mirror",))
 @pytest.mark.parametrize("mode", ["mirror", "feed"])
-def test_a_target_table_that_takes_no_rows_stops_no_other(
+def test_target_table_that_refuses_rows_stops_no_other(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -128,7 +128,7 @@ def rows_of(server: Server, table: TableName, mode: str) -> list[dict[str, objec
     return sorted(({"id": row["id"], "a": row["a"]} for row in rows), key=lambda row: int(row["id"]))
 
 
-def test_a_key_that_a_lake_cannot_hold_stops_its_table_alone(
+def test_key_that_a_lake_cannot_hold_stops_only_its_table(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -169,7 +169,7 @@ def test_a_key_that_a_lake_cannot_hold_stops_its_table_alone(
         assert_followed("bad")
 
 
-def test_what_is_wrong_with_all_tables_stops_none_of_them(
+def test_error_of_all_tables_stops_none_of_them(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
@@ -191,7 +191,7 @@ def test_what_is_wrong_with_all_tables_stops_none_of_them(
         assert not tables.stop([Failure(PrivilegeMissing("no"), other)]), "it was left out already"
 
 
-def test_a_mask_that_is_for_no_table_is_refused_before_anything_is_made(
+def test_mask_for_no_table_is_refused_before_anything_is_created(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
@@ -211,9 +211,9 @@ def test_a_mask_that_is_for_no_table_is_refused_before_anything_is_made(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_skipped_tables.py::test_what_is_wrong_with_all_tables_stops_none_of_them"
+    guard="tests/integration/test_pipeline_skipped_tables.py::test_error_of_all_tables_stops_none_of_them"
 )
-def test_a_target_that_is_gone_as_a_whole_stops_the_pipeline_and_none_of_its_tables(
+def test_missing_target_stops_the_pipeline_and_none_of_its_tables(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,

@@ -79,10 +79,10 @@ def test_shards_on_two_servers_become_one_table(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_load_watermark.py::test_an_exact_snapshot_of_rows_without_a_key_joins_the_log_without_a_gap_or_a_double"
+    guard="tests/integration/test_load_watermark.py::test_exact_snapshot_of_keyless_rows_joins_the_log_without_a_gap_or_a_duplicate"
 )
 @pytest.mark.parametrize("mode", ["full", "consistent"])
-def test_rows_without_a_key_are_loaded_at_one_place_of_the_log(
+def test_keyless_rows_are_loaded_at_one_position_of_the_log(
     mode: str,
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
@@ -133,7 +133,7 @@ def files_pipeline(source: Server, target: Server, database: str, folder: Path) 
     )
 
 
-def test_files_alone_give_the_tables_or_stop_by_name(
+def test_files_alone_provide_the_tables_or_are_refused_by_name(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -158,7 +158,7 @@ def test_files_alone_give_the_tables_or_stop_by_name(
 @pytest.mark.deep(
     guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
-def test_a_server_that_does_not_name_columns_is_followed(
+def test_server_without_column_names_in_its_log_is_followed(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
     mariadb_server: Server,

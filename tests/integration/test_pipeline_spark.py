@@ -34,7 +34,7 @@ def into_delta(server: Server, folder: Path) -> tuple[dict[str, Any], Rows]:
 
 
 @pytest.mark.parametrize("into", [into_mysql, into_delta])
-def test_a_busy_source_and_its_target_are_equal_in_the_end(
+def test_busy_source_and_its_target_are_equal_in_the_end(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,

@@ -109,7 +109,7 @@ def fleet(
     return Fleet(mysql_server, mariadb_server, fresh_database(mysql_server), tmp_path)
 
 
-def test_a_merged_filtered_masked_table_is_what_its_shards_are(
+def test_merged_filtered_masked_table_equals_its_shards(
     spark: SparkSession,  # noqa: F811
     fleet: Fleet,
 ) -> None:
@@ -133,9 +133,9 @@ def test_a_merged_filtered_masked_table_is_what_its_shards_are(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_relay.py::test_rows_that_a_step_cannot_work_on_are_put_aside_or_end_it"
+    guard="tests/integration/test_relay.py::test_rows_that_a_step_rejects_are_stored_or_end_the_relay"
 )
-def test_a_poison_row_is_put_aside_and_comes_once_it_is_mended(
+def test_poison_row_is_rejected_and_delivered_once_it_is_fixed(
     spark: SparkSession,  # noqa: F811
     fleet: Fleet,
 ) -> None:
@@ -166,9 +166,9 @@ def test_a_poison_row_is_put_aside_and_comes_once_it_is_mended(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_steps.py::test_a_merged_filtered_masked_table_is_what_its_shards_are"
+    guard="tests/integration/test_pipeline_steps.py::test_merged_filtered_masked_table_equals_its_shards"
 )
-def test_rows_that_name_their_table_come_to_tables_made_for_them(
+def test_rows_that_name_their_table_arrive_in_tables_created_for_them(
     spark: SparkSession,  # noqa: F811
     fleet: Fleet,
 ) -> None:
@@ -206,7 +206,7 @@ def test_rows_that_name_their_table_come_to_tables_made_for_them(
     assert found["of_sent"].equal
 
 
-def test_a_poison_row_stops_where_nothing_else_is_said(
+def test_poison_row_stops_the_pipeline_by_default(
     spark: SparkSession,  # noqa: F811
     fleet: Fleet,
 ) -> None:

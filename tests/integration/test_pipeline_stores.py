@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator
 
 
 @pytest.mark.deep(keep=("redis",))
-def test_a_store_has_what_its_source_has(
+def test_store_equals_its_source(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -57,8 +57,8 @@ def test_a_store_has_what_its_source_has(
         assert_same(wanted, found, key=workload.keys(table))
 
 
-@pytest.mark.deep(guard="tests/unit/test_pipeline_state.py::test_a_value_of_any_size_is_kept_whole")
-def test_rows_of_another_server_replace_those_of_before_a_reset(
+@pytest.mark.deep(guard="tests/unit/test_pipeline_state.py::test_value_of_any_size_is_stored_whole")
+def test_rows_of_another_server_replace_those_before_a_reset(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,

@@ -60,7 +60,7 @@ def kinds(found: Verification) -> dict[str, list[str]]:
     }
 
 
-def test_a_target_that_is_its_source_is_equal(pair: Pair) -> None:
+def test_target_that_equals_its_source_is_reported_equal(pair: Pair) -> None:
     pair.pipeline.load()
     pair.workload.run(60)
     pair.pipeline.follow()
@@ -72,14 +72,14 @@ def test_a_target_that_is_its_source_is_equal(pair: Pair) -> None:
         assert one.source_rows == one.target_rows > 0
 
 
-def test_a_source_that_went_on_is_compared_as_it_was(pair: Pair) -> None:
+def test_advancing_source_is_compared_at_its_earlier_state(pair: Pair) -> None:
     pair.pipeline.load()
     pair.workload.run(120)
     found = pair.verify()
     assert found.equal, kinds(found)
 
 
-def test_what_differs_is_found_though_the_source_went_on(pair: Pair) -> None:
+def test_differences_are_reported_despite_an_advancing_source(pair: Pair) -> None:
     pair.pipeline.load()
     pair.source.sql(
         "INSERT INTO accounts (id, owner, balance) VALUES"
@@ -107,7 +107,7 @@ def test_what_differs_is_found_though_the_source_went_on(pair: Pair) -> None:
     assert changed.columns == ("owner",)
 
 
-def test_a_repair_makes_the_target_right_and_the_stream_goes_on_from_it(pair: Pair) -> None:
+def test_repair_corrects_the_target_and_the_stream_continues_from_it(pair: Pair) -> None:
     pair.pipeline.load()
     pair.workload.run(30)
     pair.pipeline.follow()
@@ -196,9 +196,9 @@ def test_rows_are_compared_as_the_steps_leave_them(
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_comparison.py::test_rows_with_the_key_of_a_rejected_row_cannot_be_judged"
+    guard="tests/unit/test_pipeline_comparison.py::test_rows_sharing_a_key_with_a_rejected_row_are_undecided"
 )
-def test_a_repair_leaves_the_rows_of_which_a_step_rejected_a_change(
+def test_repair_leaves_rows_with_a_change_rejected_by_a_step(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
@@ -225,7 +225,7 @@ def test_a_repair_leaves_the_rows_of_which_a_step_rejected_a_change(
     assert mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id = 900") == []
 
 
-def test_rows_that_no_load_took_may_be_there_or_not(
+def test_rows_that_no_load_read_may_be_present_or_absent(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
@@ -244,7 +244,7 @@ def test_rows_that_no_load_took_may_be_there_or_not(
     assert sorted((one.row["id"], str(one.kind)) for one in result.found) == [(3, "changed"), (25, "missing")]
 
 
-def test_a_table_that_cannot_be_told_as_it_was_says_so_and_the_others_are_compared(
+def test_table_without_a_reconstructable_state_is_reported_and_the_others_are_compared(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
@@ -279,9 +279,9 @@ def test_a_table_that_cannot_be_told_as_it_was_says_so_and_the_others_are_compar
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_comparison.py::test_texts_of_values_that_no_type_holds_are_compared_where_a_sink_writes_them"
+    guard="tests/unit/test_pipeline_comparison.py::test_text_of_unrepresentable_values_is_compared_if_a_sink_writes_it"
 )
-def test_dates_that_are_none_are_compared_and_mended_by_their_text(pair: Pair, tmp_path: Path) -> None:
+def test_invalid_dates_are_compared_and_repaired_by_their_text(pair: Pair, tmp_path: Path) -> None:
     lenient = "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'; "
     pair.source.sql(
         lenient + "CREATE TABLE odd (id INT PRIMARY KEY, day DATE, note VARCHAR(9));"
@@ -325,7 +325,7 @@ def test_dates_that_are_none_are_compared_and_mended_by_their_text(pair: Pair, t
     assert pair.verify("odd", columns_left_out=["day"]).equal
 
 
-def test_a_batch_that_was_begun_leaves_its_keys_unsettled(pair: Pair) -> None:
+def test_started_batch_leaves_its_keys_undecided(pair: Pair) -> None:
     pair.pipeline.load()
     pair.source.sql(
         "INSERT INTO accounts (id, owner) VALUES (9001, 'new'), (9002, 'new')", database=pair.database
@@ -337,7 +337,7 @@ def test_a_batch_that_was_begun_leaves_its_keys_unsettled(pair: Pair) -> None:
     assert {(one.row["id"], str(one.kind)) for one in result.found} == {(9001, "unsettled"), (9003, "extra")}
 
 
-def test_a_kept_log_tells_what_a_position_was(
+def test_kept_log_reconstructs_a_position(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)

@@ -43,9 +43,9 @@ def spoil(target: Server, database: str) -> None:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_verify.py::test_a_repair_makes_the_target_right_and_the_stream_goes_on_from_it"
+    guard="tests/integration/test_pipeline_verify.py::test_repair_corrects_the_target_and_the_stream_continues_from_it"
 )
-def test_a_running_pipeline_is_compared_and_mended_as_it_goes_on(
+def test_running_pipeline_is_compared_and_repaired(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -129,7 +129,7 @@ def test_many_shares_are_compared_by_tasks(
     assert verify(settings).equal
 
 
-def test_some_rows_are_read_again_from_the_command_line(
+def test_some_rows_are_reread_from_the_command_line(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
@@ -185,9 +185,9 @@ def test_some_rows_are_read_again_from_the_command_line(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_verify.py::test_a_repair_makes_the_target_right_and_the_stream_goes_on_from_it"
+    guard="tests/integration/test_pipeline_verify.py::test_repair_corrects_the_target_and_the_stream_continues_from_it"
 )
-def test_rows_that_were_read_again_are_ahead_of_a_stream_that_stopped(
+def test_reread_rows_are_ahead_of_a_stopped_stream(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,

@@ -16,10 +16,10 @@ from tests.support.suite.patience import wait_until
 
 @pytest.mark.deep(
     guard="tests/unit/test_log_prepared.py"
-    "::test_rows_prepared_before_a_fail_over_come_once_with_the_commit_on_the_new_server"
+    "::test_rows_prepared_before_a_failover_arrive_once_with_the_commit_on_the_new_server"
 )
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
-def test_rows_prepared_on_the_old_primary_come_once_when_the_new_one_commits(
+def test_rows_prepared_on_the_old_primary_arrive_once_when_the_new_one_commits(
     start_server: StartServer, tmp_path: Path, flavor: str
 ) -> None:
     primary = start_server(flavor)

@@ -87,7 +87,7 @@ def test_every_byte_passes_unchanged_in_both_directions(mariadb_server: Server) 
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_a_planned_cut_lets_exactly_so_many_bytes_pass(chatter: int, how: str) -> None:
+def test_planned_cut_passes_the_exact_number_of_bytes(chatter: int, how: str) -> None:
     with Proxy(chatter) as proxy:
         proxy.cut_after(100_001, how)  # type: ignore[arg-type]
         with _connect(proxy) as client:
@@ -101,7 +101,7 @@ def test_a_planned_cut_lets_exactly_so_many_bytes_pass(chatter: int, how: str) -
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_a_client_that_reads_late_has_every_byte_before_a_planned_cut(how: str) -> None:
+def test_slow_client_has_every_byte_before_a_planned_cut(how: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as talker, Proxy(talker.getsockname()[1]) as proxy:
         proxy.cut_after(LATE_BYTES, how)  # type: ignore[arg-type]
         with _connect(proxy) as client:
@@ -119,7 +119,7 @@ def _speak(talker: socket.socket, count: int) -> None:
         client.sendall(b"x" * count)
 
 
-def test_a_cut_in_a_packet_falls_in_its_middle(chatter: int) -> None:
+def test_cut_in_a_packet_falls_in_its_middle(chatter: int) -> None:
     packet = (1000).to_bytes(3, "little") + b"\0" + b"x" * 1000
     with Proxy(chatter) as proxy, _connect(proxy) as client:
         proxy.cut_after(2 * len(packet) + 1, "close", in_packet=True)
@@ -127,7 +127,7 @@ def test_a_cut_in_a_packet_falls_in_its_middle(chatter: int) -> None:
         assert _read_all(client) == (3 * len(packet) + 4 + 500, "close")
 
 
-def test_a_client_of_a_real_server_sees_a_packet_end_in_its_middle(mariadb_server: Server) -> None:
+def test_client_of_a_real_server_sees_a_packet_end_in_its_middle(mariadb_server: Server) -> None:
     with Proxy(mariadb_server.port) as proxy:
         connection = mariadb_server.connect(port=proxy.port)
         with connection.cursor() as cursor:
@@ -137,7 +137,7 @@ def test_a_client_of_a_real_server_sees_a_packet_end_in_its_middle(mariadb_serve
         proxy.wait_for(lambda it: it.cut_count == 1)
 
 
-def test_a_cut_on_demand_reaches_every_live_connection(chatter: int) -> None:
+def test_requested_cut_reaches_every_live_connection(chatter: int) -> None:
     with Proxy(chatter) as proxy, _connect(proxy) as one, _connect(proxy) as two:
         # Whoever is connected is reached, though the proxy may not have looked at it yet.
         assert proxy.cut() == 2
@@ -146,7 +146,7 @@ def test_a_cut_on_demand_reaches_every_live_connection(chatter: int) -> None:
         assert proxy.cut() == 0
 
 
-def test_a_cut_on_demand_is_not_held_up_by_a_reader_that_does_not_read(chatter: int) -> None:
+def test_requested_cut_is_not_delayed_by_a_reader_that_does_not_read(chatter: int) -> None:
     with Proxy(chatter) as proxy, _connect(proxy) as client:
         client.settimeout(0.3)
         with pytest.raises(TimeoutError):
@@ -154,7 +154,7 @@ def test_a_cut_on_demand_is_not_held_up_by_a_reader_that_does_not_read(chatter: 
         assert proxy.cut() == 1
 
 
-def test_a_silent_connection_stays_open_and_loses_nothing_when_resumed(chatter: int) -> None:
+def test_silent_connection_stays_open_and_loses_nothing_when_resumed(chatter: int) -> None:
     with Proxy(chatter) as proxy, _connect(proxy) as client:
         client.sendall(b"before")
         assert client.recv(100) == b"before"
@@ -185,7 +185,7 @@ def test_a_hole_swallows_what_live_and_new_connections_send_until_it_closes(chat
                 assert client.recv(100) == word
 
 
-def test_a_proxy_that_refuses_resets_new_connections_only(chatter: int) -> None:
+def test_proxy_that_refuses_resets_new_connections_only(chatter: int) -> None:
     with Proxy(chatter) as proxy, _connect(proxy) as live:
         proxy.wait_for(lambda it: it.accepted_count == 1)
         proxy.refuse()
@@ -198,7 +198,7 @@ def test_a_proxy_that_refuses_resets_new_connections_only(chatter: int) -> None:
             assert again.recv(100) == b"again"
 
 
-def test_a_server_that_is_down_shows_as_a_reset() -> None:
+def test_stopped_server_shows_as_a_reset() -> None:
     with Proxy(free_port()) as proxy:
         assert _outcome(proxy) == (0, "reset")
 
@@ -217,6 +217,6 @@ def test_planned_cuts_can_be_repeated_and_forgotten(chatter: int) -> None:
             assert _read_all(client) == (10, "close")
 
 
-def test_waiting_for_what_does_not_come_ends_with_the_counts(chatter: int) -> None:
+def test_wait_for_missing_events_ends_with_the_counts(chatter: int) -> None:
     with Proxy(chatter) as proxy, pytest.raises(TimeoutError, match="0 cuts"):
         proxy.wait_for(lambda it: it.cut_count > 0, seconds_max=0.1)

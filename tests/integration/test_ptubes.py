@@ -136,7 +136,7 @@ def test_all_shards_together_are_the_table(shop: Shop) -> None:
     }
 
 
-def test_an_event_tells_what_ptubes_tells(one_shop: Shop) -> None:
+def test_event_has_the_fields_of_ptubes(one_shop: Shop) -> None:
     shop = one_shop
     with shop.client() as client:
         client.subscribe(LATEST)
@@ -164,7 +164,7 @@ def test_an_event_tells_what_ptubes_tells(one_shop: Shop) -> None:
     assert at.binlogOffset == end.header.checkpoint.binlogOffset
 
 
-def test_times_without_a_zone_are_moments_on_the_clock_that_is_set(one_shop: Shop) -> None:
+def test_times_without_a_zone_are_instants_in_the_configured_zone(one_shop: Shop) -> None:
     shop = one_shop
     shop.sql("CREATE TABLE times (id INT PRIMARY KEY, at DATETIME(3), moment TIMESTAMP(3) NULL)")
     shop.caught_up()
@@ -180,7 +180,7 @@ def test_times_without_a_zone_are_moments_on_the_clock_that_is_set(one_shop: Sho
     assert {pair.key: pair.value for pair in columns["at"].props}["nanos"] == "250000000"
 
 
-def test_the_columns_that_choose_a_shard_can_be_set(one_shop: Shop) -> None:
+def test_shard_columns_can_be_configured(one_shop: Shop) -> None:
     shop = one_shop
     shop.sql("CREATE TABLE by_customer (id INT PRIMARY KEY, customer VARCHAR(20))")
     shop.caught_up()
@@ -196,7 +196,7 @@ def test_the_columns_that_choose_a_shard_can_be_set(one_shop: Shop) -> None:
     assert of_kind(client.events[0], INSERT)[0].header.partitionKey == "customer"
 
 
-def test_a_definition_goes_to_all_who_subscribe_its_table(one_shop: Shop) -> None:
+def test_definition_goes_to_all_subscribers_of_its_table(one_shop: Shop) -> None:
     shop = one_shop
     shop.sql("CREATE TABLE other (id INT PRIMARY KEY)")
     shop.caught_up()
@@ -251,7 +251,7 @@ def test_heartbeats_go_to_all_shards_and_their_commits_to_none(one_shop: Shop) -
 # --- From anywhere on -----------------------------------------------------------------------
 
 
-def test_a_client_goes_on_behind_every_event(shop: Shop) -> None:
+def test_client_continues_after_every_event(shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         shop.sql(
@@ -275,7 +275,7 @@ def test_a_client_goes_on_behind_every_event(shop: Shop) -> None:
         assert again.events.get(0, []) == events[at + 1 :], at
 
 
-def test_an_idle_client_is_told_how_far_it_has_come(one_shop: Shop) -> None:
+def test_idle_client_receives_its_progress(one_shop: Shop) -> None:
     shop = one_shop
     with shop.client() as client:
         client.subscribe(LATEST)
@@ -292,7 +292,7 @@ def test_an_idle_client_is_told_how_far_it_has_come(one_shop: Shop) -> None:
     assert [event.eventType for event in client.events[0]] == [INSERT, END]
 
 
-def test_the_transaction_counts_where_the_server_is_another(shop_of: Callable[[str], Shop]) -> None:
+def test_transaction_counts_if_the_server_is_different(shop_of: Callable[[str], Shop]) -> None:
     shop = shop_of("mysql")
     with shop.client() as client:
         client.subscribe(LATEST)
@@ -311,7 +311,7 @@ def test_the_transaction_counts_where_the_server_is_another(shop_of: Callable[[s
         assert again.server_info(buffaloCheckpoint=ahead)["serverStatus"] == "UNAVAILABLE"
 
 
-def test_the_time_counts_where_nothing_else_is_known(one_shop: Shop) -> None:
+def test_time_counts_if_nothing_else_is_known(one_shop: Shop) -> None:
     shop = one_shop
     with shop.client() as client:
         client.subscribe(LATEST)
@@ -333,7 +333,7 @@ def test_the_time_counts_where_nothing_else_is_known(one_shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"binlogFile": 9999}, {"binlogOffset": 1 << 40}, {"eventIndex": 0}])
-def test_a_checkpoint_that_is_no_place_of_this_log_is_refused(one_shop: Shop, wrong: dict[str, int]) -> None:
+def test_checkpoint_outside_this_log_is_refused(one_shop: Shop, wrong: dict[str, int]) -> None:
     shop = one_shop
     with shop.client() as client:
         client.subscribe(LATEST)
@@ -346,7 +346,7 @@ def test_a_checkpoint_that_is_no_place_of_this_log_is_refused(one_shop: Shop, wr
         assert again.subscribe(checkpoint) == "fail"
 
 
-def test_the_earliest_is_where_the_log_begins(one_shop: Shop) -> None:
+def test_earliest_is_the_start_of_the_log(one_shop: Shop) -> None:
     shop = one_shop
     shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
     with shop.client() as client:
@@ -360,7 +360,7 @@ def test_the_earliest_is_where_the_log_begins(one_shop: Shop) -> None:
     ]
 
 
-def test_a_subscription_again_begins_anew(one_shop: Shop) -> None:
+def test_repeated_subscription_starts_over(one_shop: Shop) -> None:
     shop = one_shop
     with shop.client(shards=[0], shard_count=2) as client:
         client.subscribe(LATEST)
@@ -379,8 +379,8 @@ def test_a_subscription_again_begins_anew(one_shop: Shop) -> None:
 # --- When things die ------------------------------------------------------------------------
 
 
-@pytest.mark.deep(guard="tests/integration/test_ptubes.py::test_a_client_goes_on_behind_every_event")
-def test_a_daemon_that_is_killed_costs_a_client_neither_an_event_nor_a_second_copy(
+@pytest.mark.deep(guard="tests/integration/test_ptubes.py::test_client_continues_after_every_event")
+def test_killed_daemon_loses_and_duplicates_no_event_of_a_client(
     mariadb_server: Server, fresh_database: Callable[[Server], str], tmp_path: Path
 ) -> None:
     server, database = mariadb_server, fresh_database(mariadb_server)

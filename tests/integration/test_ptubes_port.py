@@ -41,7 +41,7 @@ def shop(daemon: DaemonProcess, mariadb_server: Server, fresh_database: FreshDat
 # --- Bounds of an answer --------------------------------------------------------------------
 
 
-def test_an_answer_ends_at_the_first_bound(shop: Shop) -> None:
+def test_response_ends_at_the_first_bound(shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         shop.sql("INSERT INTO orders VALUES " + ", ".join(f"({at}, 'c', 1)" for at in range(1, 101)))
@@ -56,7 +56,7 @@ def test_an_answer_ends_at_the_first_bound(shop: Shop) -> None:
     assert len(client.events[0]) == 101
 
 
-def test_fetch_in_vain_waits_for_its_timeout(shop: Shop) -> None:
+def test_fetch_without_events_waits_for_its_timeout(shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         client.fetch(timeout_ms=1)
@@ -80,7 +80,7 @@ def test_waiting_fetch_is_answered_when_a_row_arrives(shop: Shop) -> None:
     assert [event.eventType for event in client.events[0]].count(INSERT) == 5
 
 
-def test_answers_are_compressed_for_who_accepts_that(shop: Shop) -> None:
+def test_responses_are_compressed_if_the_client_accepts_that(shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         shop.sql("INSERT INTO orders VALUES " + ", ".join(f"({at}, 'c', 1)" for at in range(1, 201)))
@@ -110,7 +110,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def test_a_fetch_before_a_subscription_closes_the_connection_without_a_word(shop: Shop) -> None:
+def test_fetch_before_a_subscription_closes_the_connection_silently(shop: Shop) -> None:
     body = b'{"batchSize": 1, "timeoutMs": 5, "maxByteSize": 5}'
     assert raw(shop.port, post("/v1/fetchMessages", body)) == b""
 
@@ -125,7 +125,7 @@ def test_a_fetch_before_a_subscription_closes_the_connection_without_a_word(shop
         ("/v1/adjustDumpPoint", b"{}", b"penstock position set"),
     ],
 )
-def test_what_cannot_be_done_is_said_with_status_200_and_the_connection_closed(
+def test_failures_are_reported_with_status_200_and_a_closed_connection(
     shop: Shop, path: str, body: bytes, answer: bytes
 ) -> None:
     received = raw(shop.port, post(path, body))
@@ -135,7 +135,7 @@ def test_what_cannot_be_done_is_said_with_status_200_and_the_connection_closed(
     assert answer in content
 
 
-def test_a_subscription_that_cannot_be_served_fails(shop: Shop) -> None:
+def test_subscription_that_cannot_be_served_fails(shop: Shop) -> None:
     for changes in ({"codec": "JSON"}, {"codec": "RAW"}):
         with shop.client(**changes) as client:
             assert client.subscribe(LATEST) == "fail"
@@ -145,7 +145,7 @@ def test_a_subscription_that_cannot_be_served_fails(shop: Shop) -> None:
         assert client.subscribe(LATEST) == "fail"
 
 
-def test_a_wrong_fetch_fails_and_the_next_one_goes_on(shop: Shop) -> None:
+def test_invalid_fetch_fails_and_the_next_one_continues(shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
@@ -154,7 +154,7 @@ def test_a_wrong_fetch_fails_and_the_next_one_goes_on(shop: Shop) -> None:
     assert [event.eventType for event in client.events[0]] == [INSERT, END]
 
 
-def test_where_the_log_cannot_be_read_on_a_client_is_told_why(shop: Shop) -> None:
+def test_client_gets_the_reason_why_the_log_cannot_be_read_further(shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
@@ -171,7 +171,7 @@ def test_where_the_log_cannot_be_read_on_a_client_is_told_why(shop: Shop) -> Non
             client.fetch()
 
 
-def test_requests_that_come_together_are_answered_in_order_without_waiting(shop: Shop) -> None:
+def test_pipelined_requests_are_answered_in_order_without_waiting(shop: Shop) -> None:
     subscribe = post(
         "/v1/subscribe", json.dumps({**shop.client().config, "buffaloCheckpoint": LATEST}).encode()
     )
@@ -191,7 +191,7 @@ def test_requests_that_come_together_are_answered_in_order_without_waiting(shop:
     ]
 
 
-def test_a_page_in_a_browser_is_not_let_in_under_a_name_of_its_own(shop: Shop) -> None:
+def test_browser_page_is_refused_under_a_foreign_host_name(shop: Shop) -> None:
     received = raw(shop.port, post("/v1/getServerInfo", b"{}", "Host: evil.example"))
     assert received.endswith(b"fail")
 
@@ -199,7 +199,7 @@ def test_a_page_in_a_browser_is_not_let_in_under_a_name_of_its_own(shop: Shop) -
 # --- Accounts -------------------------------------------------------------------------------
 
 
-def test_who_is_known_is_let_in_by_a_header_or_by_the_token_of_a_subscription(
+def test_known_account_is_accepted_by_a_header_or_by_the_token_of_a_subscription(
     mariadb_server: Server, fresh_database: Callable[[Server], str], tmp_path: Path
 ) -> None:
     server, database = mariadb_server, fresh_database(mariadb_server)
@@ -251,7 +251,7 @@ def test_who_is_known_is_let_in_by_a_header_or_by_the_token_of_a_subscription(
 # --- Monitors -------------------------------------------------------------------------------
 
 
-def test_an_account_is_told_of_no_instance_that_it_may_not_read(
+def test_account_sees_no_instance_that_it_may_not_read(
     mariadb_server: Server, fresh_database: Callable[[Server], str], tmp_path: Path
 ) -> None:
     server, database = mariadb_server, fresh_database(mariadb_server)
@@ -290,7 +290,7 @@ def test_an_account_is_told_of_no_instance_that_it_may_not_read(
 
 
 @pytest.mark.parametrize("token", ["\ud800", "pässword"])
-def test_a_token_that_is_no_text_is_wrong_and_no_failure(
+def test_non_text_token_is_refused_without_a_failure(
     mariadb_server: Server, tmp_path: Path, token: str
 ) -> None:
     settings = {
@@ -308,7 +308,7 @@ def test_a_token_that_is_no_text_is_wrong_and_no_failure(
         assert "Traceback" not in daemon.said()
 
 
-def test_monitors_are_told_how_things_stand_and_no_password(shop: Shop) -> None:
+def test_monitors_see_the_status_and_no_password(shop: Shop) -> None:
 
     def ask(path: str) -> Any:
         received = raw(

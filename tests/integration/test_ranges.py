@@ -109,7 +109,7 @@ def random_cuts(data: bytes, count: int = RANDOM_CUTS) -> list[list[int]]:
     ]
 
 
-def test_a_range_may_be_cut_at_every_byte(server: Server, fresh_database: FreshDatabase) -> None:
+def test_range_may_be_cut_at_every_byte(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     data = write_mixed_log(server, database).read_bytes()
     check_every_cut(data, all_single_cuts(data) + random_cuts(data), tables=database)
@@ -123,7 +123,7 @@ def test_envelope_rows_are_cut_as_typed_rows_are(mysql_server: Server, fresh_dat
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
-def test_a_log_without_checksums_is_cut_at_every_byte(
+def test_log_without_checksums_is_cut_at_every_byte(
     flavor: str, server_of: Callable[[str], Server], fresh_database: FreshDatabase
 ) -> None:
     server = server_of(flavor)
@@ -137,7 +137,7 @@ def test_a_log_without_checksums_is_cut_at_every_byte(
     check_every_cut(data, [[place] for place in places] + random_cuts(data), tables=database)
 
 
-def test_compressed_transactions_belong_to_the_range_they_start_in(
+def test_compressed_transactions_belong_to_the_range_of_their_start(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
@@ -168,7 +168,7 @@ def test_compressed_mariadb_events_are_cut_anywhere(
     check_every_cut(data, all_single_cuts(data) + random_cuts(data), tables=database)
 
 
-def test_a_transaction_far_longer_than_a_range_comes_once(
+def test_transaction_far_longer_than_a_range_is_returned_once(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -194,7 +194,7 @@ def test_a_transaction_far_longer_than_a_range_comes_once(
         assert [row["_metadata"] for row in parts.rows()] == [row["_metadata"] for row in whole.rows()]
 
 
-def test_bytes_that_look_like_events_inside_a_value_begin_no_range(
+def test_event_like_bytes_inside_a_value_start_no_range(
     mysql_server: Server, fresh_database: FreshDatabase, start_server: StartServer
 ) -> None:
     """A value that holds a binlog file is what a backup table of logs looks like."""

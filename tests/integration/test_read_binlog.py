@@ -116,7 +116,7 @@ def mysql_written(written_on: Callable[[str], Written]) -> Written:
 # --- The rows -------------------------------------------------------------------------------
 
 
-def test_every_change_comes_with_its_values_in_commit_order(written: Written) -> None:
+def test_every_change_is_returned_with_its_values_in_commit_order(written: Written) -> None:
     rows = [row for row in written.read() if "price" in row]
     kinds = [row["_change_type"] for row in rows]
     assert kinds[:40] == ["insert"] * 40
@@ -136,12 +136,12 @@ def test_each_row_has_the_columns_in_force_at_its_position(written: Written) -> 
     assert len({row["_metadata"]["schema_version"] for row in rows}) == 2
 
 
-def test_a_live_server_gives_the_rows_of_its_files(written: Written) -> None:
+def test_live_server_returns_the_rows_of_its_files(written: Written) -> None:
     live = written.read(written.server.url(), start=written.start, end=written.end)
     assert live == written.read()
 
 
-def test_the_final_state_is_that_of_the_server(written: Written) -> None:
+def test_final_state_equals_that_of_the_server(written: Written) -> None:
     state: dict[int, tuple[Any, ...]] = {}
     for row in written.read():
         if "price" not in row:
@@ -154,7 +154,7 @@ def test_the_final_state_is_that_of_the_server(written: Written) -> None:
     assert [state[key] for key in sorted(state)] == expected
 
 
-def test_a_batch_names_its_table_and_its_position(written: Written) -> None:
+def test_batch_names_its_table_and_its_position(written: Written) -> None:
     batches = list(penstock.read_binlog([str(path) for path in written.files], written.orders))
     assert {batch.table for batch in batches} == {written.orders}
     assert batches[-1].position == written.end
@@ -163,7 +163,7 @@ def test_a_batch_names_its_table_and_its_position(written: Written) -> None:
     assert record.schema.names[-4:] == ["_change_type", "_commit_version", "_commit_timestamp", "_metadata"]
 
 
-def test_reading_from_a_batchs_position_goes_on_after_it(written: Written) -> None:
+def test_reading_from_a_batch_position_continues_after_it(written: Written) -> None:
     paths = [str(path) for path in written.files]
     batches = list(penstock.read_binlog(paths, written.orders, batch_rows_max=16))
     half = len(batches) // 2
@@ -171,7 +171,7 @@ def test_reading_from_a_batchs_position_goes_on_after_it(written: Written) -> No
     assert rows_of(iter(first)) + rows_of(second) == rows_of(penstock.read_binlog(paths, written.orders))
 
 
-def test_only_wanted_columns_and_changes_are_decoded(written: Written) -> None:
+def test_only_requested_columns_and_changes_are_decoded(written: Written) -> None:
     paths = [str(path) for path in written.files]
     batches = list(
         penstock.read_binlog(paths, written.orders, columns=["id", "_change_type"], changes=["delete"])
@@ -180,7 +180,7 @@ def test_only_wanted_columns_and_changes_are_decoded(written: Written) -> None:
     assert rows == [{"id": number, "_change_type": "delete"} for number in range(30, 40)]
 
 
-def test_a_column_that_does_not_exist_is_named(written: Written) -> None:
+def test_missing_column_is_named(written: Written) -> None:
     with pytest.raises(OptionInvalid, match="prise") as caught:
         list(penstock.read_binlog([str(path) for path in written.files], written.orders, columns=["prise"]))
     assert "price" in str(caught.value.hint)
@@ -199,7 +199,7 @@ def folder(written: Written, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_a_pattern_and_a_list_of_paths_name_the_same_log(written: Written, folder: Path) -> None:
+def test_folder_pattern_and_list_of_paths_name_the_same_log(written: Written, folder: Path) -> None:
     expected = written.read()
     assert written.read(folder) == expected
     assert written.read(str(folder / "mysql-bin.0*")) == expected
@@ -207,7 +207,7 @@ def test_a_folder_a_pattern_and_a_list_of_paths_name_the_same_log(written: Writt
     assert written.read(sorted(folder.glob("mysql-bin.0*"), reverse=True)) == expected
 
 
-def test_compressed_files_give_the_rows_of_plain_ones(written: Written, folder: Path) -> None:
+def test_compressed_files_return_the_rows_of_plain_ones(written: Written, folder: Path) -> None:
     expected = written.read()
     first, second, *_ = sorted(folder.glob("mysql-bin.0*"))
     Path(f"{first}.gz").write_bytes(gzip.compress(first.read_bytes()))
@@ -228,7 +228,7 @@ def test_compressed_files_give_the_rows_of_plain_ones(written: Written, folder: 
     assert source.head() == written.end
 
 
-def test_one_file_without_a_number_is_read(written: Written, tmp_path: Path) -> None:
+def test_single_file_without_a_number_is_read(written: Written, tmp_path: Path) -> None:
     alone = tmp_path / "orders.binlog"
     shutil.copy(written.files[0], alone)
     rows = written.read(alone)
@@ -239,7 +239,7 @@ def test_one_file_without_a_number_is_read(written: Written, tmp_path: Path) -> 
 # --- Starting and ending --------------------------------------------------------------------
 
 
-def test_a_start_and_an_end_by_position_cut_between_transactions(written: Written) -> None:
+def test_start_and_an_end_by_position_cut_between_transactions(written: Written) -> None:
     whole = written.read()
     for source in (None, written.server.url()):
         before = written.read(source, start=written.start, end=str(written.middle))
@@ -248,7 +248,7 @@ def test_a_start_and_an_end_by_position_cut_between_transactions(written: Writte
         assert len(before) == 40
 
 
-def test_a_start_and_an_end_by_gtid_set_cut_between_transactions(written: Written) -> None:
+def test_start_and_an_end_by_gtid_set_cut_between_transactions(written: Written) -> None:
     source = open_source(SourceOptions.parse([str(path) for path in written.files]))
     gtids = source.gtid_set(written.middle)
     whole = written.read()
@@ -257,7 +257,7 @@ def test_a_start_and_an_end_by_gtid_set_cut_between_transactions(written: Writte
         assert written.read(place, start=gtids, end=gtids_of(written.server)) == whole[40:]
 
 
-def test_a_start_and_an_end_by_time_cut_between_transactions(written: Written) -> None:
+def test_start_and_an_end_by_time_cut_between_transactions(written: Written) -> None:
     whole = written.read()
     at = whole[40]["_commit_timestamp"]
     before = [row for row in whole if row["_commit_timestamp"] < at]
@@ -270,7 +270,7 @@ def test_a_start_and_an_end_by_time_cut_between_transactions(written: Written) -
     assert written.read(start="1999-01-01") == whole
 
 
-def test_gtid_sets_before_a_position_are_those_the_server_tells(written: Written) -> None:
+def test_gtid_sets_before_a_position_equal_the_servers(written: Written) -> None:
     paths = [str(path) for path in written.files]
     files, live = (open_source(SourceOptions.parse(one)) for one in (paths, written.server.url()))
     assert files.gtid_set(written.middle) == live.gtid_set(written.middle)
@@ -278,7 +278,7 @@ def test_gtid_sets_before_a_position_are_those_the_server_tells(written: Written
     live.close()
 
 
-def test_a_position_that_is_not_there_is_refused_by_name(written: Written) -> None:
+def test_missing_position_is_refused_by_name(written: Written) -> None:
     log = written.start.file.rpartition(".")[0]
     with pytest.raises(PositionPurged) as caught:
         written.read(start=f"{log}.000000:4")
@@ -302,7 +302,7 @@ def rows_of_ranges(source: Source, ranges: list[ByteRange], selection: Selection
 
 
 @pytest.mark.slow
-def test_every_cut_of_a_file_gives_every_row_once(written: Written) -> None:
+def test_every_cut_of_a_file_returns_every_row_once(written: Written) -> None:
     file = written.files[1]
     source = open_source(SourceOptions.parse(file))
     selection = Selection(penstock.TablePatterns(f"{written.database}.*"))
@@ -312,7 +312,7 @@ def test_every_cut_of_a_file_gives_every_row_once(written: Written) -> None:
         assert rows_of_ranges(source, ranges_at(file, [cut]), selection) == whole, f"cut at {cut}"
 
 
-def test_many_cuts_at_once_give_every_row_once(written: Written) -> None:
+def test_many_cuts_at_once_return_every_row_once(written: Written) -> None:
     file = written.files[0]
     source = open_source(SourceOptions.parse(file))
     selection = Selection(penstock.TablePatterns(f"{written.database}.*"))
@@ -323,7 +323,7 @@ def test_many_cuts_at_once_give_every_row_once(written: Written) -> None:
         assert rows_of_ranges(source, ranges_at(file, cuts), selection) == whole, f"cuts at {cuts}"
 
 
-def test_a_walk_ends_at_the_last_transaction_within_the_limit(written: Written) -> None:
+def test_walk_ends_at_the_last_transaction_within_the_limit(written: Written) -> None:
     paths = [str(path) for path in written.files]
     for place in (paths, written.server.url()):
         source = open_source(SourceOptions.parse(place))
@@ -351,7 +351,7 @@ def test_walking_in_steps_visits_every_row_once(written: Written) -> None:
 # --- Files that grow ------------------------------------------------------------------------
 
 
-def test_a_file_in_use_ends_at_its_last_whole_transaction(mysql_written: Written, tmp_path: Path) -> None:
+def test_file_in_use_ends_at_its_last_whole_transaction(mysql_written: Written, tmp_path: Path) -> None:
     last = mysql_written.files[-1]
     content = last.read_bytes()
     assert content[4 + 17] & 1, "the server has its last file in use"
@@ -371,7 +371,7 @@ def test_a_file_in_use_ends_at_its_last_whole_transaction(mysql_written: Written
         assert rows == mysql_written.read(last, end=head)
 
 
-def test_the_head_moves_on_as_a_file_grows(mysql_written: Written, tmp_path: Path) -> None:
+def test_head_advances_as_a_file_grows(mysql_written: Written, tmp_path: Path) -> None:
     last = mysql_written.files[-1]
     growing = tmp_path / last.name
     content = last.read_bytes()
@@ -406,7 +406,7 @@ def seen(rows: list[Row]) -> list[tuple[Any, ...]]:
     return [(row["customer"], row.get("note"), str(row["price"])) for row in rows]
 
 
-def test_a_sql_file_tells_the_definitions_and_ddl_moves_them_on(minimal: Server, tmp_path: Path) -> None:
+def test_sql_file_provides_the_definitions_and_ddl_updates_them(minimal: Server, tmp_path: Path) -> None:
     schemas = tmp_path / "schema.sql"
     schemas.write_text("CREATE DATABASE shop CHARACTER SET utf8mb4; USE shop;" + ORDERS.format("shop"))
     rows = rows_of(penstock.read_binlog(minimal.binlog_files(), "shop.orders", schemas=schemas))
@@ -414,12 +414,12 @@ def test_a_sql_file_tells_the_definitions_and_ddl_moves_them_on(minimal: Server,
     assert len({row["_metadata"]["schema_version"] for row in rows}) == 2
 
 
-def test_a_log_that_holds_its_create_table_needs_an_empty_mapping_only(minimal: Server) -> None:
+def test_log_with_its_create_table_needs_only_an_empty_mapping(minimal: Server) -> None:
     rows = rows_of(penstock.read_binlog(minimal.binlog_files(), "shop.orders", schemas={}))
     assert seen(rows) == EXPECTED
 
 
-def test_a_mapping_tells_the_definitions(minimal: Server) -> None:
+def test_mapping_provides_the_definitions(minimal: Server) -> None:
     columns = {
         "id": "int unsigned",
         "customer": "varchar(40)",
@@ -445,11 +445,11 @@ def test_a_mapping_tells_the_definitions(minimal: Server) -> None:
         assert seen(rows) == EXPECTED
 
 
-def test_a_live_server_tells_what_its_tables_were_before_they_changed(minimal: Server) -> None:
+def test_live_server_provides_earlier_definitions_of_altered_tables(minimal: Server) -> None:
     assert seen(rows_of(penstock.read_binlog(minimal.url(), "shop.orders"))) == EXPECTED
 
 
-def test_a_live_server_is_asked_for_the_definitions(minimal: Server) -> None:
+def test_live_server_is_asked_for_the_definitions(minimal: Server) -> None:
     minimal.sql("FLUSH BINARY LOGS")
     minimal.sql("INSERT INTO shop.orders VALUES (3, 'c', 'm', 4.5, NULL)")
     start = Position(0, minimal.binlog_files()[-1].name, 4)
@@ -492,7 +492,7 @@ def read_live(url: str, database: str, start: Position, **options: Any) -> list[
 
 @pytest.mark.deep(keep=("mysql-reset", "mariadb-close"))
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_a_connection_lost_anywhere_costs_no_row_and_doubles_none(
+def test_connection_lost_anywhere_loses_and_duplicates_no_row(
     large: tuple[Server, str, Position], how: Any
 ) -> None:
     server, database, start = large
@@ -521,7 +521,7 @@ def test_a_connection_lost_anywhere_costs_no_row_and_doubles_none(
             proxy.disarm()
 
 
-def test_a_start_that_was_purged_is_named(start_server: StartServer) -> None:
+def test_purged_start_is_named(start_server: StartServer) -> None:
     server = start_server("mysql")
     server.sql("FLUSH BINARY LOGS; FLUSH BINARY LOGS")
     first, *_, last = server.binlog_files()

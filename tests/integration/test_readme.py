@@ -62,7 +62,7 @@ def here(start_server: StartServer, tmp_path: Path) -> Words:
     return replace
 
 
-def test_the_python_example_prints_every_change(here: Words, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_example_prints_every_change(here: Words, capsys: pytest.CaptureFixture[str]) -> None:
     first, *_ = examples("python")
     assert "read_binlog" in first
     exec(here(first), {})
@@ -77,9 +77,9 @@ def test_the_python_example_prints_every_change(here: Words, capsys: pytest.Capt
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
 )
-def test_the_spark_examples_count_and_stream(
+def test_spark_examples_count_and_stream(
     here: Words, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch, stream = examples("python")[1].split("\n\n", 1)
@@ -89,7 +89,7 @@ def test_the_spark_examples_count_and_stream(
     assert spark.read.parquet(str(tmp_path / "orders_changes")).count() == 4
 
 
-def test_the_subscriber_prints_every_change(here: Words, tmp_path: Path) -> None:
+def test_subscriber_prints_every_change(here: Words, tmp_path: Path) -> None:
     _, text = examples("yaml")
     with DaemonProcess(tmp_path, yaml.safe_load(here(text))) as daemon:
         program = here(examples("python")[2]).replace("127.0.0.1:7070", f"127.0.0.1:{daemon.port}")
@@ -108,7 +108,7 @@ def test_the_subscriber_prints_every_change(here: Words, tmp_path: Path) -> None
     assert kinds == ["insert", "update", "delete"]
 
 
-def test_the_commands_run_as_they_stand(here: Words) -> None:
+def test_commands_run_as_written(here: Words) -> None:
     (commands,) = examples("sh")
     for line in each(here(commands).splitlines()):
         program, *words = shlex.split(line)
@@ -117,7 +117,7 @@ def test_the_commands_run_as_they_stand(here: Words) -> None:
         assert done.exit_code == 0, f"{line}\n{done.output}"
 
 
-def test_the_settings_are_sound_and_name_what_the_daemon_captures(here: Words, tmp_path: Path) -> None:
+def test_settings_are_valid_and_name_the_tables_of_the_daemon(here: Words, tmp_path: Path) -> None:
     _, text = examples("yaml")
     file = tmp_path / "penstock.yaml"
     file.write_text(here(text))
@@ -126,7 +126,7 @@ def test_the_settings_are_sound_and_name_what_the_daemon_captures(here: Words, t
     assert load_settings(file).log_of("shop").folder == tmp_path / "penstock" / "shop"
 
 
-def test_the_pipeline_keeps_a_lake_equal(here: Words, tmp_path: Path) -> None:
+def test_pipeline_keeps_a_lake_equal(here: Words, tmp_path: Path) -> None:
     text, _ = examples("yaml")
     file = tmp_path / "pipeline.yaml"
     file.write_text(here(text))
@@ -135,7 +135,7 @@ def test_the_pipeline_keeps_a_lake_equal(here: Words, tmp_path: Path) -> None:
     assert "shop.orders" in planned.output
 
 
-def test_every_verb_that_the_page_names_is_there() -> None:
+def test_every_verb_named_by_the_page_exists() -> None:
     makefile = README.with_name("Makefile").read_text()
     named = set(
         re.findall(r"\bmake (\w+)", README.read_text() + README.with_name("CONTRIBUTING.md").read_text())

@@ -120,7 +120,7 @@ class Running:
         return self.failure
 
 
-def test_a_cache_follows_a_table_through_the_steps(shop: Shop) -> None:
+def test_cache_follows_a_table_through_the_steps(shop: Shop) -> None:
     told: list[dict[str, Any]] = []
     steps = [
         {"filter": "status <> 'draft'"},
@@ -144,7 +144,7 @@ def test_a_cache_follows_a_table_through_the_steps(shop: Shop) -> None:
 
 
 @pytest.mark.timing
-def test_a_relay_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
+def test_relay_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
     behind, done = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -168,7 +168,7 @@ def test_a_relay_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
     assert running.relay.counts.batches < running.relay.counts.rows, "what has arrived is written together"
 
 
-def test_a_relay_goes_on_where_it_stopped_and_follows_new_columns(shop: Shop) -> None:
+def test_relay_continues_where_it_stopped_and_follows_new_columns(shop: Shop) -> None:
     with Running(shop.settings()):
         shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, 'a', 1)")
         shop.wait_for(lambda cached: set(cached) == {1})
@@ -184,7 +184,7 @@ def test_a_relay_goes_on_where_it_stopped_and_follows_new_columns(shop: Shop) ->
     assert "note" not in found[2]
 
 
-def test_rows_that_a_step_cannot_work_on_are_put_aside_or_end_it(shop: Shop) -> None:
+def test_rows_that_a_step_rejects_are_stored_or_end_the_relay(shop: Shop) -> None:
     steps = [{"map": {"cast": {"status": "int"}}}]
     with Running(shop.settings(steps=steps, errors={"rows": "dead_letter"})) as running:
         shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, '7', 1), (2, 'seven', 1), (3, '8', 1)")
@@ -199,7 +199,7 @@ def test_rows_that_a_step_cannot_work_on_are_put_aside_or_end_it(shop: Shop) -> 
     assert failure.position == letter.position
 
 
-def test_what_comes_from_a_server_that_is_named_goes_no_further(shop: Shop) -> None:
+def test_changes_from_a_named_server_are_not_relayed(shop: Shop) -> None:
     number = int(shop.server.sql("SELECT @@server_id")[0][0])
     told: list[dict[str, Any]] = []
     with Running(shop.settings(loops={"server_ids": [number]}), told.append) as running:
@@ -209,7 +209,7 @@ def test_what_comes_from_a_server_that_is_named_goes_no_further(shop: Shop) -> N
 
 
 @pytest.mark.timing
-def test_a_target_that_is_away_is_waited_for(shop: Shop, tmp_path: Path) -> None:
+def test_unavailable_target_is_retried(shop: Shop, tmp_path: Path) -> None:
     with Redis() as other:
         settings = shop.settings(
             sink={"redis": {"url": other.url, "key": "{id}"}}, name=f"{shop.database}-away"
@@ -228,7 +228,7 @@ def test_a_target_that_is_away_is_waited_for(shop: Shop, tmp_path: Path) -> None
 
 
 @pytest.mark.timing
-def test_one_that_stays_away_ends_the_relay(shop: Shop) -> None:
+def test_target_that_stays_unavailable_ends_the_relay(shop: Shop) -> None:
     with Redis() as other:
         sink = {"redis": {"url": other.url, "key": "{id}"}}
         settings = shop.settings(sink=sink, name=f"{shop.database}-gone", errors={"retry_for": "0.3s"})
@@ -240,7 +240,7 @@ def test_one_that_stays_away_ends_the_relay(shop: Shop) -> None:
             assert isinstance(running.wait(), ConnectionLost)
 
 
-def test_what_a_relay_cannot_run_is_told_before_it_starts(shop: Shop) -> None:
+def test_unsupported_settings_are_reported_before_a_relay_starts(shop: Shop) -> None:
     with pytest.raises(OptionInvalid, match="loads nothing"):
         Relay(shop.settings(load="full"))
     with pytest.raises(OptionInvalid, match="by a table that they write"):
@@ -250,7 +250,7 @@ def test_what_a_relay_cannot_run_is_told_before_it_starts(shop: Shop) -> None:
 
 
 @pytest.mark.timing
-def test_the_command_relays_until_it_is_told_to_end(shop: Shop, tmp_path: Path) -> None:
+def test_command_relays_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text(yaml.safe_dump(shop.value))
     words = [*PENSTOCK, "relay", str(file), "--json"]

@@ -68,7 +68,7 @@ def shop(daemon: DaemonProcess, call: str, **query: Any) -> Any:
 # --- The log over HTTP ----------------------------------------------------------------------
 
 
-def test_ranges_are_the_servers_own_bytes(
+def test_ranges_equal_the_servers_bytes(
     daemon: DaemonProcess, mariadb_server: Server, table: str, start: Position
 ) -> None:
     insert(mariadb_server, table, 5)
@@ -95,7 +95,9 @@ def test_ranges_are_the_servers_own_bytes(
     assert shop(daemon, "bytes", epoch=0, file=head.file, start=head.offset) == b""
 
 
-def test_places_are_found(daemon: DaemonProcess, mariadb_server: Server, table: str, start: Position) -> None:
+def test_positions_are_located(
+    daemon: DaemonProcess, mariadb_server: Server, table: str, start: Position
+) -> None:
     before = insert(mariadb_server, table, 2)
     gtid_set = mariadb_server.sql("SELECT @@global.gtid_binlog_pos")[0][0]
     after = insert(mariadb_server, table, 2)
@@ -112,7 +114,7 @@ def test_places_are_found(daemon: DaemonProcess, mariadb_server: Server, table: 
 
 
 @pytest.mark.timing
-def test_a_head_that_is_waited_for_comes_with_the_commit(
+def test_waiting_request_for_the_head_returns_with_the_commit(
     daemon: DaemonProcess, mariadb_server: Server, table: str
 ) -> None:
     head = insert(mariadb_server, table)
@@ -169,7 +171,7 @@ def share_of_a_processor(daemon: DaemonProcess) -> float:
         ("/v1/nothing", {}, 404, "about:blank"),
     ],
 )
-def test_what_is_wrong_is_told_by_class(
+def test_errors_are_reported_by_class(
     daemon: DaemonProcess, path: str, query: dict[str, Any], status: int, kind: str
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -178,7 +180,7 @@ def test_what_is_wrong_is_told_by_class(
     assert refused.value.problem["detail"]
 
 
-def test_what_the_log_does_not_have_is_purged(
+def test_bytes_missing_from_the_log_are_purged(
     daemon: DaemonProcess, mariadb_server: Server, table: str, start: Position
 ) -> None:
     head = insert(mariadb_server, table)
@@ -188,14 +190,14 @@ def test_what_the_log_does_not_have_is_purged(
     assert refused.value.problem["type"] in ("PositionPurged", "SequenceGap")
 
 
-def test_a_stranger_by_another_name_is_refused(daemon: DaemonProcess) -> None:
+def test_foreign_host_name_is_refused(daemon: DaemonProcess) -> None:
     with pytest.raises(Refused) as refused:
         daemon.get("/v1/status", headers={"Host": "attacker.example"})
     assert refused.value.problem["type"] == "AuthenticationFailed"
     assert daemon.get("/v1/status", headers={"Host": f"localhost:{daemon.port}"})["instances"]
 
 
-def test_a_page_in_a_browser_notes_no_position(daemon: DaemonProcess, start: Position) -> None:
+def test_browser_page_stores_no_position(daemon: DaemonProcess, start: Position) -> None:
     query = {"reader": "page", "position": str(start)}
     for origin in ("https://attacker.example", "null", "http://localhost.attacker.example:80"):
         with pytest.raises(Refused) as refused:
@@ -204,7 +206,7 @@ def test_a_page_in_a_browser_notes_no_position(daemon: DaemonProcess, start: Pos
     assert daemon.get("/v1/status", {"Origin": "http://localhost:3000"})["instances"]
 
 
-def test_a_position_that_a_reader_notes_is_held(
+def test_position_stored_by_a_reader_is_held(
     daemon: DaemonProcess, mariadb_server: Server, table: str
 ) -> None:
     head = insert(mariadb_server, table)
@@ -239,7 +241,7 @@ def test_status_shows_each_instance(daemon: DaemonProcess, mariadb_server: Serve
     assert (missing.returncode, "SourceMissing" in missing.stderr) == (2, True)
 
 
-def test_settings_are_proved_before_anything_starts(tmp_path: Path) -> None:
+def test_settings_are_validated_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("instances: {shop: {source: mysql://a@b, start: someday}, stock: {source: mysql://a@b}}")
     done = cli("serve", str(file), "--check")
@@ -255,7 +257,7 @@ def test_settings_are_proved_before_anything_starts(tmp_path: Path) -> None:
     assert "instances" in schema["properties"]
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_occupied_port_is_reported_before_anything_starts(daemon: DaemonProcess, tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text(
         yaml.safe_dump(
@@ -274,7 +276,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(daemon: DaemonProce
 # --- A daemon's life ------------------------------------------------------------------------
 
 
-def test_a_token_lets_in_who_has_it(tmp_path: Path) -> None:
+def test_valid_token_is_accepted(tmp_path: Path) -> None:
     settings = {
         "listen": {"token_env": "TEST_TOKEN"},
         "instances": {"shop": {"source": "mysql://nobody@127.0.0.1:1"}},
@@ -291,7 +293,7 @@ def test_a_token_lets_in_who_has_it(tmp_path: Path) -> None:
         assert daemon.terminate() == 0
 
 
-def test_status_is_told_over_tls_to_who_has_the_settings(tmp_path: Path) -> None:
+def test_status_is_shown_over_tls_with_the_settings(tmp_path: Path) -> None:
     certificate.make(tmp_path / "tls")
     names = certificate.server_options(tmp_path / "tls")
     settings = {
@@ -308,7 +310,7 @@ def test_status_is_told_over_tls_to_who_has_the_settings(tmp_path: Path) -> None
 
 
 @pytest.mark.timing
-def test_a_daemon_that_is_asked_to_end_leaves_everything_durable(
+def test_daemon_asked_to_stop_leaves_everything_durable(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)
@@ -333,7 +335,7 @@ def test_a_daemon_that_is_asked_to_end_leaves_everything_durable(
     assert_equal_to_server(tmp_path / "log" / "shop", mariadb_server, start)
 
 
-def test_eight_idle_instances_stay_small_and_one_that_stops_leaves_the_others_alone(
+def test_eight_idle_instances_stay_small_and_one_failure_leaves_the_others_running(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     url = mariadb_server.url()
@@ -359,7 +361,7 @@ def states_of(daemon: DaemonProcess) -> dict[str, str]:
 
 
 @pytest.mark.timing
-def test_a_log_in_memory_holds_the_server_back_for_its_readers(
+def test_memory_log_throttles_the_server_for_its_readers(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mariadb_server)

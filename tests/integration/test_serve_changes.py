@@ -144,7 +144,7 @@ def key_of(row: dict[str, Any]) -> Row:
     return row["_commit_version"], row["_change_type"], row["id"], row["price"], row["note"]
 
 
-def test_every_change_comes_in_order_and_the_next_request_goes_on_behind_it(shop: Shop) -> None:
+def test_every_change_arrives_in_order_and_the_next_request_continues_after_it(shop: Shop) -> None:
     whole = changes(shop.daemon)
     kinds = [row["_change_type"] for row in whole.rows]
     assert kinds == ["insert"] * 40 + ["update_preimage", "update_postimage"] * 10 + ["delete"] * 2
@@ -170,7 +170,7 @@ def test_every_change_comes_in_order_and_the_next_request_goes_on_behind_it(shop
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 7])
-def test_both_images_of_an_update_come_in_one_batch(shop: Shop, batch_rows: int) -> None:
+def test_both_images_of_an_update_are_in_one_batch(shop: Shop, batch_rows: int) -> None:
     answer = changes(shop.daemon, batch_rows=batch_rows)
     assert len(answer.rows) == 62
     for _, batch in answer.batches:
@@ -180,7 +180,7 @@ def test_both_images_of_an_update_come_in_one_batch(shop: Shop, batch_rows: int)
         assert kinds[-1] != "update_preimage"
 
 
-def test_a_where_condition_passes_what_the_server_itself_selects(shop: Shop) -> None:
+def test_where_condition_selects_the_same_rows_as_the_server(shop: Shop) -> None:
     server, daemon = shop.server, shop.daemon
     for where in (
         "note LIKE '%1 100|%' ESCAPE '|'",
@@ -211,7 +211,7 @@ def test_a_where_condition_passes_what_the_server_itself_selects(shop: Shop) -> 
         assert still == {row_id for row_id in wanted if row_id > 10}, where
 
 
-def test_an_update_passes_whole_where_one_of_its_images_does(shop: Shop) -> None:
+def test_update_passes_whole_if_one_of_its_images_does(shop: Shop) -> None:
     rows = changes(shop.daemon, where="price > 100 AND price < 103").rows
     assert [(row["_change_type"], str(row["price"])) for row in rows] == [
         ("update_preimage", "1.25"),
@@ -225,7 +225,7 @@ def test_an_update_passes_whole_where_one_of_its_images_does(shop: Shop) -> None
     assert after.rows == [{"id": 1}, {"id": 2}]
 
 
-def test_shards_part_the_rows_by_the_columns_that_they_are_told(shop: Shop) -> None:
+def test_shards_partition_the_rows_by_the_configured_columns(shop: Shop) -> None:
     # Without the kinds: an update between two shards is a delete and an insert.
     whole = sorted(key_of(row | {"_change_type": ""}) for row in changes(shop.daemon).rows)
     for columns in ({}, {"shop.*": ["customer"]}):
@@ -295,7 +295,7 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
     assert sorted(moved.values()) == [1, 2, 2]
 
 
-def test_update_with_an_image_in_part_stays_in_the_shard_of_its_key(shop: Shop) -> None:
+def test_update_with_a_partial_image_stays_in_the_shard_of_its_key(shop: Shop) -> None:
     statements = ["UPDATE shop.parts SET n = n + 1", "UPDATE shop.parts SET id = id + 100 WHERE id < 4"]
     shop.server.sql(
         "CREATE TABLE shop.parts (id INT PRIMARY KEY, n INT); SET SESSION binlog_row_image = MINIMAL;"
@@ -322,7 +322,7 @@ def test_update_with_an_image_in_part_stays_in_the_shard_of_its_key(shop: Shop) 
 
 
 @pytest.mark.parametrize("format", ["debezium", "maxwell"])
-def test_lines_of_json_pass_the_same_sieve_as_rows(shop: Shop, format: str) -> None:
+def test_json_lines_pass_the_same_filter_as_rows(shop: Shop, format: str) -> None:
     daemon = shop.daemon
     whole = [line for line in changes(daemon, format=format).lines if is_change(line)]
     assert len(whole) == 40 + 10 + 2
@@ -362,14 +362,14 @@ def prices_over_100(lines: list[dict[str, Any]]) -> set[Any]:
     return {row_of(line)["price"] for line in updated}
 
 
-def test_arrow_is_compressed_where_that_is_asked_for(shop: Shop) -> None:
+def test_arrow_is_compressed_if_requested(shop: Shop) -> None:
     plain = changes(shop.daemon)
     for codec in ("lz4", "zstd"):
         packed = changes(shop.daemon, compression=codec)
         assert packed.rows == plain.rows
 
 
-def test_what_is_wrong_is_told_as_a_problem_before_the_answer_begins(shop: Shop) -> None:
+def test_errors_are_reported_as_a_problem_before_the_response_starts(shop: Shop) -> None:
     def refused(**asked: Any) -> tuple[int, str, str]:
         with pytest.raises(Refused) as problem:
             changes(shop.daemon, **asked)
@@ -405,7 +405,7 @@ def test_what_is_wrong_is_told_as_a_problem_before_the_answer_begins(shop: Shop)
     assert missing.value.status == 404
 
 
-def test_a_column_that_is_not_there_is_told_at_its_table(shop: Shop) -> None:
+def test_missing_column_is_reported_at_its_table(shop: Shop) -> None:
     answer = changes(shop.daemon, tables=["shop.*"], where="price > 1")
     (problem,) = answer.of("problem")
     assert problem["type"] == "OptionInvalid"
@@ -430,14 +430,14 @@ def test_waiting_call_is_answered_when_a_row_arrives(shop: Shop) -> None:
         assert answer.why == "credit"
 
 
-def test_call_in_vain_ends_when_its_time_is_up(shop: Shop) -> None:
+def test_waiting_call_without_rows_times_out(shop: Shop) -> None:
     begun = time.monotonic()
     assert changes(shop.daemon, start="latest", wait_seconds=0.3).why == "wait"
     assert 0.3 <= time.monotonic() - begun < WAIT_SECONDS_DEFAULT
 
 
 @pytest.mark.timing
-def test_subscribers_are_shown_while_they_follow_and_forgotten_when_they_leave(shop: Shop) -> None:
+def test_subscribers_are_listed_while_they_follow(shop: Shop) -> None:
     def shown() -> dict[str, Any] | None:
         found = shop.daemon.get("/v1/subscribers")["subscribers"]
         return next((one for one in found if one["subscriber"] == "cache/host-1"), None)
@@ -460,7 +460,7 @@ def test_subscribers_are_shown_while_they_follow_and_forgotten_when_they_leave(s
 
 
 @pytest.mark.timing
-def test_a_client_that_takes_nothing_holds_up_nobody_and_fills_no_memory(shop: Shop) -> None:
+def test_client_that_reads_nothing_blocks_no_other_and_fills_no_memory(shop: Shop) -> None:
     server, daemon = shop.server, shop.daemon
     server.sql("CREATE TABLE shop.large (id INT PRIMARY KEY, filler TEXT)")
     rows = ", ".join(f"({{0}} + {number}, REPEAT('x', 5000))" for number in range(100))
@@ -491,7 +491,7 @@ def test_a_client_that_takes_nothing_holds_up_nobody_and_fills_no_memory(shop: S
     server.sql("DROP TABLE shop.large")
 
 
-def test_fifty_at_the_head_get_the_same_rows(shop: Shop) -> None:
+def test_fifty_readers_at_the_head_receive_the_same_rows(shop: Shop) -> None:
     asked = {
         "subscriber": "fifty",
         "start": "latest",
@@ -527,7 +527,7 @@ def requests_of(daemon: DaemonProcess, subscriber: str) -> int:
     return sum(one["requests"] for one in shown if one["subscriber"] == subscriber)
 
 
-def test_the_description_tells_of_every_route_and_of_no_other(shop: Shop) -> None:
+def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     described = shop.daemon.get("/v1/openapi.json")
     told = {(method.upper(), path) for path, calls in described["paths"].items() for method in calls}
     routes = make_app(Served({}, Arrivals()), {}).routes
@@ -541,7 +541,7 @@ def test_the_description_tells_of_every_route_and_of_no_other(shop: Shop) -> Non
     assert set(body["properties"]) >= {"tables", "where", "shards", "start", "until", "credit_bytes"}
 
 
-def test_an_error_on_the_way_comes_behind_everything_whole(mysql_server: Server, tmp_path: Path) -> None:
+def test_error_during_a_response_follows_all_whole_transactions(mysql_server: Server, tmp_path: Path) -> None:
     mysql_server.sql("FLUSH BINARY LOGS")
     file, offset = mysql_server.sql("SHOW BINARY LOG STATUS")[0][:2]
     mysql_server.sql("CREATE DATABASE stops")
@@ -566,7 +566,7 @@ def test_an_error_on_the_way_comes_behind_everything_whole(mysql_server: Server,
     mysql_server.sql("DROP DATABASE stops")
 
 
-def test_an_account_follows_what_it_may_and_nothing_else(shop: Shop, tmp_path: Path) -> None:
+def test_account_follows_only_permitted_tables(shop: Shop, tmp_path: Path) -> None:
     account = {
         "name": "caches",
         "token": "caches-token",

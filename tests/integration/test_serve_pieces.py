@@ -191,7 +191,7 @@ def rows_of_log(folder: Path, **bounds: Any) -> list[Row]:
     return sorted(rows(list(read_binlog(folder, "shop.*", instance="shop", **bounds))))
 
 
-def test_a_chain_holds_what_a_reader_of_the_log_gets_and_tells_where_it_is(log: Log) -> None:
+def test_chain_holds_the_bytes_of_a_log_reader_and_reports_its_position(log: Log) -> None:
     pieces = pieces_of(log)
     found = run(chain(pieces, first_of(log)))
     assert len(found) > 10
@@ -204,7 +204,7 @@ def test_a_chain_holds_what_a_reader_of_the_log_gets_and_tells_where_it_is(log: 
     assert pieces.decodes == len(found)
 
 
-def test_a_reader_that_follows_the_log_as_it_grows_gets_the_same(made: Made, tmp_path: Path) -> None:
+def test_reader_of_a_growing_log_receives_the_same(made: Made, tmp_path: Path) -> None:
     ends = transaction_ends(made)
 
     async def follow(log: Log) -> list[Piece]:
@@ -232,7 +232,7 @@ def transaction_ends(made: Made) -> list[Position]:
     ]
 
 
-def test_whoever_joins_between_two_pieces_is_in_the_same_chain_soon(made: Made, log: Log) -> None:
+def test_reader_that_joins_between_two_pieces_soon_shares_the_chain(made: Made, log: Log) -> None:
     async def join() -> None:
         pieces = pieces_of(log)
         known = {piece.start for piece in await chain(pieces, first_of(log))}
@@ -248,7 +248,7 @@ def test_whoever_joins_between_two_pieces_is_in_the_same_chain_soon(made: Made, 
     run(join())
 
 
-def test_fifty_who_follow_cost_one_decoding(log: Log) -> None:
+def test_fifty_followers_cost_one_decoding(log: Log) -> None:
     async def follow() -> tuple[Pieces, list[list[Position]]]:
         pieces = pieces_of(log)
 
@@ -268,7 +268,7 @@ def test_fifty_who_follow_cost_one_decoding(log: Log) -> None:
     assert pieces.decodes == len(ends[0])
 
 
-def test_memory_holds_no_more_than_it_may(log: Log) -> None:
+def test_memory_stays_within_its_bound(log: Log) -> None:
     memory = PieceMemory(300 * 1024)
 
     async def follow() -> None:
@@ -284,7 +284,7 @@ def test_memory_holds_no_more_than_it_may(log: Log) -> None:
     assert 0 < len(memory) < 15
 
 
-def test_memory_counts_the_copies_that_each_number_of_shards_has(log: Log) -> None:
+def test_memory_counts_the_copies_for_each_number_of_shards(log: Log) -> None:
     memory = PieceMemory()
     asked = ChangesRequest.parse(b'{"subscriber": "cache", "start": "earliest", "wait_seconds": 0}')
     following = partial(Subscribers().following, "changes", "shop", "cache")
@@ -303,7 +303,7 @@ def test_memory_counts_the_copies_that_each_number_of_shards_has(log: Log) -> No
     assert three - two > sum(piece.bytes for piece in run(chain(pieces_of(log), first_of(log)))) / 2
 
 
-def test_a_large_transaction_is_one_piece_and_one_too_large_is_refused_behind_what_is_whole(
+def test_large_transaction_is_one_piece_and_an_oversized_one_is_refused_after_whole_pieces(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = run(chain(pieces_of(log), first_of(log)))
@@ -318,7 +318,7 @@ def test_a_large_transaction_is_one_piece_and_one_too_large_is_refused_behind_wh
     assert rows_of(passed) == rows_of_log(log.folder, end=passed[-1].end)
 
 
-def test_a_large_transaction_comes_in_parts_to_whoever_takes_them(
+def test_large_transaction_is_delivered_in_parts_to_readers_that_accept_them(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(piece_module, "PIECE_PART_BYTES", 32 * 1024)
@@ -372,9 +372,7 @@ def test_parts_stay_the_same_while_their_piece_grows(
     assert all(one == grown[-1][: len(one)] for one in grown)
 
 
-def test_a_session_of_ptubes_takes_a_large_transaction_in_parts(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ptubes_session_reads_a_large_transaction_in_parts(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     async def events_from(checkpoint: PtubesCheckpoint) -> list[Any]:
         wanted = PtubesSubscription("shop", "t", (), 1, (0,), checkpoint)
         shown = Subscriber("ptubes", "shop", "t", "", "", 0)
@@ -402,7 +400,7 @@ def test_a_session_of_ptubes_takes_a_large_transaction_in_parts(
         assert run(events_from(behind(whole[at]))) == whole[at + 1 :], at
 
 
-def test_what_is_not_there_is_told(made: Made, tmp_path: Path) -> None:
+def test_missing_positions_are_reported(made: Made, tmp_path: Path) -> None:
     names = [one.file for one in made.files.extents(made.first)]
     assert len(names) >= 2
     made.server.sql("FLUSH BINARY LOGS")
@@ -428,7 +426,7 @@ def test_what_is_not_there_is_told(made: Made, tmp_path: Path) -> None:
         run(follow())
 
 
-def test_what_is_whole_before_an_error_comes_before_it(made: Made, log: Log, tmp_path: Path) -> None:
+def test_whole_transactions_come_before_an_error(made: Made, log: Log, tmp_path: Path) -> None:
     server = made.server
     server.sql("FLUSH BINARY LOGS")
     start = Position(0, server.sql("SHOW BINARY LOG STATUS")[0][0], 4)
@@ -450,7 +448,7 @@ def test_what_is_whole_before_an_error_comes_before_it(made: Made, log: Log, tmp
     assert Position.parse(stopped.position) > found[-1].end
 
 
-def test_a_log_of_two_epochs_is_one_chain(made: Made, tmp_path: Path) -> None:
+def test_log_of_two_epochs_is_one_chain(made: Made, tmp_path: Path) -> None:
     with open_log(tmp_path / "log") as log:
         keep(log, made.server, made.files, start=made.first, end=made.middle)
         keep(log, made.server, made.files, epoch=1, start=made.middle)
@@ -472,7 +470,7 @@ def test_a_log_of_two_epochs_is_one_chain(made: Made, tmp_path: Path) -> None:
         run(starts())
 
 
-def test_a_start_is_the_first_transaction_that_is_wanted(made: Made, log: Log) -> None:
+def test_start_is_the_first_requested_transaction(made: Made, log: Log) -> None:
     ends = transaction_ends(made)
     whole = rows_of_log(log.folder)
 
@@ -500,7 +498,7 @@ def commit_times(piece: Piece) -> list[int]:
     return [one.value for arrow in piece.arrow() for one in arrow["_commit_timestamp"]]
 
 
-def test_a_gtid_set_that_the_log_has_in_another_order_leaves_out_what_is_in_it(made: Made, log: Log) -> None:
+def test_gtid_set_logged_in_another_order_excludes_its_transactions(made: Made, log: Log) -> None:
     whole = rows_of_log(log.folder)
     # Tests before this one gave the shared server transactions of other servers, and with tags.
     sets = dict(one.strip().split(":", 1) for one in log.gtid_set(log.head()).split(","))
@@ -523,7 +521,7 @@ def test_a_gtid_set_that_the_log_has_in_another_order_leaves_out_what_is_in_it(m
 
 
 @pytest.mark.parametrize("kind", ["position", "gtid_set", "time"])
-def test_a_cursor_ends_where_it_is_told_to(made: Made, log: Log, kind: str) -> None:
+def test_cursor_ends_at_its_bound(made: Made, log: Log, kind: str) -> None:
     end = transaction_ends(made)[77]
     following = run(chain(pieces_of(log), end))[0]
     until = {
@@ -566,7 +564,7 @@ def test_shards_of_any_number_hold_every_row_once(log: Log) -> None:
     assert run(sharded(3)) == rows_of_log(log.folder)
 
 
-def test_who_goes_away_ends_nothing_for_the_others(log: Log) -> None:
+def test_disconnecting_reader_affects_no_other(log: Log) -> None:
     async def follow() -> None:
         pieces = pieces_of(log)
         begun = [asyncio.create_task(pieces.at(VIEW, first_of(log))) for _ in range(3)]

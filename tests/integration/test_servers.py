@@ -50,7 +50,7 @@ def _python(text: str, **environment: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_server_logs_whole_rows_with_names_and_answers_on_loopback_only(server: Server) -> None:
+def test_server_logs_whole_rows_with_names_and_listens_on_loopback_only(server: Server) -> None:
     settings = server.sql("SELECT @@binlog_format, @@binlog_row_image, @@binlog_row_metadata, @@bind_address")
 
     assert settings == [("ROW", "FULL", "FULL", "127.0.0.1")]
@@ -62,7 +62,7 @@ def test_a_server_logs_whole_rows_with_names_and_answers_on_loopback_only(server
     assert addresses == {f"0100007F{port.strip()}"}
 
 
-def test_the_replication_account_can_read_and_replicate_and_cannot_write(
+def test_replication_account_can_read_and_replicate_and_cannot_write(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -78,13 +78,13 @@ def test_the_replication_account_can_read_and_replicate_and_cannot_write(
     assert server.url() == f"mysql://{REPLICATION_USER}:{REPLICATION_PASSWORD}@127.0.0.1:{server.port}"
 
 
-def test_the_client_prints_raw_tab_separated_values(server: Server) -> None:
+def test_client_prints_raw_tab_separated_values(server: Server) -> None:
     assert server.client("SELECT 'é\\t1' AS a, NULL AS b", "--skip-column-names") == "é\t1\tNULL\n"
     with pytest.raises(ServerFailed, match="1064"):
         server.client("SELEKT")
 
 
-def test_the_binlog_program_of_the_flavor_reads_the_binlog_files(
+def test_binlog_program_of_the_flavor_reads_the_binlog_files(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
@@ -106,9 +106,7 @@ def test_the_binlog_program_of_the_flavor_reads_the_binlog_files(
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
-def test_a_new_server_has_one_binlog_file_without_transactions(
-    start_server: StartServer, flavor: str
-) -> None:
+def test_new_server_has_one_binlog_file_without_transactions(start_server: StartServer, flavor: str) -> None:
     server = start_server(flavor)
 
     events = server.sql("SHOW BINLOG EVENTS")
@@ -118,7 +116,7 @@ def test_a_new_server_has_one_binlog_file_without_transactions(
 
 @pytest.mark.deep(keep=("mysql",))
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
-def test_a_restart_and_a_kill_keep_port_and_rows(start_server: StartServer, flavor: str) -> None:
+def test_restart_and_a_kill_keep_port_and_rows(start_server: StartServer, flavor: str) -> None:
     server = start_server(flavor)
     port = server.port
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT); INSERT INTO d.t VALUES (1)")
@@ -136,7 +134,7 @@ def test_a_restart_and_a_kill_keep_port_and_rows(start_server: StartServer, flav
     assert len(server.binlog_files()) == 3
 
 
-def test_options_take_values_flags_and_truth(start_server: StartServer) -> None:
+def test_options_accept_values_flags_and_booleans(start_server: StartServer) -> None:
     server = start_server("mariadb", skip_log_bin=None, innodb_file_per_table=False, server_id=77)
 
     assert server.sql("SELECT @@log_bin, @@innodb_file_per_table, @@server_id") == [(0, 0, 77)]
@@ -151,13 +149,13 @@ def test_two_servers_have_their_own_port_identity_and_directory(start_server: St
     assert one.sql("SELECT @@server_id") != two.sql("SELECT @@server_id")
 
 
-def test_a_mysql_server_copied_from_the_template_has_a_uuid_of_its_own(
+def test_mysql_server_copied_from_the_template_has_its_own_uuid(
     mysql_server: Server, start_server: StartServer
 ) -> None:
     assert start_server("mysql").sql("SELECT @@server_uuid") != mysql_server.sql("SELECT @@server_uuid")
 
 
-def test_a_server_is_never_mistaken_for_another_that_holds_its_port(mariadb_server: Server) -> None:
+def test_server_is_never_mistaken_for_another_on_its_port(mariadb_server: Server) -> None:
     second = Server("mariadb", port=mariadb_server.port)
 
     with pytest.raises(ServerFailed, match="does not start"):
@@ -166,17 +164,17 @@ def test_a_server_is_never_mistaken_for_another_that_holds_its_port(mariadb_serv
     assert mariadb_server.sql("SELECT 1") == [(1,)]
 
 
-def test_an_unknown_option_fails_with_the_servers_own_words(start_server: StartServer) -> None:
+def test_unknown_option_fails_with_the_servers_message(start_server: StartServer) -> None:
     with pytest.raises(ServerFailed, match="no-such-option"):
         start_server("mariadb", no_such_option=1)
 
 
-def test_an_unknown_flavor_is_refused_by_name() -> None:
+def test_unknown_flavor_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="oracle"):
         Server("oracle")
 
 
-def test_close_removes_a_temporary_directory_and_keeps_a_given_one(
+def test_close_removes_a_temporary_directory_and_keeps_a_supplied_one(
     tmp_path: Path, mariadb_server: Server
 ) -> None:
     with Server("mariadb") as server:
@@ -190,7 +188,7 @@ def test_close_removes_a_temporary_directory_and_keeps_a_given_one(
         assert ("remembered",) in server.sql("SHOW DATABASES")
 
 
-def test_tls_is_signed_by_an_authority_that_a_client_can_check(start_server: StartServer) -> None:
+def test_tls_certificate_is_signed_by_an_authority_that_clients_can_verify(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
         server = start_server(flavor, tls=True)
         context = ssl.create_default_context(cafile=str(server.tls_authority))
@@ -201,7 +199,7 @@ def test_tls_is_signed_by_an_authority_that_a_client_can_check(start_server: Sta
 
 @pytest.mark.deep(keep=("kill",))
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit()", "raise RuntimeError"])
-def test_a_server_ends_when_its_owner_ends_however_it_ends(mariadb_server: Server, ending: str) -> None:
+def test_server_ends_when_its_owner_ends_in_any_way(mariadb_server: Server, ending: str) -> None:
     # The server is started in a thread that is over before its owner, which must not end the server.
     owner = _python(
         "import os, sys, threading, time\n"
@@ -222,9 +220,9 @@ def test_a_server_ends_when_its_owner_ends_however_it_ends(mariadb_server: Serve
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_servers.py::test_a_mysql_server_copied_from_the_template_has_a_uuid_of_its_own"
+    guard="tests/integration/test_servers.py::test_mysql_server_copied_from_the_template_has_its_own_uuid"
 )
-def test_processes_that_start_at_once_share_one_new_template(tmp_path: Path, mariadb_server: Server) -> None:
+def test_processes_started_at_once_share_one_new_template(tmp_path: Path, mariadb_server: Server) -> None:
     text = "from tools.servers import Server\nwith Server('mariadb') as server: print(server.sql('SELECT 1'))"
     owners = [_python(text, PENSTOCK_SERVERS=str(tmp_path)) for _ in range(3)]
 
@@ -232,7 +230,7 @@ def test_processes_that_start_at_once_share_one_new_template(tmp_path: Path, mar
     assert len(list((tmp_path / "templates").iterdir())) == 1
 
 
-def test_a_machine_without_a_server_is_told_what_to_install(
+def test_machine_without_a_server_gets_install_instructions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SERVERS", str(tmp_path))
@@ -243,7 +241,7 @@ def test_a_machine_without_a_server_is_told_what_to_install(
         packages.install.__wrapped__("mariadb")
 
 
-def test_the_mirror_is_the_one_that_the_machines_own_sources_name(tmp_path: Path) -> None:
+def test_mirror_is_that_of_the_machines_package_sources(tmp_path: Path) -> None:
     parts = tmp_path / "sources.list.d"
     parts.mkdir()
     with pytest.raises(PartMissing, match="no Debian mirror"):
@@ -258,7 +256,7 @@ def test_the_mirror_is_the_one_that_the_machines_own_sources_name(tmp_path: Path
     assert packages.mirror(tmp_path) == "http://b.test/debian/"
 
 
-def test_the_command_starts_in_the_foreground_and_stops_by_directory(
+def test_command_starts_in_the_foreground_and_stops_by_directory(
     mariadb_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
@@ -284,7 +282,7 @@ def test_the_command_starts_in_the_foreground_and_stops_by_directory(
     assert "no server runs" in capsys.readouterr().err
 
 
-def test_the_command_ends_its_server_when_interrupted(mariadb_server: Server) -> None:
+def test_command_ends_its_server_when_interrupted(mariadb_server: Server) -> None:
     # A port of this process: once the command has ended, nobody else is given it.
     port = free_port()
     running = subprocess.Popen(
@@ -305,10 +303,10 @@ def test_the_command_ends_its_server_when_interrupted(mariadb_server: Server) ->
 
 
 @pytest.mark.parametrize(("ci", "status", "word"), [("", 0, "skipped"), ("true", 1, "error")])
-def test_a_missing_server_is_a_loud_skip_and_under_ci_a_failure(
+def test_missing_server_is_a_loud_skip_and_under_ci_a_failure(
     tmp_path: Path, ci: str, status: int, word: str
 ) -> None:
-    test = f"{__file__}::test_a_mysql_server_copied_from_the_template_has_a_uuid_of_its_own"
+    test = f"{__file__}::test_mysql_server_copied_from_the_template_has_its_own_uuid"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         cwd=ROOT,

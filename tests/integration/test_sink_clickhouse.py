@@ -74,9 +74,9 @@ def read(sink: Sink, target: Target, **bounds: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_sink_images.py::test_the_version_decides_and_not_the_order_of_arrival"
+    guard="tests/unit/test_sink_images.py::test_commit_version_decides_instead_of_arrival_order"
 )
-def test_the_order_in_which_tasks_write_does_not_matter(server: ClickHouse, database: str) -> None:
+def test_order_of_writing_tasks_does_not_matter(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
     late = changes_of(
         ORDERS,
@@ -92,8 +92,8 @@ def test_the_order_in_which_tasks_write_does_not_matter(server: ClickHouse, data
     assert read(sink, ORDERS) == [{"id": 1, "name": "b"}, {"id": 4, "name": "c"}]
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_rows_of_a_load_yield_to_the_log")
-def test_a_loaded_row_yields_to_a_change_at_its_own_version(server: ClickHouse, database: str) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_loaded_rows_yield_to_the_log")
+def test_loaded_row_yields_to_a_change_of_its_own_version(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
     change = changes_of(ORDERS, delete(7, id=1, name="a"), insert(7, 1, id=2, name="new"))
     loaded = changes_of(ORDERS, insert(7, id=1, name="a"), insert(7, id=2, name="old"), origin=Origin.LOAD)
@@ -101,10 +101,8 @@ def test_a_loaded_row_yields_to_a_change_at_its_own_version(server: ClickHouse, 
     assert read(sink, ORDERS) == [{"id": 2, "name": "new"}]
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_an_emptied_table_keeps_what_came_after")
-def test_an_emptied_table_loses_what_was_before_whichever_task_wrote_it(
-    server: ClickHouse, database: str
-) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_truncated_table_keeps_later_rows")
+def test_truncated_table_loses_earlier_rows_of_any_task(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
     sink.prepare(ORDERS, Evolution.EVOLVE)
     mark = BatchMark("pipe", "g", 1)
@@ -126,8 +124,8 @@ def test_feed_cannot_be_compared(server: ClickHouse, database: str) -> None:
         next(iter(sink.read(ORDERS)))
 
 
-@pytest.mark.deep(guard="tests/unit/test_sink_history.py::test_image_in_part_is_refused")
-def test_feed_refuses_an_image_in_part(server: ClickHouse, database: str) -> None:
+@pytest.mark.deep(guard="tests/unit/test_sink_history.py::test_partial_image_is_refused")
+def test_feed_refuses_a_partial_image(server: ClickHouse, database: str) -> None:
     images = [
         Made("update_preimage", 5, {"id": 1}, absent=("name",)),
         Made("update_postimage", 5, {"name": "b"}, absent=("id",)),
@@ -136,12 +134,8 @@ def test_feed_refuses_an_image_in_part(server: ClickHouse, database: str) -> Non
         written(sink_of(server, database, write="append"), changes_of(ORDERS, images))
 
 
-@pytest.mark.deep(
-    guard="tests/conformance/test_sink_feeds.py::test_repeated_batch_may_arrive_in_other_pieces"
-)
-def test_other_rows_of_a_part_that_was_cut_anew_are_not_taken_for_those_before(
-    server: ClickHouse, database: str
-) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sink_feeds.py::test_repeated_batch_may_be_split_differently")
+def test_repartitioned_part_with_other_rows_is_not_deduplicated(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database, write="append")
     written(sink, changes_of(ORDERS, insert(5, id=1, name="a")))
     written(sink, changes_of(ORDERS, insert(6, id=2, name="b")))
@@ -149,9 +143,9 @@ def test_other_rows_of_a_part_that_was_cut_anew_are_not_taken_for_those_before(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_sink_http.py::test_a_batch_that_comes_again_without_a_table_has_the_same_keys_for_the_others"
+    guard="tests/integration/test_sink_http.py::test_retried_batch_without_a_table_keeps_the_idempotency_keys_of_the_others"
 )
-def test_a_part_that_comes_again_without_a_table_doubles_no_row_of_the_others(
+def test_repeated_part_without_a_table_duplicates_no_row_of_the_others(
     server: ClickHouse, database: str
 ) -> None:
     sink = sink_of(server, database, write="append")
@@ -166,8 +160,8 @@ def test_a_part_that_comes_again_without_a_table_doubles_no_row_of_the_others(
     assert rows_of(server, f"SELECT id FROM {database}.orders") == [(1,)]
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_comes_back_as_it_was")
-def test_values_stand_in_clickhouse_s_own_types(server: ClickHouse, database: str) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_is_read_back_unchanged")
+def test_values_are_stored_in_clickhouse_types(server: ClickHouse, database: str) -> None:
     target = target_of(
         {
             "id": "bigint unsigned",
@@ -220,8 +214,8 @@ def test_values_stand_in_clickhouse_s_own_types(server: ClickHouse, database: st
     assert [row["id"] for row in read(sink, target, high={"id": Decimal(2)})] == [Decimal(1)]
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_columns_come_widen_and_go")
-def test_a_table_follows_its_source_s_columns(server: ClickHouse, database: str) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_columns_are_added_widened_and_dropped")
+def test_table_follows_the_columns_of_its_source(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
     written(sink, changes_of(ORDERS, insert(5, id=1, name="a")))
     wider = target_of({"id": "bigint unsigned", "price": "int", "name": "varchar(20)"})
@@ -245,7 +239,7 @@ def test_a_table_follows_its_source_s_columns(server: ClickHouse, database: str)
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_existing_table_keeps_its_own_columns")
-def test_a_table_that_somebody_made_keeps_its_types_and_columns(server: ClickHouse, database: str) -> None:
+def test_table_created_by_a_user_keeps_its_types_and_columns(server: ClickHouse, database: str) -> None:
     client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
     client.command(f"CREATE DATABASE `{database}`")
     client.command(
@@ -264,7 +258,7 @@ def test_a_table_that_somebody_made_keeps_its_types_and_columns(server: ClickHou
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_sink_lakes.py::test_a_key_that_is_a_zero_date_is_found_again_and_others_stop"
+    guard="tests/integration/test_sink_lakes.py::test_zero_date_key_is_located_again_and_other_invalid_keys_stop"
 )
 def test_key_out_of_range_stops_the_batch(server: ClickHouse, database: str) -> None:
     sink = sink_of(server, database)
@@ -278,11 +272,9 @@ def test_key_out_of_range_stops_the_batch(server: ClickHouse, database: str) -> 
 
 
 @pytest.mark.deep(
-    guard="tests/conformance/test_sinks_sql.py::test_a_table_that_another_pipeline_made_is_altered_only_where_that_is_said"
+    guard="tests/conformance/test_sinks_sql.py::test_table_created_by_another_pipeline_is_altered_only_if_permitted"
 )
-def test_a_table_of_another_pipeline_is_taken_over_only_where_that_is_said(
-    server: ClickHouse, database: str
-) -> None:
+def test_table_of_another_pipeline_is_taken_over_only_if_permitted(server: ClickHouse, database: str) -> None:
     narrow = target_of({"id": "int", "seat": "int"})
     wide = target_of({"id": "int", "seat": "int", "label": "varchar(20)"})
     first, second = sink_of(server, database), sink_of(server, database)

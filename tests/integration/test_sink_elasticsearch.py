@@ -68,7 +68,7 @@ def rows(sink: Sink, target: Target, **bounds: Any) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: tuple(row[name] for name in target.primary_key))
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_keys_change_and_change_places")
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_keys_change_and_swap")
 def test_documents_follow_rows_and_their_keys(server: Elasticsearch, sink: Sink, orders: Target) -> None:
     write(
         sink, orders, insert(5, id=1, name='a"\n'), insert(5, 1, id=2, name="b"), insert(5, 2, id=3, name="c")
@@ -90,10 +90,8 @@ def test_documents_follow_rows_and_their_keys(server: Elasticsearch, sink: Sink,
     assert list(documents(server, orders, term={"id": str(2**64 - 1)})) == [str(2**64 - 1)]
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_a_key_of_texts_tells_rows_apart")
-def test_keys_of_several_columns_differ_where_their_values_do(
-    server: Elasticsearch, sink: Sink, orders: Target
-) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_text_keys_distinguish_rows")
+def test_composite_keys_differ_if_their_values_do(server: Elasticsearch, sink: Sink, orders: Target) -> None:
     target = replace(
         orders, columns=target_of({"a": "varchar(9)", "b": "varchar(9)"}).columns, primary_key=("a", "b")
     )
@@ -103,8 +101,8 @@ def test_keys_of_several_columns_differ_where_their_values_do(
     assert sorted(documents(server, target)) == ["50%25:", "x:y%3Az"]
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_comes_back_as_it_was")
-def test_values_are_found_and_read_back_as_they_were(server: Elasticsearch, sink: Sink) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_is_read_back_unchanged")
+def test_values_are_searchable_and_read_back_unchanged(server: Elasticsearch, sink: Sink) -> None:
     target = target_of(
         {
             "id": "bigint",
@@ -154,8 +152,8 @@ def test_values_are_found_and_read_back_as_they_were(server: Elasticsearch, sink
         assert list(documents(server, index, **query)) == [str(-(2**63))], query
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_columns_come_widen_and_go")
-def test_a_mapping_follows_its_source_s_columns(server: Elasticsearch, sink: Sink, orders: Target) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_columns_are_added_widened_and_dropped")
+def test_mapping_follows_the_columns_of_its_source(server: Elasticsearch, sink: Sink, orders: Target) -> None:
     write(sink, orders, insert(5, id=1, name="a"))
     more = replace(orders, columns=(*orders.columns, Column("price", "int")))
     with pytest.raises(SchemaChanged, match="price"):
@@ -177,7 +175,7 @@ def test_a_mapping_follows_its_source_s_columns(server: Elasticsearch, sink: Sin
 @pytest.mark.deep(
     guard="tests/conformance/test_sinks_sql.py::test_value_out_of_the_range_of_its_column_stops_the_batch"
 )
-def test_what_cannot_be_is_told_by_name(server: Elasticsearch, sink: Sink, orders: Target) -> None:
+def test_impossible_mapping_is_refused_by_name(server: Elasticsearch, sink: Sink, orders: Target) -> None:
     with pytest.raises(OptionInvalid, match="has a column _id"):
         sink.prepare(target_of({"id": "int", "_id": "int"}), Evolution.EVOLVE)
     with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:

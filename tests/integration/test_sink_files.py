@@ -72,7 +72,7 @@ def test_every_change_is_a_row_with_all_its_columns(sink: Sink, tmp_path: Path) 
     assert (sink.spread, sink.delivery, sink.keeps_state) == (Spread.RANGES, Delivery.EXACTLY_ONCE, False)
 
 
-def test_nothing_shows_before_its_commit_and_a_batch_shows_once(sink: Sink, tmp_path: Path) -> None:
+def test_batch_is_visible_once_and_only_after_its_commit(sink: Sink, tmp_path: Path) -> None:
     batch(sink, 1, [changes_of(ORDERS, insert(1, id=1))])
     changes = [changes_of(ORDERS, insert(2, id=2))], [changes_of(ORDERS, insert(3, id=3))]
     receipts = [stage(sink, 2, part, *one) for part, one in enumerate(changes)]
@@ -88,7 +88,7 @@ def test_nothing_shows_before_its_commit_and_a_batch_shows_once(sink: Sink, tmp_
 
 
 @pytest.mark.parametrize("whole", range(3))
-def test_a_commit_that_is_cut_anywhere_is_made_whole_by_the_batch(
+def test_interrupted_commit_is_completed_by_the_retried_batch(
     sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
     parts = [changes_of(ORDERS, insert(1, id=1))], [changes_of(ORDERS, insert(2, id=2))]
@@ -117,7 +117,7 @@ def test_a_commit_that_is_cut_anywhere_is_made_whole_by_the_batch(
     assert ids(tmp_path) == [1, 2]
 
 
-def test_a_manifest_tells_the_files_of_a_batch(sink: Sink, tmp_path: Path) -> None:
+def test_manifest_lists_the_files_of_a_batch(sink: Sink, tmp_path: Path) -> None:
     batch(sink, 7, [changes_of(ORDERS, insert(1, id=1), insert(1, 1, id=2))])
     [manifest] = (tmp_path / "feed/_penstock").rglob("*.json")
     told = json.loads(manifest.read_text())
@@ -127,7 +127,7 @@ def test_a_manifest_tells_the_files_of_a_batch(sink: Sink, tmp_path: Path) -> No
     assert file["rows"] == 2
 
 
-def test_a_writer_that_gives_up_leaves_nothing(sink: Sink, tmp_path: Path) -> None:
+def test_aborted_writer_leaves_nothing(sink: Sink, tmp_path: Path) -> None:
     sink.prepare(ORDERS, Evolution.EVOLVE)
     writer = sink.open(mark(1), 0)
     writer.write(changes_of(ORDERS, insert(1, id=1)))
@@ -136,7 +136,7 @@ def test_a_writer_that_gives_up_leaves_nothing(sink: Sink, tmp_path: Path) -> No
     assert not list((tmp_path / "feed").rglob("*-*.parquet"))
 
 
-def test_columns_follow_the_source_as_far_as_they_may(sink: Sink, tmp_path: Path) -> None:
+def test_columns_follow_the_source_as_far_as_permitted(sink: Sink, tmp_path: Path) -> None:
     batch(sink, 1, [changes_of(ORDERS, insert(1, id=1, note="a"))])
     for evolution in (Evolution.STOP, Evolution.ADD_ONLY):
         with pytest.raises(SchemaChanged, match="id"):
@@ -155,7 +155,7 @@ def digest(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()[:40]
 
 
-def test_many_rows_become_files_of_the_size_asked_for(tmp_path: Path) -> None:
+def test_many_rows_become_files_of_the_configured_size(tmp_path: Path) -> None:
     sink = make_sink("files", settings_of("files")(path=str(tmp_path / "feed"), file_bytes=1 << 16))
     made = changes_of(ORDERS, *(insert(1, number, id=number, note=digest(number)) for number in range(1000)))
     # A file has at least one row group.
@@ -167,7 +167,7 @@ def test_many_rows_become_files_of_the_size_asked_for(tmp_path: Path) -> None:
     assert receipt.rows == feed.count_rows() == sum(map(len, parts))
 
 
-def test_what_cannot_be_written_to_is_found_before(tmp_path: Path) -> None:
+def test_unwritable_target_is_reported_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     sink = make_sink("files", settings_of("files")(path=str(tmp_path / "new/feed")))
     assert not sink.check()
@@ -176,7 +176,7 @@ def test_what_cannot_be_written_to_is_found_before(tmp_path: Path) -> None:
     assert [one.fatal for one in missing.check()] == [True]
 
 
-def test_a_folder_that_is_gone_is_told_by_its_table(sink: Sink, tmp_path: Path) -> None:
+def test_missing_folder_is_reported_with_its_table(sink: Sink, tmp_path: Path) -> None:
     other = replace(ORDERS, name=TableName("shop", "gone"))
     batch(sink, 1, [changes_of(ORDERS, insert(1, id=1)), changes_of(other, insert(1, id=1))])
     shutil.rmtree(tmp_path / "feed" / "shop" / "gone")
@@ -188,7 +188,7 @@ def test_a_folder_that_is_gone_is_told_by_its_table(sink: Sink, tmp_path: Path) 
     writer.abort()
 
 
-def test_a_load_and_changes_may_come_in_one_batch(sink: Sink, tmp_path: Path) -> None:
+def test_load_and_changes_may_be_in_one_batch(sink: Sink, tmp_path: Path) -> None:
     loaded = changes_of(ORDERS, insert(1, id=1), origin=Origin.LOAD)
     batch(sink, 1, [loaded, changes_of(ORDERS, delete(1, 1, id=1))])
     assert [row["_change_type"] for row in rows(tmp_path)] == ["insert", "delete"]

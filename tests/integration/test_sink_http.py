@@ -59,7 +59,7 @@ def told(request: Received) -> list[Any]:
     return [json.loads(line) for line in request.body.splitlines()]
 
 
-def test_messages_arrive_in_order_and_in_bounds(endpoint: HttpEndpoint) -> None:
+def test_messages_arrive_in_order_and_within_bounds(endpoint: HttpEndpoint) -> None:
     receipt = write(sink_of(endpoint, rows=4), some(10))
     assert [len(told(one)) for one in endpoint.received] == [4, 4, 4]
     messages = [message for one in endpoint.received for message in told(one)]
@@ -79,7 +79,7 @@ def test_requests_are_bounded_in_bytes(endpoint: HttpEndpoint) -> None:
     assert [len(told(one)) for one in endpoint.received] == [1] * 4
 
 
-def test_bodies_come_in_the_form_that_is_asked_for(endpoint: HttpEndpoint) -> None:
+def test_bodies_have_the_configured_format(endpoint: HttpEndpoint) -> None:
     write(sink_of(endpoint, body="array", format="maxwell", method="PUT"), some())
     write(sink_of(endpoint, body="each", format="debezium"), some())
     array, *each = endpoint.received
@@ -94,7 +94,7 @@ def test_bodies_come_in_the_form_that_is_asked_for(endpoint: HttpEndpoint) -> No
     assert len(gzip.decompress(packed.body).splitlines()) == 5
 
 
-def test_addresses_are_made_of_names_and_columns(endpoint: HttpEndpoint) -> None:
+def test_urls_are_rendered_from_names_and_columns(endpoint: HttpEndpoint) -> None:
     write(sink_of(endpoint, "/{database}/{table}/{status}"), some())
     assert [(one.path, len(told(one))) for one in endpoint.received] == [
         ("/shop/orders/new", 3),
@@ -103,7 +103,7 @@ def test_addresses_are_made_of_names_and_columns(endpoint: HttpEndpoint) -> None
     ]
 
 
-def test_a_request_is_tried_again_under_the_same_key(endpoint: HttpEndpoint) -> None:
+def test_request_is_retried_under_the_same_idempotency_key(endpoint: HttpEndpoint) -> None:
     endpoint.answer(503, 0, 429)
     sink = sink_of(endpoint, rows=3)
     write(sink, some())
@@ -119,7 +119,7 @@ def test_a_request_is_tried_again_under_the_same_key(endpoint: HttpEndpoint) -> 
     assert not set(keys) & {one.headers["Idempotency-Key"] for one in endpoint.received[2:]}
 
 
-def test_a_batch_that_comes_again_without_a_table_has_the_same_keys_for_the_others(
+def test_retried_batch_without_a_table_keeps_the_idempotency_keys_of_the_others(
     endpoint: HttpEndpoint,
 ) -> None:
     kept = some()
@@ -138,7 +138,7 @@ def test_a_batch_that_comes_again_without_a_table_has_the_same_keys_for_the_othe
     assert [one.headers["Idempotency-Key"] for one in endpoint.received] == [keys["/orders"]]
 
 
-def test_an_endpoint_is_given_the_time_that_it_asks_for(endpoint: HttpEndpoint) -> None:
+def test_retry_after_header_is_honored(endpoint: HttpEndpoint) -> None:
     endpoint.answer(503, Retry_After="3600")
     with pytest.raises(ServerBusy, match="503: no, thank you"):
         write(sink_of(endpoint, retry=2), some())
@@ -157,7 +157,7 @@ def test_an_endpoint_is_given_the_time_that_it_asks_for(endpoint: HttpEndpoint) 
         (0, ConnectionLost),
     ],
 )
-def test_a_refusal_is_told_by_its_kind(
+def test_refusal_is_reported_by_its_kind(
     endpoint: HttpEndpoint, status: int, error: type[PenstockError]
 ) -> None:
     endpoint.answer(status)
@@ -168,7 +168,7 @@ def test_a_refusal_is_told_by_its_kind(
     assert len(endpoint.received) == 1
 
 
-def test_who_sends_is_proved_and_secrets_show_nowhere(endpoint: HttpEndpoint) -> None:
+def test_requests_are_signed_and_secrets_are_hidden(endpoint: HttpEndpoint) -> None:
     sink = sink_of(endpoint, token="t0psecret", signing_key="k3y")
     write(sink, some())
     (request,) = endpoint.received
@@ -188,7 +188,7 @@ def test_who_sends_is_proved_and_secrets_show_nowhere(endpoint: HttpEndpoint) ->
         sink_of(endpoint, headers={"Authorization": "x"})
 
 
-def test_the_endpoint_is_looked_at_before_the_start(endpoint: HttpEndpoint) -> None:
+def test_endpoint_is_checked_before_the_start(endpoint: HttpEndpoint) -> None:
     assert sink_of(endpoint, order="commit").spread is Spread.WHOLE
     assert list(sink_of(endpoint).check()) == []
     endpoint.answer(401)

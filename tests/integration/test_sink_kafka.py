@@ -84,7 +84,7 @@ def some(table: str) -> Changes:
 # --- Messages ---------------------------------------------------------------------------------
 
 
-@pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_row_that_moves_is_a_delete_of_its_old_key")
+@pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_moved_row_is_a_delete_of_its_old_key")
 def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, table: str) -> None:
     write(sink_of(broker), mark(1, table), some(table))
     by_key: dict[bytes | None, list[Any]] = defaultdict(list)
@@ -103,16 +103,14 @@ def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, t
         ("canal_flat", ["INSERT", "UPDATE", "UPDATE", "DELETE"]),
     ],
 )
-def test_other_dialects_leave_the_tombstones_out(
-    broker: Kafka, table: str, form: str, kinds: list[str]
-) -> None:
+def test_other_dialects_omit_the_tombstones(broker: Kafka, table: str, form: str, kinds: list[str]) -> None:
     write(sink_of(broker, format=form, partitions=1), mark(1, table), some(table))
     told = [record.told for record in records(broker, table)]
     assert [one.get("change", one.get("type")) for one in told] == kinds
 
 
 @pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_loaded_row_is_marked_as_a_snapshot")
-def test_rows_of_a_load_are_told_as_such(broker: Kafka, table: str) -> None:
+def test_loaded_rows_are_marked_as_such(broker: Kafka, table: str) -> None:
     loaded = changes_of(target_of(ORDERS, name=table), insert(1, id=1), origin=Origin.LOAD)
     write(sink_of(broker), mark(1, table), loaded)
     (record,) = records(broker, table)
@@ -120,9 +118,9 @@ def test_rows_of_a_load_are_told_as_such(broker: Kafka, table: str) -> None:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_is_that_of_kafka_s_own_producers"
+    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_equals_that_of_kafkas_producers"
 )
-def test_a_key_falls_where_another_producer_puts_it(broker: Kafka, table: str) -> None:
+def test_partition_of_a_key_equals_that_of_another_producer(broker: Kafka, table: str) -> None:
     target = target_of(ORDERS, name=table)
     write(
         sink_of(broker, partitions=7),
@@ -144,7 +142,9 @@ def test_a_key_falls_where_another_producer_puts_it(broker: Kafka, table: str) -
     assert placed == ours
 
 
-@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_messages_arrive_in_order_and_in_bounds")
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_http.py::test_messages_arrive_in_order_and_within_bounds"
+)
 def test_each_key_keeps_its_order(broker: Kafka, table: str) -> None:
     target = target_of({"id": "int", "n": "int"}, name=table)
     made: list[list[Made]] = [insert(1, row=key, id=key, n=0) for key in range(50)]
@@ -161,7 +161,7 @@ def test_each_key_keeps_its_order(broker: Kafka, table: str) -> None:
     assert all(found == list(range(40)) for found in by_key.values())
 
 
-@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_addresses_are_made_of_names_and_columns")
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_urls_are_rendered_from_names_and_columns")
 def test_topics_and_partitions_follow_columns(broker: Kafka, table: str) -> None:
     topic = table.replace("shop.", "rows.")
     target = target_of({"id": "int", "status": "varchar(20)", "shop": "int"}, name=table)
@@ -180,7 +180,7 @@ def test_topics_and_partitions_follow_columns(broker: Kafka, table: str) -> None
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_sink_images.py::test_update_between_two_places_is_a_delete_and_an_insert"
+    guard="tests/unit/test_sink_images.py::test_update_across_targets_is_a_delete_and_an_insert"
 )
 def test_update_between_two_topics_or_partitions_is_a_delete_and_an_insert(broker: Kafka, table: str) -> None:
     target = target_of({"id": "int", "shop": "int", "status": "varchar(20)"}, name=table)
@@ -203,8 +203,10 @@ def test_update_between_two_topics_or_partitions_is_a_delete_and_an_insert(broke
     assert [one.told["op"] for one in records(broker, f"{table}.update_postimage")] == ["u", "u"]
 
 
-@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_messages_arrive_in_order_and_in_bounds")
-def test_rows_without_a_key_stay_in_one_partition_in_order(broker: Kafka, table: str) -> None:
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_http.py::test_messages_arrive_in_order_and_within_bounds"
+)
+def test_keyless_rows_stay_in_one_partition_in_order(broker: Kafka, table: str) -> None:
     target = target_of({"n": "int"}, (), name=table)
     write(
         sink_of(broker, format="json"),
@@ -226,10 +228,10 @@ def partitions_of_keys(broker: Kafka, topic: str, skipped: int = 0) -> dict[byte
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_is_that_of_kafka_s_own_producers"
+    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_equals_that_of_kafkas_producers"
 )
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_grown_topic_is_noticed_with_the_next_batch(broker: Kafka, table: str, exactly_once: bool) -> None:
+def test_grown_topic_is_detected_with_the_next_batch(broker: Kafka, table: str, exactly_once: bool) -> None:
     target = target_of(ORDERS, name=table)
     rows = changes_of(target, *(insert(n, id=n) for n in range(1, 60)))
     sink = sink_of(broker, partitions=2, exactly_once=exactly_once)
@@ -246,7 +248,7 @@ def test_grown_topic_is_noticed_with_the_next_batch(broker: Kafka, table: str, e
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_is_that_of_kafka_s_own_producers"
+    guard="tests/unit/test_sink_messages.py::test_partition_of_a_key_equals_that_of_kafkas_producers"
 )
 def test_parts_of_a_batch_share_the_partition_count_that_the_driver_read(broker: Kafka, table: str) -> None:
     target = target_of(ORDERS, name=table)
@@ -272,7 +274,7 @@ def test_parts_of_a_batch_share_the_partition_count_that_the_driver_read(broker:
 @pytest.mark.deep(
     guard="tests/conformance/test_sink_feeds.py::test_repeated_batch_of_several_parts_is_stored_once"
 )
-def test_a_batch_that_comes_again_is_there_once(broker: Kafka, table: str) -> None:
+def test_repeated_batch_is_stored_once(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     assert sink.delivery is Delivery.EXACTLY_ONCE
     for _ in range(2):
@@ -290,7 +292,7 @@ def test_a_batch_that_comes_again_is_there_once(broker: Kafka, table: str) -> No
 @pytest.mark.deep(
     guard="tests/conformance/test_sinks_sql.py::test_part_written_as_one_transaction_is_invisible_before_its_end"
 )
-def test_what_was_not_finished_is_never_seen(broker: Kafka, table: str) -> None:
+def test_unfinished_transaction_is_never_visible(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     sink.prepare(some(table).target, Evolution.EVOLVE)
     aborted = sink.open(mark(1, table), 0)
@@ -307,7 +309,7 @@ def test_what_was_not_finished_is_never_seen(broker: Kafka, table: str) -> None:
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_two_writers_of_one_part_write_it_once")
-def test_who_was_replaced_commits_nothing(broker: Kafka, table: str) -> None:
+def test_fenced_producer_commits_nothing(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     sink.prepare(some(table).target, Evolution.EVOLVE)
     first = sink.open(mark(1, table), 0)
@@ -324,7 +326,7 @@ def test_who_was_replaced_commits_nothing(broker: Kafka, table: str) -> None:
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_two_writers_of_one_part_write_it_once")
-def test_who_is_replaced_is_told_so_whichever_call_finds_out(broker: Kafka, table: str) -> None:
+def test_fenced_producer_gets_the_same_error_from_any_call(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     sink.prepare(some(table).target, Evolution.EVOLVE)
     for number in range(1, 4):
@@ -354,7 +356,7 @@ def test_parts_know_their_own_numbers(broker: Kafka, table: str) -> None:
     assert sorted(one.told["after"]["id"] for one in records(broker, table)) == [0, 3, 17]
 
 
-@pytest.mark.deep(guard="tests/integration/test_sink_redis.py::test_a_list_has_every_change_in_order")
+@pytest.mark.deep(guard="tests/integration/test_sink_redis.py::test_list_has_every_change_in_order")
 def test_at_least_once_needs_no_transaction(broker: Kafka, table: str) -> None:
     sink = sink_of(broker, exactly_once=False)
     assert sink.delivery is Delivery.AT_LEAST_ONCE
@@ -366,7 +368,7 @@ def test_at_least_once_needs_no_transaction(broker: Kafka, table: str) -> None:
 @pytest.mark.deep(
     guard="tests/integration/test_sink_mysql.py::test_stale_writer_overwrites_nothing_of_a_later_batch"
 )
-def test_a_transaction_from_before_a_reset_hides_no_number(
+def test_transaction_before_a_reset_hides_no_number(
     broker: Kafka, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sink_of(broker)
@@ -398,8 +400,8 @@ def test_a_transaction_from_before_a_reset_hides_no_number(
 # --- What goes wrong --------------------------------------------------------------------------
 
 
-@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_a_refusal_is_told_by_its_kind")
-def test_a_message_that_is_too_large_is_told(broker: Kafka, table: str) -> None:
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_refusal_is_reported_by_its_kind")
+def test_oversized_message_is_reported(broker: Kafka, table: str) -> None:
     target = target_of({"id": "int", "body": Column("body", "longtext", "utf8mb4")}, name=table)
     for exactly_once in (True, False):
         sink = sink_of(broker, exactly_once=exactly_once, compression="none")
@@ -412,14 +414,14 @@ def test_a_message_that_is_too_large_is_told(broker: Kafka, table: str) -> None:
         writer.abort()
 
 
-@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_a_refusal_is_told_by_its_kind")
-def test_too_few_brokers_for_the_replicas_may_be_back_later(broker: Kafka, table: str) -> None:
+@pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_refusal_is_reported_by_its_kind")
+def test_too_few_brokers_for_the_replicas_is_retryable(broker: Kafka, table: str) -> None:
     with pytest.raises(ServerBusy) as refused:
         write(sink_of(broker, replicas=2), mark(1, table), some(table))
     assert "replicas" in (refused.value.hint or "")
 
 
-def test_no_broker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_broker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_connection, "ANSWER_SECONDS_MAX", 0.5)
     sink = make_sink("kafka", settings_of("kafka")(**{"servers": "127.0.0.1:1"}))
     with pytest.raises(ConnectionLost, match="list topics"):
@@ -438,7 +440,7 @@ def test_settings_that_do_not_fit_a_table_are_refused(settings: dict[str, Any], 
         sink.plan(target_of(ORDERS, name=table), Evolution.EVOLVE)
 
 
-def test_one_column_may_stand_without_a_list_and_secrets_show_nowhere() -> None:
+def test_single_column_needs_no_list_and_secrets_are_hidden() -> None:
     kafka = settings_of("kafka")
     one = kafka(**{"servers": NO_BROKER, "key": "status", "partition_by": "id"})
     assert (one.key, one.partition_by) == (("status",), ("id",))  # type: ignore[attr-defined]
@@ -451,7 +453,7 @@ def test_one_column_may_stand_without_a_list_and_secrets_show_nowhere() -> None:
 @pytest.mark.deep(
     guard="tests/conformance/test_sinks.py::test_planning_creates_nothing_and_a_prepared_table_needs_nothing"
 )
-def test_plan_names_the_topic_that_is_missing(broker: Kafka, table: str) -> None:
+def test_plan_names_the_missing_topic(broker: Kafka, table: str) -> None:
     target = target_of(ORDERS, name=table)
     sink = sink_of(broker)
     assert sink.check() == ()
@@ -460,7 +462,7 @@ def test_plan_names_the_topic_that_is_missing(broker: Kafka, table: str) -> None
     assert sink.plan(target, Evolution.EVOLVE) == ()
 
 
-def test_topic_that_is_null_for_a_row_stops(table: str) -> None:
+def test_null_topic_of_a_row_stops_the_batch(table: str) -> None:
     settings = settings_of("kafka")(servers=NO_BROKER, topic="{status}", exactly_once=False)
     writer = make_sink("kafka", settings).open(mark(1, table), 0)
     with pytest.raises(OptionInvalid, match="null"):
@@ -472,7 +474,7 @@ def test_topic_that_is_null_for_a_row_stops(table: str) -> None:
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_busy_source_is_mirrored")
-def test_topics_hold_what_the_source_holds_under_their_keys(
+def test_topics_hold_the_source_rows_under_their_keys(
     broker: Kafka, table: str, mysql_server: Server, pytestconfig: pytest.Config
 ) -> None:
     corpus = logged_corpus(mysql_server, pytestconfig).into(table.replace(".", "_"), keyless=False)
@@ -499,7 +501,7 @@ def test_topics_hold_what_the_source_holds_under_their_keys(
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_batch_survives_a_lost_connection")
-def test_a_broker_that_dies_costs_nothing_and_doubles_nothing(broker: Kafka, table: str) -> None:
+def test_killed_broker_loses_and_duplicates_nothing(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     write(sink, mark(1, table), some(table))
     writer = sink.open(mark(2, table), 0)

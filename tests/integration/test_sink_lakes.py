@@ -91,7 +91,7 @@ def loaded(*made: list[Made]) -> Changes:
     return changes_of(ORDERS, *made, origin=Origin.LOAD)
 
 
-def test_no_part_of_a_feed_in_delta_has_to_be_there_as_spark_opens_none_such(tmp_path: Path) -> None:
+def test_delta_feed_columns_are_nullable_for_spark(tmp_path: Path) -> None:
     lake = Lake("delta", tmp_path, mode="feed")
     lake.sink.prepare(ORDERS, Evolution.EVOLVE)
     table = deltalake.DeltaTable(lake.sink.place(ORDERS))
@@ -99,7 +99,7 @@ def test_no_part_of_a_feed_in_delta_has_to_be_there_as_spark_opens_none_such(tmp
     assert set(table.protocol().reader_features or ()) <= {"timestampNtz"}
 
 
-def test_a_load_into_an_empty_table_reads_nothing_back(
+def test_load_into_an_empty_table_reads_nothing_back(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(kind, tmp_path)
@@ -118,7 +118,7 @@ def test_a_load_into_an_empty_table_reads_nothing_back(
     assert len(before & lake.files()) == len(before) - 1, "one file held the key"
 
 
-def test_a_load_into_a_table_that_has_rows_takes_their_place(kind: str, tmp_path: Path) -> None:
+def test_load_into_a_table_with_rows_replaces_them(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path)
     lake.batch(1, [changes_of(ORDERS, insert(1, id=1, note="a"), insert(1, 1, id=2, note="b"))])
     chunks = [[loaded(insert(5, id=2, note="load"))], [loaded(insert(5, id=3, note="load"))]]
@@ -127,7 +127,7 @@ def test_a_load_into_a_table_that_has_rows_takes_their_place(kind: str, tmp_path
     assert lake.state() == {1: "a", 2: "load", 3: "load"}
 
 
-def test_a_batch_over_the_memory_is_one_commit_with_the_same_rows(kind: str, tmp_path: Path) -> None:
+def test_batch_larger_than_memory_is_one_commit_with_the_same_rows(kind: str, tmp_path: Path) -> None:
     chance = random.Random(kind)
     lake = Lake(kind, tmp_path, memory_bytes=1 << 20, file_bytes=1 << 16)
     lake.sink.memory_bytes = 60_000
@@ -153,7 +153,7 @@ def test_a_batch_over_the_memory_is_one_commit_with_the_same_rows(kind: str, tmp
         assert lake.state() == state
 
 
-def test_a_history_has_each_row_with_its_time(kind: str, tmp_path: Path) -> None:
+def test_history_has_each_row_with_its_time(kind: str, tmp_path: Path) -> None:
     chance = random.Random(7)
     lake = Lake(kind, tmp_path, mode="history", file_bytes=1 << 16)
     open_rows: dict[int, tuple[int, str]] = {}
@@ -185,7 +185,7 @@ def test_a_history_has_each_row_with_its_time(kind: str, tmp_path: Path) -> None
         assert sorted(found, key=str) == sorted(wanted, key=str)
 
 
-def test_an_emptied_table_ends_all_that_is_open_in_its_history(kind: str, tmp_path: Path) -> None:
+def test_truncated_table_closes_all_open_rows_of_its_history(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path, mode="history")
     lake.batch(1, [changes_of(ORDERS, insert(1, id=1, note="a"), insert(2, id=2, note="b"))])
     mark = BatchMark("shop", "g", 2)
@@ -201,7 +201,7 @@ def test_an_emptied_table_ends_all_that_is_open_in_its_history(kind: str, tmp_pa
     assert found == [("a", 1, 3), ("b", 2, 4), ("c", 3, 4), ("d", 5, None)]
 
 
-def test_the_same_batch_from_two_at_once_is_there_once(kind: str, tmp_path: Path) -> None:
+def test_same_batch_from_two_writers_is_stored_once(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path, mode="feed")
     lake.batch(1, [changes_of(ORDERS, insert(1, id=1))])
     receipt = lake.part(2, 0, changes_of(ORDERS, insert(2, id=2)))
@@ -219,7 +219,7 @@ def staged(receipt: Receipt) -> list[Any]:
     return [DataFile.from_json(file) for one in receipt.staged for file in one["files"]]
 
 
-def test_a_key_that_is_a_zero_date_is_found_again_and_others_stop(kind: str, tmp_path: Path) -> None:
+def test_zero_date_key_is_located_again_and_other_invalid_keys_stop(kind: str, tmp_path: Path) -> None:
     target = target_of({"id": "int", "day": "date", "note": "varchar(9)"}, key=("id", "day"))
     lake = Lake(kind, tmp_path)
 
@@ -236,7 +236,7 @@ def test_a_key_that_is_a_zero_date_is_found_again_and_others_stop(kind: str, tmp
         lake.batch(4, [day("2026-00-15", 4, "c")])
 
 
-def test_what_a_mirror_cannot_be_is_refused(kind: str, tmp_path: Path) -> None:
+def test_unsupported_mirror_is_refused(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path)
     lake.sink.prepare(ORDERS, Evolution.EVOLVE)
     wider = target_of({"id": "bigint", "note": "varchar(40)"})
@@ -247,7 +247,7 @@ def test_what_a_mirror_cannot_be_is_refused(kind: str, tmp_path: Path) -> None:
         lake.sink.prepare(target_of({"id": "int", "note": "date"}), Evolution.EVOLVE)
 
 
-def test_small_files_are_joined(kind: str, tmp_path: Path) -> None:
+def test_small_files_are_compacted(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path)
     count = SMALL_FILES_MAX + 4
     for number in range(count):
@@ -256,9 +256,7 @@ def test_small_files_are_joined(kind: str, tmp_path: Path) -> None:
     assert lake.state() == dict.fromkeys(range(count), "a")
 
 
-def test_a_row_that_was_loaded_before_a_change_gives_way_also_over_the_memory(
-    kind: str, tmp_path: Path
-) -> None:
+def test_row_loaded_before_a_change_yields_even_beyond_memory(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path, memory_bytes=1 << 20, file_bytes=1 << 16)
     lake.sink.memory_bytes = 20_000
     changed = [insert(10, key, id=key, note="new") for key in range(300)]
@@ -268,7 +266,7 @@ def test_a_row_that_was_loaded_before_a_change_gives_way_also_over_the_memory(
     assert lake.state() == dict.fromkeys(range(300), "new") | dict.fromkeys(range(320, 400), "old")
 
 
-def test_a_name_leads_to_no_other_folder(tmp_path: Path) -> None:
+def test_table_name_escapes_no_folder(tmp_path: Path) -> None:
     sink = make_sink("delta", settings_of("delta")(path=str(tmp_path)))
     for name in ("..", "a/../../b", "%2E"):
         target = target_of({"id": "int"}, name=f"`{name}`.`{name}`")
@@ -277,7 +275,7 @@ def test_a_name_leads_to_no_other_folder(tmp_path: Path) -> None:
     assert sink.place(target_of({"id": "int"}, name="a.b")) == f"{tmp_path}/a/b"  # type: ignore[attr-defined]
 
 
-def test_a_delta_table_that_others_change_or_make_anew_between_batches_is_seen_as_it_is(
+def test_delta_table_changed_or_recreated_between_batches_is_read_as_it_is(
     tmp_path: Path,
 ) -> None:
     lake = Lake("delta", tmp_path)
@@ -298,7 +296,7 @@ def test_a_delta_table_that_others_change_or_make_anew_between_batches_is_seen_a
     assert lake.state() == dict.fromkeys(range(1, 6), "d") | {6: "e"}
 
 
-def test_a_log_that_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_log_is_read_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake("delta", tmp_path)
     lake.part(1, 0, changes_of(ORDERS, insert(1, id=1, note="a")))
     with monkeypatch.context() as patch:

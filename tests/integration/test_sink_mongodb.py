@@ -57,7 +57,7 @@ def write(sink: Sink, target: Target, *made: Any, mark: BatchMark = MARK) -> Any
     return receipt
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_keys_change_and_change_places")
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_keys_change_and_swap")
 def test_documents_follow_rows_and_their_keys(server: Mongo, sink: Sink) -> None:
     write(sink, ORDERS, insert(5, id=1, name="a"), insert(5, 1, id=2, name="b"), insert(5, 2, id=3, name="c"))
     for _ in range(2):
@@ -80,8 +80,8 @@ def test_documents_follow_rows_and_their_keys(server: Mongo, sink: Sink) -> None
     ]
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_a_key_of_texts_tells_rows_apart")
-def test_a_key_of_several_columns_is_a_document(server: Mongo, sink: Sink) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_text_keys_distinguish_rows")
+def test_composite_key_is_a_document(server: Mongo, sink: Sink) -> None:
     target = target_of({"shop": "int", "at": "datetime(6)", "note": "text"}, ("shop", "at"))
     moment = datetime(2026, 3, 1, 1, 2, 3, 4)
     write(sink, target, insert(5, shop=1, at=moment, note="a"), insert(5, 1, shop=2, at=moment, note="b"))
@@ -91,8 +91,8 @@ def test_a_key_of_several_columns_is_a_document(server: Mongo, sink: Sink) -> No
     assert found["note"] == "b"
 
 
-@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_comes_back_as_it_was")
-def test_values_are_read_back_as_they_were(server: Mongo, sink: Sink) -> None:
+@pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_is_read_back_unchanged")
+def test_values_are_read_back_unchanged(server: Mongo, sink: Sink) -> None:
     target = target_of(
         {
             "id": "bigint unsigned",
@@ -138,9 +138,9 @@ def test_values_are_read_back_as_they_were(server: Mongo, sink: Sink) -> None:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_sink_lakes.py::test_a_key_that_is_a_zero_date_is_found_again_and_others_stop"
+    guard="tests/integration/test_sink_lakes.py::test_zero_date_key_is_located_again_and_other_invalid_keys_stop"
 )
-def test_what_cannot_be_is_told_by_name(sink: Sink) -> None:
+def test_impossible_value_is_refused_by_name(sink: Sink) -> None:
     with pytest.raises(OptionInvalid, match="has a column _id"):
         sink.prepare(target_of({"id": "int", "_id": "int"}), Evolution.EVOLVE)
     with pytest.raises(ValueMalformed, match="its column day"):

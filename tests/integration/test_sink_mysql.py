@@ -142,9 +142,7 @@ def test_row_locked_for_too_long_reports_a_busy_server(
     assert backend.stored(seats) == []
 
 
-def test_commit_log_holds_each_key_that_was_written(
-    backend: MysqlBackend, database: str, seats: Target
-) -> None:
+def test_commit_log_holds_each_written_key(backend: MysqlBackend, database: str, seats: Target) -> None:
     sink = backend.sink(commit_log=f"{database}.log")
     sink.prepare(seats, Evolution.EVOLVE)
     first = changes_of(seats, insert(1, id=1, seat=1), insert(1, 1, id=2, seat=2))
@@ -170,9 +168,7 @@ def test_plan_shows_the_statements_of_prepare(backend: MysqlBackend, database: s
     assert backend.sql(f"SHOW DATABASES LIKE '{database}'") == []
 
 
-def test_values_that_the_source_should_not_have_are_written_as_they_are(
-    backend: MysqlBackend, database: str
-) -> None:
+def test_unexpected_source_values_are_written_unchanged(backend: MysqlBackend, database: str) -> None:
     columns = {
         "id": "int",
         "kind": "enum('a','b')",

@@ -83,7 +83,7 @@ def is_waiting(backend: PostgresBackend, session: Any) -> bool:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_writer_recovers_from_a_lost_connection_if_it_kept_what_it_wrote(
+def test_writer_recovers_from_a_lost_connection_if_it_kept_its_rows(
     backend: PostgresBackend, schema: str, kept: bool
 ) -> None:
     visits = target_of({"page": "varchar(20)"}, [], name=f"{schema}.visits")

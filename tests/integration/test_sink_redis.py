@@ -95,7 +95,7 @@ def test_values_follow_rows_and_their_keys(server: Redis, client: Any) -> None:
     }
 
 
-def test_a_hash_has_a_field_for_each_value_and_none_for_null(server: Redis, client: Any) -> None:
+def test_hash_has_a_field_for_each_value_and_none_for_null(server: Redis, client: Any) -> None:
     sink = sink_of(server, write="hash", expire="1h")
     write(sink, changes_of(ORDERS, insert(5, id=1, name="a", plan="{}"), insert(5, 1, id=2, plan="[]")))
     write(sink, changes_of(ORDERS, update(6, {"id": 1, "name": "a", "plan": "{}"}, {"id": 1, "name": ""})))
@@ -106,7 +106,7 @@ def test_a_hash_has_a_field_for_each_value_and_none_for_null(server: Redis, clie
     assert 3_500_000 < client.pttl("shop:orders:1") <= 3_600_000
 
 
-def test_keys_and_values_are_made_by_templates(server: Redis, client: Any) -> None:
+def test_keys_and_values_are_rendered_by_templates(server: Redis, client: Any) -> None:
     sink = sink_of(
         server, key="user:{name}", value="{id}/{plan.level}", expire=timedelta(days=1).total_seconds()
     )
@@ -129,7 +129,7 @@ def test_keys_and_values_are_made_by_templates(server: Redis, client: Any) -> No
         sink_of(server, key="user:{nmae}").prepare(ORDERS, Evolution.EVOLVE)
 
 
-def test_a_cache_forgets_what_changed_and_nothing_else(server: Redis, client: Any) -> None:
+def test_cache_deletes_exactly_the_changed_keys(server: Redis, client: Any) -> None:
     sink = sink_of(server, write="invalidate", key="user:{name}")
     for name in ("ann", "bob", "eve", "tom"):
         client.set(f"user:{name}", "cached")
@@ -141,7 +141,7 @@ def test_a_cache_forgets_what_changed_and_nothing_else(server: Redis, client: An
     assert sorted(everything(client)) == ["user:bob", "user:tom"]
 
 
-def test_a_list_has_every_change_in_order(server: Redis, client: Any) -> None:
+def test_list_has_every_change_in_order(server: Redis, client: Any) -> None:
     sink = sink_of(server, write="list")
     assert (sink.keeps_state, sink.delivery) == (False, Delivery.AT_LEAST_ONCE)
     changes = changes_of(
@@ -163,7 +163,7 @@ def test_a_list_has_every_change_in_order(server: Redis, client: Any) -> None:
 @pytest.mark.parametrize(
     "more", [{"write": "list"}, {"key": "o:{id}"}, {"write": "invalidate", "key": "{name}"}]
 )
-def test_image_in_part_is_refused(server: Redis, client: Any, more: dict[str, Any]) -> None:
+def test_partial_image_is_refused(server: Redis, client: Any, more: dict[str, Any]) -> None:
     images = [
         Made("update_preimage", 5, {"id": 1}, absent=("name", "plan")),
         Made("update_postimage", 5, {"name": "b"}, absent=("id", "plan")),
@@ -180,7 +180,7 @@ def test_deleted_rows_may_stay_until_they_expire(server: Redis, client: Any) -> 
     assert everything(client) == {"shop:orders:1": "a"}
 
 
-def test_an_emptied_table_s_keys_go_and_no_others(server: Redis, client: Any) -> None:
+def test_truncation_deletes_only_the_keys_of_its_table(server: Redis, client: Any) -> None:
     client.set("shop:orders_old:1", "other")
     sink = sink_of(server)
     writer = sink.open(MARK, 0)
@@ -193,7 +193,7 @@ def test_an_emptied_table_s_keys_go_and_no_others(server: Redis, client: Any) ->
         sink_of(server, key="{name}").open(MARK, 0).empty(ORDERS, 8)
 
 
-def test_many_commands_are_under_way_at_once(server: Redis, client: Any) -> None:
+def test_many_commands_are_pipelined(server: Redis, client: Any) -> None:
     # Several times what may be under way.
     rows = 25_000
     target = target_of({"id": "int", "name": "text"})
@@ -208,7 +208,7 @@ def test_many_commands_are_under_way_at_once(server: Redis, client: Any) -> None
     assert client.strlen(f"shop:orders:{rows}") == 20_000_000
 
 
-def test_an_answer_that_refuses_names_its_key(server: Redis, client: Any) -> None:
+def test_refused_command_names_its_key(server: Redis, client: Any) -> None:
     client.rpush("shop:orders:7", "a list")
     many = changes_of(ORDERS, *(insert(5, number, id=number, name="a") for number in range(100)))
     with pytest.raises(OptionInvalid, match="WRONGTYPE") as failed:
@@ -216,7 +216,7 @@ def test_an_answer_that_refuses_names_its_key(server: Redis, client: Any) -> Non
     assert failed.value.position == "key 'shop:orders:7'"
 
 
-def test_a_server_without_room_is_worth_another_try(client: Any, server: Redis) -> None:
+def test_server_out_of_memory_is_retryable(client: Any, server: Redis) -> None:
     client.config_set("maxmemory", "1mb")
     try:
         with pytest.raises(ServerBusy, match="OOM"):
@@ -225,7 +225,7 @@ def test_a_server_without_room_is_worth_another_try(client: Any, server: Redis) 
         client.config_set("maxmemory", "0")
 
 
-def test_accounts_and_their_rights(server: Redis, client: Any) -> None:
+def test_accounts_have_restricted_rights(server: Redis, client: Any) -> None:
     client.acl_setuser(
         "loader", enabled=True, passwords=["+secret"], keys=["shop:*"], commands=["+set", "+unlink"]
     )
@@ -248,7 +248,7 @@ def test_accounts_and_their_rights(server: Redis, client: Any) -> None:
         make_sink("redis", settings_of("redis")(url="http://127.0.0.1:1/0")).check()
 
 
-def test_a_server_that_dies_is_told(server: Redis) -> None:
+def test_dead_server_is_reported(server: Redis) -> None:
     with Redis() as another:
         pipeline = redis_connection.connect(settings_of("redis")(url=another.url), None)
         another.kill()
@@ -257,7 +257,7 @@ def test_a_server_that_dies_is_told(server: Redis) -> None:
             pipeline.send(pings, pings)
 
 
-def test_a_node_of_a_cluster_is_found_before_the_start(server: Redis, client: Any) -> None:
+def test_cluster_node_is_refused_before_the_start(server: Redis, client: Any) -> None:
     assert sink_of(server).check() == []
     # The port at which nodes talk is its own, else it is 10,000 above the other, where there may be none.
     with Redis("--cluster-enabled", "yes", "--cluster-port", str(free_port())) as node:
@@ -266,7 +266,7 @@ def test_a_node_of_a_cluster_is_found_before_the_start(server: Redis, client: An
         assert "cluster" in finding.what
 
 
-def test_an_encrypted_connection_knows_its_authority(server: Redis, tmp_path: Path) -> None:
+def test_encrypted_connection_verifies_its_authority(server: Redis, tmp_path: Path) -> None:
     folder, port = tmp_path / "tls", free_port()
     certificate.make(folder)
     files = {"ca-cert": "authority.pem", "cert": "server.pem", "key": "server-key.pem"}
@@ -282,7 +282,7 @@ def test_an_encrypted_connection_knows_its_authority(server: Redis, tmp_path: Pa
             make_sink("redis", settings(url=url)).check()
 
 
-def test_a_table_without_a_key_needs_a_template(server: Redis) -> None:
+def test_keyless_table_needs_a_template(server: Redis) -> None:
     keyless: Target = target_of({"id": "int"}, ())
     with pytest.raises(OptionInvalid, match="no primary key"):
         sink_of(server).prepare(keyless, Evolution.EVOLVE)

@@ -146,7 +146,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @on_both
-def test_a_daemon_gives_the_rows_of_the_servers_files(served: Served) -> None:
+def test_daemon_returns_the_rows_of_the_servers_files(served: Served) -> None:
     source = opened(served.url)
     head, rows = source.head(), rows_of(source)
     files = binlogs(served.server)
@@ -158,7 +158,7 @@ def test_a_daemon_gives_the_rows_of_the_servers_files(served: Served) -> None:
 
 
 @on_one
-def test_every_range_may_be_fetched_at_once(served: Served) -> None:
+def test_ranges_may_be_fetched_concurrently(served: Served) -> None:
     source = opened(served.url)
     whole = rows_of(source)
     ranges = []
@@ -176,7 +176,7 @@ def test_every_range_may_be_fetched_at_once(served: Served) -> None:
 
 
 @on_one
-def test_read_binlog_and_inspect_take_a_url(served: Served) -> None:
+def test_read_binlog_and_inspect_accept_a_url(served: Served) -> None:
     batches = read_binlog(served.url, tables="shop.orders", columns=["id"], changes=["delete"])
     assert [row for batch in batches for row in pyarrow.record_batch(batch).to_pylist()] == []
     done = penstock("inspect", served.url, "--transactions", "--json")
@@ -185,7 +185,7 @@ def test_read_binlog_and_inspect_take_a_url(served: Served) -> None:
 
 
 @on_one
-def test_an_instance_shows_its_own_tables_to_readers_who_name_none(served: Served, tmp_path: Path) -> None:
+def test_instance_shows_its_own_tables_by_default(served: Served, tmp_path: Path) -> None:
     instance = {"source": served.server.url(), "start": "earliest", "exclude_tables": ["shop.orders"]}
     with DaemonProcess(tmp_path, {"instances": {"shop": instance}}) as daemon:
         daemon.wait_for_head(*head_of(served.server))
@@ -199,7 +199,7 @@ def penstock(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @on_both
-def test_a_start_by_gtid_set_or_time_is_found_by_the_daemon(served: Served) -> None:
+def test_start_by_gtid_set_or_time_is_located_by_the_daemon(served: Served) -> None:
     source = opened(served.url)
     second = source.extents()[1].position
     found = source.find_gtid_set(source.gtid_set(second))
@@ -210,7 +210,7 @@ def test_a_start_by_gtid_set_or_time_is_found_by_the_daemon(served: Served) -> N
 
 
 @on_both
-def test_definitions_are_asked_of_the_daemon(served: Served) -> None:
+def test_definitions_are_requested_from_the_daemon(served: Served) -> None:
     source, orders = opened(served.url), TableName("shop", "orders")
     second = source.extents()[1]
     early = source.schema_history(second.position, orders).schema("shop", "orders")
@@ -224,7 +224,7 @@ def test_definitions_are_asked_of_the_daemon(served: Served) -> None:
 
 
 @on_one
-def test_definition_given_by_hand_counts_from_its_position(served: Served, tmp_path: Path) -> None:
+def test_supplied_definition_applies_from_its_position(served: Served, tmp_path: Path) -> None:
     source, ghost = opened(served.url), TableName("shop", "ghost")
     second = source.extents()[1].position
     ddl = tmp_path / "ghost.sql"
@@ -245,7 +245,7 @@ def test_definition_given_by_hand_counts_from_its_position(served: Served, tmp_p
 
 
 @on_one
-def test_what_the_daemon_refuses_is_raised_as_it_was(served: Served) -> None:
+def test_error_of_the_daemon_is_raised_unchanged(served: Served) -> None:
     later = opened(url_of(served.later))
     earliest = opened(served.url).earliest()
     with pytest.raises(PositionPurged, match=r"begins with .*:\d+") as told:
@@ -266,7 +266,7 @@ def test_what_the_daemon_refuses_is_raised_as_it_was(served: Served) -> None:
 
 
 @on_one
-def test_a_port_where_no_daemon_is_says_so(served: Served) -> None:
+def test_port_without_a_daemon_is_reported(served: Served) -> None:
     with pytest.raises(ConnectionLost, match="does not answer") as told:
         opened("penstock://127.0.0.1:1/shop").head()
     assert "penstock serve" in str(told.value)
@@ -276,7 +276,7 @@ def test_a_port_where_no_daemon_is_says_so(served: Served) -> None:
 
 
 @on_one
-def test_a_token_opens_a_daemon_and_is_never_shown(served: Served, tmp_path: Path) -> None:
+def test_token_authorizes_a_reader_and_is_never_shown(served: Served, tmp_path: Path) -> None:
     listen = {"token": "s3cret/token"}
     with daemon_of(tmp_path, served.server, listen=listen) as daemon:
         daemon.token = listen["token"]
@@ -307,7 +307,7 @@ def test_a_token_opens_a_daemon_and_is_never_shown(served: Served, tmp_path: Pat
 
 
 @on_one
-def test_tls_proves_the_daemon(served: Served, tmp_path: Path) -> None:
+def test_tls_authenticates_the_daemon(served: Served, tmp_path: Path) -> None:
     folder = tmp_path / "certificate"
     certificate.make(folder)
     listen = {"tls": {"cert": str(folder / "server.pem"), "key": str(folder / "server-key.pem")}}
@@ -339,7 +339,7 @@ def test_tls_proves_the_daemon(served: Served, tmp_path: Path) -> None:
         ("penstocks://[::1]:8/shop/", (("::1", 8),), "shop"),
     ],
 )
-def test_an_address_is_read(url: str, hosts: tuple[tuple[str, int], ...], instance: str) -> None:
+def test_address_is_parsed(url: str, hosts: tuple[tuple[str, int], ...], instance: str) -> None:
     found = DaemonAddress.parse(url)
     assert found.hosts == hosts
     assert found.instance == instance
@@ -358,13 +358,13 @@ def test_an_address_is_read(url: str, hosts: tuple[tuple[str, int], ...], instan
         "penstocks://a/shop?ssl_mode=disabled",
     ],
 )
-def test_an_address_that_cannot_be_read_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(OptionInvalid) as told:
         SourceOptions.parse(url)
     assert "t0k3n" not in str(told.value)
 
 
-def test_a_secret_for_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_secret_for_another_service_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionInvalid, match="a token is for a daemon"):
         SourceOptions.parse(str(tmp_path), token="x")
     with pytest.raises(OptionInvalid, match="for a database server"):
@@ -375,7 +375,7 @@ def test_a_secret_for_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 @on_one
-def test_a_connection_cut_anywhere_costs_no_row_and_doubles_none(served: Served) -> None:
+def test_connection_cut_anywhere_loses_and_duplicates_no_row(served: Served) -> None:
     whole = rows_of(opened(served.url))
     with Proxy(served.whole.port) as proxy:
         for after in (400, 5_000, 150_000, 400_000):
@@ -393,7 +393,7 @@ def test_a_connection_cut_anywhere_costs_no_row_and_doubles_none(served: Served)
 
 
 @on_one
-def test_a_question_is_asked_again(served: Served) -> None:
+def test_question_is_retried(served: Served) -> None:
     with Proxy(served.whole.port) as proxy:
         source = opened(url_of(served.whole, proxy.port))
         head = source.head()
@@ -424,13 +424,13 @@ def test_another_daemon_takes_over_in_the_middle_of_a_range(served: Served) -> N
 
 
 @on_one
-def test_the_first_of_several_daemons_may_be_down(served: Served) -> None:
+def test_first_of_several_daemons_may_be_down(served: Served) -> None:
     hosts = f"penstock://127.0.0.1:1,127.0.0.1:{served.whole.port}/shop"
     assert rows_of(opened(hosts)) == rows_of(opened(served.url))
 
 
 @on_one
-def test_a_daemon_that_is_behind_is_waited_for_and_then_told(served: Served) -> None:
+def test_lagging_daemon_is_waited_for_and_then_reported(served: Served) -> None:
     whole = opened(served.url)
     source = open_source(replace(whole.options, reconnect_tries=2))
     last = source.extents()[-1]
@@ -443,7 +443,7 @@ def test_a_daemon_that_is_behind_is_waited_for_and_then_told(served: Served) -> 
 
 
 @on_one
-def test_daemons_that_number_epochs_differently_are_interchangeable(served: Served, tmp_path: Path) -> None:
+def test_daemons_with_different_epoch_numbers_are_interchangeable(served: Served, tmp_path: Path) -> None:
     head = opened(served.url).head()
     gtid_set = opened(served.url).gtid_set(head)
     folder = tmp_path / "log"

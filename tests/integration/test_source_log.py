@@ -152,7 +152,7 @@ def rows_in_files(kept: Kept, start: Position | None = None, end: Position | Non
 # --- The same rows --------------------------------------------------------------------------
 
 
-def test_a_log_gives_the_rows_of_its_files(kept: Kept) -> None:
+def test_log_returns_the_rows_of_its_files(kept: Kept) -> None:
     log = kept.log()
     segments = list(kept.folder.glob("*/*.binlog"))
     assert len(segments) > len(log.extents()) >= 3, "files lie in several segments"
@@ -161,7 +161,7 @@ def test_a_log_gives_the_rows_of_its_files(kept: Kept) -> None:
     assert {row[3] for row in rows} == {"shop.orders", "shop.gone", "shop.late"}
 
 
-def test_read_binlog_takes_a_folder_and_needs_no_schema(kept: Kept) -> None:
+def test_read_binlog_accepts_a_folder_and_needs_no_schema(kept: Kept) -> None:
     batches = list(read_binlog(kept.folder, tables="shop.gone"))
     rows = [row for batch in batches for row in pyarrow.record_batch(batch).to_pylist()]
     assert [(row["id"], row["word"]) for row in rows] == [(1, "one"), (2, "two")]
@@ -182,7 +182,7 @@ def test_ranges_may_be_cut_anywhere(kept: Kept) -> None:
         assert rows_of(log, ranges) == whole
 
 
-def test_positions_are_those_of_the_server(kept: Kept) -> None:
+def test_positions_equal_those_of_the_server(kept: Kept) -> None:
     log = kept.log()
     for position, gtid_set in each(boundaries(kept.files)):
         assert log.gtid_set(position) == gtid_set
@@ -191,14 +191,14 @@ def test_positions_are_those_of_the_server(kept: Kept) -> None:
         assert all(one.stop is not None for one in ranges)
 
 
-def test_a_gtid_set_is_found_through_the_indexes(kept: Kept) -> None:
+def test_gtid_set_is_located_through_the_indexes(kept: Kept) -> None:
     log = kept.log()
     for position, gtid_set in each(boundaries(kept.files)):
         bounds = locate_bounds(log, parse_bound(f"gtid:{gtid_set}"), None)
         assert rows_of(log, log.split(bounds.start), bounds) == rows_in_files(kept, position)
 
 
-def test_a_time_is_found_through_the_indexes(kept: Kept) -> None:
+def test_time_is_located_through_the_indexes(kept: Kept) -> None:
     log = kept.log()
     times = sorted({row["_commit_timestamp"] for row in read_rows(log, "shop.orders")})
     for moment in (times[0], times[len(times) // 2], times[-1]):
@@ -217,7 +217,7 @@ def read_rows(source: Source, table: str) -> list[dict[str, object]]:
     ]
 
 
-def test_limits_end_where_they_do_in_the_files(kept: Kept) -> None:
+def test_limits_end_at_the_same_position_as_in_the_files(kept: Kept) -> None:
     log = kept.log()
     start, end = log.earliest(), log.head()
     for limits in ({"rows_max": 1}, {"rows_max": 500}, {"bytes_max": 1}, {"bytes_max": 300_000}):
@@ -226,7 +226,7 @@ def test_limits_end_where_they_do_in_the_files(kept: Kept) -> None:
         assert start < found <= end
 
 
-def test_a_files_first_position_is_taken_though_the_log_keeps_its_head_apart(kept: Kept) -> None:
+def test_first_position_of_a_file_is_accepted_despite_a_separate_head(kept: Kept) -> None:
     log = kept.log()
     second = log.extents()[1]
     assert second.start > 4
@@ -234,7 +234,7 @@ def test_a_files_first_position_is_taken_though_the_log_keeps_its_head_apart(kep
     assert rows_of(log, log.split(replace(log.earliest(), offset=4))) == all_rows(log)
 
 
-def test_compressed_segments_read_alike(kept: Kept, tmp_path: Path) -> None:
+def test_compressed_segments_read_the_same(kept: Kept, tmp_path: Path) -> None:
     rows = all_rows(kept.log())
     folder = copied(kept.folder, tmp_path)
     with Log.open(folder) as log:
@@ -246,7 +246,7 @@ def test_compressed_segments_read_alike(kept: Kept, tmp_path: Path) -> None:
     assert rows_of(source, source.split()) == rows
 
 
-def test_a_copy_below_a_url_reads_alike(kept: Kept) -> None:
+def test_copy_below_a_url_reads_the_same(kept: Kept) -> None:
     source = open_source(SourceOptions.parse(f"file://{kept.folder}"))
     assert source.instance == "shop"
     assert all_rows(source) == all_rows(kept.log())
@@ -264,7 +264,7 @@ def copied(folder: Path, to: Path) -> Path:
 # --- What is not there ----------------------------------------------------------------------
 
 
-def test_a_place_that_the_log_does_not_have_is_refused_by_name(kept: Kept, tmp_path: Path) -> None:
+def test_position_missing_from_the_log_is_refused_by_name(kept: Kept, tmp_path: Path) -> None:
     second = kept.files.extents()[1]
     begin = boundaries_in(kept.files, second.file)[3]
     with open_log(tmp_path / "shop") as log:
@@ -294,7 +294,7 @@ def boundaries_in(files: FileSource, file: str) -> list[Position]:
     ]
 
 
-def test_a_missing_file_is_a_gap_by_name(kept: Kept, tmp_path: Path) -> None:
+def test_missing_file_is_named_as_a_gap(kept: Kept, tmp_path: Path) -> None:
     first, second, third = (extent.file for extent in kept.files.extents()[:3])
     with open_log(tmp_path / "shop") as log:
         keep(log, kept.server, kept.files, names=[first, third])
@@ -309,7 +309,7 @@ def test_a_missing_file_is_a_gap_by_name(kept: Kept, tmp_path: Path) -> None:
     assert second not in {one.file for one in LogReader.open(tmp_path / "shop").extents()}
 
 
-def test_a_gap_inside_a_file_is_refused(kept: Kept, tmp_path: Path) -> None:
+def test_gap_inside_a_file_is_refused(kept: Kept, tmp_path: Path) -> None:
     file = kept.files.extents()[0].file
     places = boundaries_in(kept.files, file)
     with open_log(tmp_path / "shop") as log:
@@ -323,7 +323,7 @@ def test_a_gap_inside_a_file_is_refused(kept: Kept, tmp_path: Path) -> None:
     assert rows_of(source, source.split(places[7]), None, kept.log()) == rows_in_files(kept, places[7])
 
 
-def test_a_files_missing_end_shows_by_its_gtids(kept: Kept, tmp_path: Path) -> None:
+def test_missing_end_of_a_file_is_detected_by_gtids(kept: Kept, tmp_path: Path) -> None:
     first, second = (extent.file for extent in kept.files.extents()[:2])
     place = boundaries_in(kept.files, first)[-3]
     with open_log(tmp_path / "shop") as log:
@@ -334,7 +334,7 @@ def test_a_files_missing_end_shows_by_its_gtids(kept: Kept, tmp_path: Path) -> N
         source.split()
 
 
-def test_an_empty_folder_and_an_empty_log_say_so(kept: Kept, tmp_path: Path) -> None:
+def test_empty_folder_and_empty_log_are_reported(kept: Kept, tmp_path: Path) -> None:
     with open_log(tmp_path / "shop") as log:
         log.begin_epoch(
             epoch=0,
@@ -353,7 +353,7 @@ def test_an_empty_folder_and_an_empty_log_say_so(kept: Kept, tmp_path: Path) -> 
 # --- A log that grows -----------------------------------------------------------------------
 
 
-def test_a_reader_beside_the_writer_sees_whole_transactions_and_then_more(kept: Kept, tmp_path: Path) -> None:
+def test_reader_beside_the_writer_sees_whole_transactions_as_they_arrive(kept: Kept, tmp_path: Path) -> None:
     file = kept.files.extents()[0].file
     places = boundaries_in(kept.files, file)
     with open_log(tmp_path / "shop") as log:
@@ -426,7 +426,7 @@ def run_as(server: Server, uuid: str, number: int, statement: str) -> None:
     server.client(f"SET GTID_NEXT='{uuid}:{number}'; {statement}; SET GTID_NEXT='AUTOMATIC';")
 
 
-def test_reading_goes_on_over_a_change_of_the_server(failed_over: Path) -> None:
+def test_reading_continues_across_a_change_of_the_server(failed_over: Path) -> None:
     source = open_source(SourceOptions.parse(failed_over))
     assert isinstance(source, LogSource)
     rows = [row for row in all_rows(source) if row[3] == "shop.t"]
@@ -440,7 +440,7 @@ def test_reading_goes_on_over_a_change_of_the_server(failed_over: Path) -> None:
     assert source.head().epoch == 1
 
 
-def test_a_batch_may_begin_and_end_in_different_epochs(failed_over: Path) -> None:
+def test_batch_may_start_and_end_in_different_epochs(failed_over: Path) -> None:
     source = open_source(SourceOptions.parse(failed_over))
     whole = all_rows(source)
     first, second = source.extents()
@@ -456,7 +456,7 @@ def test_a_batch_may_begin_and_end_in_different_epochs(failed_over: Path) -> Non
     assert step > 8
 
 
-def test_epochs_are_numbered_as_the_reader_asks(failed_over: Path) -> None:
+def test_epochs_are_numbered_as_the_reader_requests(failed_over: Path) -> None:
     source = open_source(SourceOptions.parse(failed_over))
     assert isinstance(source, LogSource)
     (_, first), (_, second) = source.epochs()
@@ -469,7 +469,7 @@ def test_epochs_are_numbered_as_the_reader_asks(failed_over: Path) -> None:
         open_source(replace(source.options, epochs=((0, "nobody"),))).head()
 
 
-def test_a_stream_finds_its_batches_in_the_log_of_another_server(failed_over: Path) -> None:
+def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Path) -> None:
     def log_of(name: str, **limits: int) -> KeptStreamLog:
         source = SourceOptions.parse(failed_over.parent / name)
         return KeptStreamLog(ReadSettings(source, TablePatterns("shop.t"), "typed", **limits))
@@ -549,7 +549,7 @@ def penstock(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
 
 
-def test_inspect_takes_a_log_folder(kept: Kept) -> None:
+def test_inspect_accepts_a_log_folder(kept: Kept) -> None:
     done = penstock("inspect", str(kept.folder), "--rows", "--tables", "shop.gone", "--json")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["word"] for line in done.stdout.splitlines()] == ["one", "two"]
@@ -574,7 +574,7 @@ def test_schema_shows_the_definition_of_a_position(kept: Kept) -> None:
     assert "shop.nothing" in missing.stderr
 
 
-def test_every_error_of_a_log_has_a_way_out(kept: Kept) -> None:
+def test_every_error_of_a_log_has_a_hint(kept: Kept) -> None:
     source = kept.log()
     for ask in (
         lambda: source.split(Position(7, "mysql-bin.000001", 4)),

@@ -42,7 +42,7 @@ def read_files(spark: SparkSession, server: Server, table: str, start: str, **op
     return reader.load(f"{server.data_directory}/mysql-bin.0*")
 
 
-def test_files_and_the_server_they_come_from_give_the_same_typed_rows(
+def test_files_and_their_server_return_the_same_typed_rows(
     spark: SparkSession,  # noqa: F811
     server: Server,
     fresh_database: FreshDatabase,
@@ -58,7 +58,7 @@ def test_files_and_the_server_they_come_from_give_the_same_typed_rows(
     assert rows_of(files, *columns, "_commit_version") == rows_of(live, *columns, "_commit_version")
 
 
-def test_a_read_starts_and_ends_at_a_position_a_gtid_set_or_a_time(
+def test_read_starts_and_ends_at_a_position_a_gtid_set_or_a_time(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -78,7 +78,7 @@ def test_a_read_starts_and_ends_at_a_position_a_gtid_set_or_a_time(
         assert rows_of(reader.load(), "id", "_change_type")[-1] == (2, "delete"), ends
 
 
-def test_a_folder_of_compressed_files_reads_as_the_plain_ones(
+def test_folder_of_compressed_files_reads_the_same(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -121,7 +121,7 @@ def test_columns_are_pruned_before_they_are_decoded(
     assert sorted(map(tuple, frame.collect()))[0] == (1, Decimal("1.25"), "insert")
 
 
-def test_a_column_the_table_has_not_is_refused_by_name(
+def test_column_missing_from_the_table_is_refused_by_name(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -145,7 +145,7 @@ def test_a_column_the_table_has_not_is_refused_by_name(
         ("_change_type LIKE 'update%' OR id = 2", 4),
     ],
 )
-def test_filters_that_are_pushed_down_leave_the_same_rows(
+def test_pushed_down_filters_return_the_same_rows(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -157,7 +157,7 @@ def test_filters_that_are_pushed_down_leave_the_same_rows(
     assert frame.where(condition).count() == count
 
 
-def test_a_filter_on_the_change_type_is_taken_over_whole(
+def test_filter_on_the_change_type_is_pushed_down_completely(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -168,7 +168,7 @@ def test_a_filter_on_the_change_type_is_taken_over_whole(
     assert "Filter" not in plan.replace("RuntimeFilters", "").replace("PushedFilters", "")
 
 
-def test_a_table_altered_in_the_files_has_its_newest_columns(
+def test_table_altered_in_the_files_has_its_newest_columns(
     spark: SparkSession,  # noqa: F811
     server: Server,
     fresh_database: FreshDatabase,
@@ -182,7 +182,7 @@ def test_a_table_altered_in_the_files_has_its_newest_columns(
     assert rows[-1] == (9, "hello", None)
 
 
-def test_definitions_from_a_schema_file_serve_where_the_log_has_none(
+def test_schema_file_provides_definitions_missing_from_the_log(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -218,7 +218,7 @@ def test_definitions_from_a_schema_file_serve_where_the_log_has_none(
         ({"source": "mysql://h", "tables": "a.b"}, "source and a path are both given"),
     ],
 )
-def test_an_option_that_is_wrong_is_refused_by_name(
+def test_invalid_option_is_refused_by_name(
     spark: SparkSession,  # noqa: F811
     options: dict[str, str],
     message: str,
@@ -228,7 +228,7 @@ def test_an_option_that_is_wrong_is_refused_by_name(
         spark.read.format("penstock").options(**options).load(str(tmp_path))
 
 
-def test_a_password_shows_in_no_plan_and_no_error(
+def test_plans_and_errors_show_no_password(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -257,7 +257,7 @@ def test_a_password_shows_in_no_plan_and_no_error(
     assert secret not in printed.out + printed.err
 
 
-def test_a_damaged_file_stops_by_name_and_position(
+def test_damaged_file_is_refused_by_name_and_position(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,

@@ -52,7 +52,7 @@ def bare_python(directory: Path) -> str:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_batch.py::test_files_and_the_server_they_come_from_give_the_same_typed_rows"
+    guard="tests/integration/test_spark_batch.py::test_files_and_their_server_return_the_same_typed_rows"
 )
 @pytest.mark.slow
 def test_two_workers_whose_python_has_only_pyarrow_read_with_a_packed_archive(

@@ -16,10 +16,10 @@ EXPECTED = [[1, "insert"], [2, "insert"], [1, "update_preimage"], [1, "update_po
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.slow
-def test_a_connect_session_reads_batches_envelopes_and_streams(
+def test_connect_session_reads_batches_envelopes_and_streams(
     mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     start, database = head_of(mysql_server), fresh_database(mysql_server)

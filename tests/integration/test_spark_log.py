@@ -80,7 +80,7 @@ def stream_of(session: SparkSession, source: str, table: str, **options: object)
     return session.readStream.format("penstock").options(**given).load()
 
 
-def test_a_batch_takes_old_rows_with_the_definition_of_their_time(
+def test_batch_reads_old_rows_with_the_definition_of_their_time(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
 ) -> None:
@@ -105,7 +105,7 @@ def test_many_tasks_fetch_disjoint_ranges(
     assert frame.select("_commit_version").distinct().count() == ROWS + 2
 
 
-def test_a_batch_starts_where_it_is_told(
+def test_batch_starts_at_its_position(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_batch_starts_where_it_is_told(
     assert rows_of(frame, "id") == [(row[0],) for row in whole[:10]]
 
 
-def test_a_stream_goes_on_at_another_daemon_of_the_same_server(
+def test_stream_continues_at_another_daemon_of_the_same_server(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
     tmp_path: Path,
@@ -144,7 +144,7 @@ def test_a_stream_goes_on_at_another_daemon_of_the_same_server(
     assert [row[0] for row in collected.rows] == [0, 1, 10, 11, 20, 21]
 
 
-def test_a_running_stream_follows_a_daemon(
+def test_running_stream_follows_a_daemon(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
     tmp_path: Path,
@@ -170,9 +170,9 @@ def test_a_running_stream_follows_a_daemon(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_log.py::test_a_stream_goes_on_at_another_daemon_of_the_same_server"
+    guard="tests/integration/test_spark_log.py::test_stream_continues_at_another_daemon_of_the_same_server"
 )
-def test_a_stream_goes_on_at_a_daemon_of_another_server_by_gtid(
+def test_stream_continues_at_a_daemon_of_another_server_by_gtid(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
     tmp_path: Path,
@@ -211,7 +211,7 @@ def replicate(server: Server, replica: Server) -> None:
     replica.client(dump.stdout, "--binary-mode")
 
 
-def test_a_stream_that_only_a_purged_log_could_serve_stops_by_name(
+def test_stream_with_only_a_purged_log_is_refused_by_name(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
     tmp_path: Path,

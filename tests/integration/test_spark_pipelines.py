@@ -44,10 +44,10 @@ def query(address: str, *statements: str) -> list[list[list[object]]]:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_stream_goes_on_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
 )
 @pytest.mark.slow
-def test_auto_cdc_keeps_the_present_rows_and_their_history_over_two_runs(
+def test_auto_cdc_keeps_current_rows_and_their_history_over_two_runs(
     mysql_server: Server, fresh_database: FreshDatabase, missing_part: MissingPart, tmp_path: Path
 ) -> None:
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 3):

@@ -20,7 +20,7 @@ from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 
-def test_a_stream_s_worker_is_waited_for_as_long_as_the_tests_say(
+def test_stream_worker_timeout_comes_from_the_test_configuration(
     spark: SparkSession,  # noqa: F811
 ) -> None:
     found = spark._jvm.java.lang.ClassLoader.getSystemResource(WORKERS).toString()
@@ -28,7 +28,7 @@ def test_a_stream_s_worker_is_waited_for_as_long_as_the_tests_say(
 
 
 @pytest.mark.deep(keep=("mysql",))
-def test_a_stream_goes_on_exactly_where_its_checkpoint_ends(
+def test_stream_continues_exactly_where_its_checkpoint_ends(
     spark: SparkSession,  # noqa: F811
     server: Server,
     fresh_database: FreshDatabase,
@@ -44,7 +44,7 @@ def test_a_stream_goes_on_exactly_where_its_checkpoint_ends(
     assert collected.rows == [(number, "insert") for number in range(1, 7)]
 
 
-def test_a_running_stream_sees_what_is_committed_after_its_start(
+def test_running_stream_sees_commits_after_its_start(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -68,7 +68,7 @@ def test_a_running_stream_sees_what_is_committed_after_its_start(
 @pytest.mark.parametrize(
     ("limit", "transactions_max"), [({"maxRowsPerTrigger": 10}, 5), ({"maxBytesPerTrigger": "1k"}, 4)]
 )
-def test_a_trigger_takes_no_more_than_its_limit_and_whole_transactions(
+def test_trigger_reads_whole_transactions_within_its_limit(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -91,7 +91,7 @@ def test_a_trigger_takes_no_more_than_its_limit_and_whole_transactions(
         assert all(batch.count(version) == 2 for version in batch), "a transaction is cut between batches"
 
 
-def test_a_transaction_over_the_limit_comes_alone_and_whole(
+def test_transaction_over_the_limit_is_read_alone_and_whole(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -108,7 +108,7 @@ def test_a_transaction_over_the_limit_comes_alone_and_whole(
     assert [len(batch) for batch in collected.batches.values() if batch] == [50]
 
 
-def test_an_added_column_stops_the_stream_and_a_restart_takes_it(
+def test_added_column_stops_the_stream_and_a_restart_accepts_it(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
@@ -133,7 +133,7 @@ def purged_to_the_last(server: Server) -> bool:
     return len(server.binlog_files()) == 1
 
 
-def test_a_purged_position_stops_the_stream_unless_loss_is_allowed(
+def test_purged_position_stops_the_stream_unless_loss_is_allowed(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
     tmp_path: Path,
@@ -153,9 +153,9 @@ def test_a_purged_position_stops_the_stream_unless_loss_is_allowed(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_purged_position_stops_the_stream_unless_loss_is_allowed"
+    guard="tests/integration/test_spark_stream.py::test_purged_position_stops_the_stream_unless_loss_is_allowed"
 )
-def test_a_log_begun_anew_stops_the_stream_or_starts_an_epoch(
+def test_restarted_log_stops_the_stream_or_starts_an_epoch(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
     tmp_path: Path,
@@ -183,9 +183,9 @@ def replaced_by_a_copy(server: Server, directory: Path) -> Server:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_log.py::test_a_stream_goes_on_at_another_daemon_of_the_same_server"
+    guard="tests/integration/test_spark_log.py::test_stream_continues_at_another_daemon_of_the_same_server"
 )
-def test_another_server_is_gone_on_from_by_gtid_in_a_new_epoch(
+def test_another_server_is_followed_by_gtid_in_a_new_epoch(
     spark: SparkSession,  # noqa: F811
     start_server: StartServer,
     tmp_path: Path,
@@ -210,7 +210,7 @@ def test_another_server_is_gone_on_from_by_gtid_in_a_new_epoch(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_a_purged_position_stops_the_stream_unless_loss_is_allowed"
+    guard="tests/integration/test_spark_stream.py::test_purged_position_stops_the_stream_unless_loss_is_allowed"
 )
 def test_another_server_without_gtids_stops_the_stream_by_name(
     spark: SparkSession,  # noqa: F811
@@ -233,7 +233,7 @@ def test_another_server_without_gtids_stops_the_stream_by_name(
 
 
 @pytest.mark.deep(keep=("mysql",))
-def test_an_envelope_stream_holds_all_tables_and_becomes_typed_on_executors(
+def test_envelope_stream_holds_all_tables_and_is_decoded_on_executors(
     spark: SparkSession,  # noqa: F811
     server: Server,
     fresh_database: FreshDatabase,
@@ -271,7 +271,7 @@ def test_an_envelope_stream_holds_all_tables_and_becomes_typed_on_executors(
     ]
 
 
-def test_a_stream_over_a_folder_takes_up_new_files(
+def test_stream_over_a_folder_reads_new_files(
     spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,

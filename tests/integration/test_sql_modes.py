@@ -23,7 +23,7 @@ _STATEMENTS = (
 _MODES = "REAL_AS_FLOAT,ANSI_QUOTES,NO_BACKSLASH_ESCAPES"
 
 
-def test_statements_are_read_under_the_sql_mode_of_their_session(
+def test_statements_are_parsed_under_the_sql_mode_of_their_session(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)

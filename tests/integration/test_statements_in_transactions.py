@@ -39,7 +39,7 @@ def parts_of(source: CutSource, file: Path) -> list[tuple[str, int] | tuple[str,
     return parts
 
 
-def test_rows_of_the_statements_own_transaction_are_not_emptied(
+def test_rows_of_the_statements_own_transaction_are_kept(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)

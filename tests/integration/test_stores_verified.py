@@ -62,9 +62,9 @@ def store(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_pipeline_verify.py::test_what_differs_is_found_though_the_source_went_on"
+    guard="tests/integration/test_pipeline_verify.py::test_differences_are_reported_despite_an_advancing_source"
 )
-def test_what_differs_is_found_and_mended(
+def test_differences_are_reported_and_repaired(
     store: Any, mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database = fresh_database(mysql_server)
@@ -96,10 +96,10 @@ _NOT_HELD = {
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_comparison.py::test_a_value_that_a_target_cannot_hold_is_expected_to_be_null"
+    guard="tests/unit/test_pipeline_comparison.py::test_value_that_a_target_cannot_hold_is_expected_to_be_null"
 )
 @pytest.mark.parametrize("kind", sorted(_NOT_HELD))
-def test_values_that_a_target_cannot_hold_are_told_apart_from_differences(
+def test_values_that_a_target_cannot_hold_are_distinguished_from_differences(
     kind: str,
     mysql_server: Server,
     fresh_database: FreshDatabase,

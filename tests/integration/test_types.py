@@ -373,7 +373,7 @@ def setting(server: Server, name: str, value: str) -> Iterator[None]:
 
 
 @on_each(CASES)
-def test_every_value_is_what_the_client_shows(
+def test_every_value_equals_the_clients_text(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
     server, case = server_of(flavor), CASES[name]
@@ -389,7 +389,7 @@ OF_MARIADB = {name for name, case in CASES.items() if "mysql" not in case.flavor
 
 
 @on_each({name: case for name, case in CASES.items() if name not in OF_MARIADB})
-def test_the_log_alone_is_enough_where_its_metadata_is_full(
+def test_log_alone_is_enough_with_full_metadata(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
     server, case = server_of(flavor), CASES[name]
@@ -399,7 +399,7 @@ def test_the_log_alone_is_enough_where_its_metadata_is_full(
 
 @pytest.mark.parametrize("name", ["dates", "times", "datetimes", "timestamps"])
 @pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
-def test_mariadb_fractions_of_before_5_6_are_read_by_the_declared_type(
+def test_mariadb_fractions_before_5_6_are_read_by_the_declared_type(
     server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
     server, case = server_of(flavor), CASES[name]

@@ -35,7 +35,7 @@ FOR_WORK = ("test", "check", "bench")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_product_requires_what_it_imports_and_nothing_else() -> None:
+def test_product_requires_exactly_its_imports() -> None:
     imported = distributions("src")
     always = names(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
@@ -44,7 +44,7 @@ def test_the_product_requires_what_it_imports_and_nothing_else() -> None:
     assert "pyspark" in names(extras["spark"])
 
 
-def test_the_extras_hold_what_tests_tools_and_demo_import() -> None:
+def test_extras_contain_the_imports_of_tests_tools_and_demo() -> None:
     required = names(PROJECT["dependencies"])
     for extra in PROJECT["optional-dependencies"].values():
         required |= names(extra)
@@ -62,7 +62,7 @@ def test_versions_of_rust_dependencies_stand_in_the_workspace_alone() -> None:
     assert used == set(tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["dependencies"])
 
 
-def test_a_crate_requires_what_it_uses_and_nothing_else() -> None:
+def test_crate_requires_exactly_its_imports() -> None:
     for crate in ("kernel", "bridge"):
         folder = ROOT / "native" / crate
         required = set(tomllib.loads((folder / "Cargo.toml").read_text())["dependencies"])

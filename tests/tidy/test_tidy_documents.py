@@ -18,14 +18,14 @@ PATH_WORD = re.compile(r"`((?:src|native|tests|bench|docs|tools|demo|examples)/[
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
-def test_a_document_has_one_title(path: Path) -> None:
+def test_document_has_one_title(path: Path) -> None:
     text = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^# .+", text, re.MULTILINE)
     assert len(titles) == 1, titles
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
-def test_what_a_document_cites_exists(path: Path) -> None:
+def test_document_references_exist(path: Path) -> None:
     text = path.read_text()
     cited = [(ROOT / found[0], found[1]) for found in CITATION.findall(text)]
     missing = [f"{name_of(where)}::{symbol}" for where, symbol in cited if not defines(where, symbol)]
@@ -35,7 +35,7 @@ def test_what_a_document_cites_exists(path: Path) -> None:
     assert not missing, missing
 
 
-def test_the_architecture_follows_a_row_by_its_symbols() -> None:
+def test_architecture_traces_a_row_through_existing_symbols() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     life = text[text.index("## The life of one row") : text.index("## Sources of truth")]
     steps = re.findall(r"^\d+\. ", life, re.MULTILINE)
@@ -43,7 +43,7 @@ def test_the_architecture_follows_a_row_by_its_symbols() -> None:
     assert len(CITATION.findall(life)) >= len(steps)
 
 
-def test_every_invariant_names_the_test_that_holds_it() -> None:
+def test_every_invariant_names_its_test() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     part = text[text.index("## Invariants") :]
     part = part[: part.index("\n## ", 3)]
@@ -54,13 +54,13 @@ def test_every_invariant_names_the_test_that_holds_it() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
-def test_a_generated_page_is_fresh(name: str) -> None:
+def test_generated_page_is_fresh(name: str) -> None:
     page = ROOT / "docs/reference" / name
     assert page.exists(), "run: make docs"
     assert page.read_text() == PAGES[name](), f"{name} is stale, run: make docs"
 
 
-def test_no_other_page_of_the_reference_is_written_by_hand() -> None:
+def test_every_handwritten_reference_page_is_listed() -> None:
     assert {path.name for path in files(".md", below="docs/reference")} == set(PAGES) | _WRITTEN
 
 

@@ -12,12 +12,12 @@ CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if is
 WHO_ACTS = {"PenstockError", "OperatorError", "TransientError", "StreamError"}
 
 
-def test_the_tree_is_drawn_as_it_is() -> None:
+def test_error_tree_in_the_docs_equals_the_code() -> None:
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
     assert ["PenstockError", *drawn] == [kind.__name__ for kind in in_order(errors.PenstockError)]
 
 
-def test_the_kernel_raises_only_errors_of_the_tree() -> None:
+def test_kernel_raises_only_errors_of_the_tree() -> None:
     assert set(_native.error_kinds()) <= {kind.__name__ for kind in CLASSES}
 
 
@@ -45,7 +45,7 @@ def test_every_error_has_a_test() -> None:
     assert not untested, untested
 
 
-def test_only_errors_of_the_tree_are_raised_at_a_user() -> None:
+def test_users_see_only_errors_of_the_tree() -> None:
     builtin = {"Exception", "RuntimeError", "BaseException", "IOError", "OSError"}
     wrong = []
     for path in files(".py", below="src"):

@@ -117,7 +117,7 @@ HOMES = {
 }
 
 
-def test_every_part_imports_only_what_lies_below_it() -> None:
+def test_every_part_imports_only_lower_layers() -> None:
     wrong = [
         f"{name_of(path)} imports penstock.{target}"
         for path in files(".py", below="src/penstock")
@@ -134,7 +134,7 @@ def test_every_part_of_the_package_has_its_rule() -> None:
     assert parts == set(MAY_IMPORT)
 
 
-def test_a_part_may_import_only_what_is_listed_before_it() -> None:
+def test_part_may_import_only_parts_listed_before_it() -> None:
     order = list(MAY_IMPORT)
     wrong = [
         f"{part} may import {target}"
@@ -145,7 +145,7 @@ def test_a_part_may_import_only_what_is_listed_before_it() -> None:
     assert not wrong, wrong
 
 
-def test_a_variant_imports_no_other_variant() -> None:
+def test_variant_imports_no_other_variant() -> None:
     wrong = [
         f"{name_of(path)} imports {module}"
         for folder, shared in VARIANTS.items()
@@ -159,7 +159,7 @@ def test_a_variant_imports_no_other_variant() -> None:
     assert not wrong, wrong
 
 
-def test_outside_parts_are_imported_in_their_own_places_only() -> None:
+def test_third_party_packages_are_imported_only_where_allowed() -> None:
     wrong = [
         f"{name_of(path)} imports {package}"
         for path in files(".py", below="src")
@@ -169,7 +169,7 @@ def test_outside_parts_are_imported_in_their_own_places_only() -> None:
     assert not wrong, wrong
 
 
-def test_the_product_imports_nothing_of_its_tests_and_tools() -> None:
+def test_product_imports_no_tests_or_tools() -> None:
     wrong = [
         f"{name_of(path)} imports {package}"
         for path in files(".py", below="src")
@@ -179,7 +179,7 @@ def test_the_product_imports_nothing_of_its_tests_and_tools() -> None:
     assert not wrong, wrong
 
 
-def test_the_kernel_knows_no_python_and_touches_nothing_outside() -> None:
+def test_kernel_does_no_python_and_no_io() -> None:
     forbidden = (
         "pyo3",
         "std::fs",
@@ -200,7 +200,7 @@ def test_the_kernel_knows_no_python_and_touches_nothing_outside() -> None:
     assert not wrong, wrong
 
 
-def test_unsafe_code_is_allowed_by_name_and_says_why_it_holds() -> None:
+def test_unsafe_code_is_allowed_by_name_and_justified() -> None:
     assert "unsafe_code" in (ROOT / "native/kernel/src/lib.rs").read_text(), "the kernel denies unsafe code"
     for path in files(".rs"):
         lines = path.read_text().splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.tidy.tree import ROOT
 
 
-def test_the_stub_equals_the_compiled_module(tmp_path: Path) -> None:
+def test_stub_equals_the_compiled_module(tmp_path: Path) -> None:
     config = tmp_path / "mypy.ini"
     # What the stub's types come from is checked with the rest of the tree.
     config.write_text("[mypy]\nfollow_imports = skip\n")

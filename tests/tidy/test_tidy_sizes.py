@@ -38,12 +38,12 @@ def test_rust_functions_stay_under_seventy_lines() -> None:
     assert not long, long
 
 
-def test_the_front_pages_stay_short() -> None:
+def test_front_pages_stay_short() -> None:
     lines = {name: (ROOT / name).read_text().count("\n") for name in MARKDOWN_LINES_MAX}
     for name, lines_max in MARKDOWN_LINES_MAX.items():
         assert lines[name] <= lines_max, f"{name} passes {lines_max} lines"
 
 
-def test_no_large_file_is_kept() -> None:
+def test_no_large_file_is_committed() -> None:
     large = {name_of(path): path.stat().st_size for path in files() if path.stat().st_size > FILE_BYTES_MAX}
     assert not large, large

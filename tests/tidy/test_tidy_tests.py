@@ -153,7 +153,7 @@ def test_scan_refuses_tests_without_a_check(tmp_path: Path, code: str) -> None:
         ("()", False),
     ],
 )
-def test_scan_knows_conditions_that_always_hold(condition: str, always: bool) -> None:
+def test_scan_recognizes_conditions_that_always_hold(condition: str, always: bool) -> None:
     assert checks.always_holds(ast.parse(condition, mode="eval").body) is always
 
 
@@ -169,5 +169,5 @@ def test_scan_knows_conditions_that_always_hold(condition: str, always: bool) ->
         ("try:\n    a()\nexcept OSError:\n    pass", False),
     ],
 )
-def test_scan_knows_what_swallows_a_failed_assertion(code: str, swallows: bool) -> None:
+def test_scan_detects_swallowed_assertion_failures(code: str, swallows: bool) -> None:
     assert any(map(checks.swallows_assertions, ast.walk(ast.parse(code)))) is swallows

@@ -53,12 +53,12 @@ def is_long(tree: ast.Module, test: ast.FunctionDef | ast.AsyncFunctionDef) -> b
 DEEP = list(deep_markers())
 
 
-def test_the_scan_sees_the_deep_tests() -> None:
+def test_scan_collects_the_deep_tests() -> None:
     assert len(DEEP) > 30
 
 
 @pytest.mark.parametrize("deep", DEEP, ids=lambda deep: f"{Path(deep.file).stem}-{deep.test}")
-def test_a_deep_test_is_guarded_by_an_everyday_test(deep: Deep) -> None:
+def test_deep_test_is_guarded_by_an_everyday_test(deep: Deep) -> None:
     assert deep.guard or deep.keep, "name the everyday test of the same capability: guard=, or cases to keep="
     if deep.guard is None:
         return
@@ -90,7 +90,7 @@ def test_a_deep_test_is_guarded_by_an_everyday_test(deep: Deep) -> None:
     ],
     ids=["marked", "module", "one case", "another test"],
 )
-def test_scan_knows_long_tests(code: str, long: bool) -> None:
+def test_scan_measures_long_tests(code: str, long: bool) -> None:
     tree = ast.parse(code)
     test = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
     assert is_long(tree, test) is long

@@ -25,7 +25,7 @@ def test_every_rust_file_belongs_to_its_crate() -> None:
     assert not dead, dead
 
 
-def test_every_verb_is_a_file_with_a_function_named_run_or_one_for_each_second_word() -> None:
+def test_every_verb_is_a_file_with_a_run_function() -> None:
     verbs = {path.stem for path in CLI.glob("*.py")} - {"__init__", "app"}
     commands = get_command(make_app()).commands  # type: ignore[attr-defined]
     assert {name.replace("-", "_") for name in commands} == verbs
@@ -35,7 +35,7 @@ def test_every_verb_is_a_file_with_a_function_named_run_or_one_for_each_second_w
         assert all(inspect.getdoc(run) for run in runs), verb
 
 
-def test_every_command_that_is_named_is_there() -> None:
+def test_every_listed_command_exists() -> None:
     groups = {
         name: set(command.commands)
         for name, command in get_command(make_app()).commands.items()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ TEST_VERBS = {"test", "test-all", "test-long", "test-stress", "mutants"}
 VERBS = TEST_VERBS | {"setup", "build", "check", "bench", "docs", "demo", "package", "clean"}
 
 
-def test_make_lists_every_verb_with_what_it_is_for() -> None:
+def test_make_help_describes_every_target() -> None:
     done = subprocess.run(
         ["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, timeout=WAIT_SECONDS_MAX
     )
@@ -24,12 +24,12 @@ def test_make_lists_every_verb_with_what_it_is_for() -> None:
     assert set(listed) == VERBS | {"help"}
 
 
-def test_ci_runs_what_a_user_runs() -> None:
+def test_ci_runs_the_commands_of_a_user() -> None:
     assert re.search(r"^timeout .*\bmake\b.* test\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", [*files(".sh"), ROOT / ".ci/run"], ids=name_of)
-def test_a_shell_script_is_executable_and_parses(path: Path) -> None:
+def test_shell_script_is_executable_and_parses(path: Path) -> None:
     assert path.stat().st_mode & 0o111
     bash = shutil.which("bash")
     assert bash is not None

@@ -27,7 +27,7 @@ ABOUT_THE_MAKING = re.compile(
 )
 
 
-def test_no_name_is_hollow() -> None:
+def test_names_are_not_hollow() -> None:
     hollow = [
         f"{name_of(path)}: {name}"
         for path in files(".py", ".rs")
@@ -38,28 +38,28 @@ def test_no_name_is_hollow() -> None:
 
 
 @pytest.mark.parametrize("name", ["EventHandler", "path_utils", "data", "Base", "helper"])
-def test_a_hollow_name_is_seen(name: str) -> None:
+def test_hollow_name_is_detected(name: str) -> None:
     assert is_hollow(name)
 
 
 @pytest.mark.parametrize(
     "name", ["database", "DataSource", "server_data_directory", "information", "basename"]
 )
-def test_a_telling_name_passes(name: str) -> None:
+def test_specific_name_is_accepted(name: str) -> None:
     assert not is_hollow(name)
 
 
-def test_nothing_is_left_unfinished() -> None:
+def test_no_code_is_unfinished() -> None:
     found = lines_with(UNFINISHED, files(".py", ".pyi", ".rs", ".sh", ".md", ".toml", ".c"))
     assert not found, found
 
 
-def test_no_file_speaks_of_its_own_making() -> None:
+def test_no_file_mentions_its_own_making() -> None:
     found = lines_with(ABOUT_THE_MAKING, files())
     assert not found, found
 
 
-def test_every_source_file_opens_with_what_it_is_for() -> None:
+def test_every_source_file_starts_with_its_purpose() -> None:
     silent = [
         name_of(path)
         for path in files(".py")

@@ -34,13 +34,13 @@ SEARCH = {"name": "search", "user": "canal", "password": "canal", "subscriptions
 # --- Who it is ------------------------------------------------------------------------------
 
 
-def test_without_credentials_everybody_is_let_in() -> None:
+def test_listener_without_credentials_accepts_every_client() -> None:
     access = access_of()
     assert not access.asks("http")
     assert access.of_canal("", b"", SEED) is WHOLE
 
 
-def test_a_token_names_its_account_and_nothing_else_does() -> None:
+def test_token_identifies_exactly_one_account() -> None:
     access = access_of({"token": "whole-token"}, CACHE, SEARCH)
     assert access.asks("http")
     assert access.asks("canal")
@@ -66,12 +66,12 @@ def test_a_token_names_its_account_and_nothing_else_does() -> None:
         ("", None),
     ],
 )
-def test_an_authorization_header_names_its_account(header: str, name: str | None) -> None:
+def test_authorization_header_identifies_its_account(header: str, name: str | None) -> None:
     found = access_of({"token": "whole-token"}, CACHE, SEARCH).of_authorization(header)
     assert (found and found.name) == name
 
 
-def test_the_scramble_is_the_one_of_the_protocol() -> None:
+def test_scramble_equals_that_of_the_mysql_protocol() -> None:
     # The published vector: what the server keeps for this password, and its answer to this seed.
     assert hashlib.sha1(hashlib.sha1(b"canal").digest()).hexdigest() == (
         "e3619321c1a937c46a0d8bd1dac39f93b27d4458"
@@ -79,7 +79,7 @@ def test_the_scramble_is_the_one_of_the_protocol() -> None:
     assert scramble411(b"canal", SEED).hex() == "7de44690d8e53782cb61804a2455c284a3bbfb06"
 
 
-def test_canal_clients_prove_their_password_for_this_seed_only() -> None:
+def test_canal_password_proof_is_valid_for_one_seed_only() -> None:
     access = access_of({"token": "whole-token"}, CACHE, SEARCH)
     answer = scramble411(b"canal", SEED).hex().encode()
     for given, user, name in [
@@ -99,7 +99,7 @@ def test_canal_clients_prove_their_password_for_this_seed_only() -> None:
         assert (found and found.name) == name, (user, given)
 
 
-def test_a_plain_password_is_taken_where_that_is_set() -> None:
+def test_plain_password_is_accepted_only_if_enabled() -> None:
     access = access_of({"canal_accept_plain": True}, SEARCH)
     for given in (b"canal", scramble411(b"canal", SEED).hex().encode()):
         assert access.of_canal("canal", given, SEED) is not None
@@ -107,14 +107,14 @@ def test_a_plain_password_is_taken_where_that_is_set() -> None:
     assert access.of_canal("other", b"canal", SEED) is None
 
 
-def test_a_listener_may_ask_nobody_while_others_do() -> None:
+def test_one_listener_may_skip_authentication_while_others_require_it() -> None:
     access = access_of({"insecure": ["canal"], "canal": "127.0.0.1:0", "token": "whole-token"})
     assert not access.asks("canal")
     assert access.of_canal("", b"", SEED) is WHOLE
     assert access.asks("http")
 
 
-def test_no_secret_shows() -> None:
+def test_accounts_print_no_secret() -> None:
     access = access_of({"token": "sesame-42"}, {"name": "cache", "user": "a", "password": "sesame-42"})
     assert "sesame-42" not in repr(vars(access))
 
@@ -128,7 +128,7 @@ def account(**settings: Any) -> Account:
     return found
 
 
-def test_an_account_sees_the_instances_subscriptions_and_tables_that_it_may() -> None:
+def test_account_sees_only_its_instances_subscriptions_and_tables() -> None:
     cache = account(instances=["shop*"], subscriptions=["cache-*"], tables=["shop.*", "hr.`staff`"])
     assert cache.may_read("shop2", "cache-1")
     for instance, subscription in [("stock", None), ("shop", "search"), ("Shop", "cache-1")]:
@@ -141,7 +141,7 @@ def test_an_account_sees_the_instances_subscriptions_and_tables_that_it_may() ->
     assert not tables.matches("hr", "salaries")
 
 
-def test_what_is_asked_for_by_name_is_refused_and_by_wildcard_narrowed() -> None:
+def test_forbidden_names_are_refused_and_wildcards_are_narrowed() -> None:
     cache = account(tables=["shop.*"])
     for asked in (["hr.staff"], ["shop.orders", "`hr`.`staff`"]):
         with pytest.raises(AccessDenied, match="account cache may not read"):
@@ -153,7 +153,7 @@ def test_what_is_asked_for_by_name_is_refused_and_by_wildcard_narrowed() -> None
     ] == [True, False, False, False]
 
 
-def test_views_of_accounts_that_may_read_otherwise_are_never_the_same() -> None:
+def test_views_of_accounts_with_different_rights_are_never_equal() -> None:
     asked = TablePatterns(["*.orders"])
     shop, stock = (account(tables=[f"{name}.*"]).readable("shop", None, asked) for name in ("shop", "stock"))
     again = account(tables=["shop.*"]).readable("shop", None, asked)
@@ -165,7 +165,7 @@ def test_views_of_accounts_that_may_read_otherwise_are_never_the_same() -> None:
     assert account().readable("shop", None, asked) is asked
 
 
-def test_raw_bytes_are_for_those_who_may_read_every_table() -> None:
+def test_raw_bytes_require_read_access_to_every_table() -> None:
     account().prove_reads_whole_log("shop")
     with pytest.raises(AccessDenied, match="raw bytes"):
         account(tables=["shop.*"]).prove_reads_whole_log("shop")
@@ -173,14 +173,14 @@ def test_raw_bytes_are_for_those_who_may_read_every_table() -> None:
         account(instances=["stock"]).prove_reads_whole_log("shop")
 
 
-def test_an_odd_table_name_is_compared_letter_for_letter() -> None:
+def test_odd_table_names_are_compared_exactly() -> None:
     odd = TableName("shop", "or*ders`1")
     account(tables=[odd.sql]).prove_reads_table("shop", odd)
     with pytest.raises(AccessDenied):
         account(tables=["shop.`or*ders`"]).prove_reads_table("shop", odd)
 
 
-def test_only_an_admin_administers_and_only_what_it_may_read() -> None:
+def test_only_admins_administer_and_only_within_their_rights() -> None:
     admin = account(admin=True, instances=["shop"], subscriptions=["cache"])
     admin.prove_administers("shop", "cache")
     prove: Callable[..., None]
@@ -197,7 +197,7 @@ def test_only_an_admin_administers_and_only_what_it_may_read() -> None:
 # --- What it may use ------------------------------------------------------------------------
 
 
-def test_requests_under_way_are_bounded_and_given_back() -> None:
+def test_requests_in_progress_are_bounded_and_released() -> None:
     cache = account(requests_max=2)
     with cache.request(), cache.request():
         with pytest.raises(QuotaReached, match="2 requests under way"), cache.request():
@@ -208,7 +208,7 @@ def test_requests_under_way_are_bounded_and_given_back() -> None:
     assert cache.requests == 0
 
 
-def test_bytes_are_spent_at_their_rate() -> None:
+def test_bytes_are_spent_at_the_configured_rate() -> None:
     cache = account(bytes_per_second=1000)
     # A second's worth is free after a quiet time; what passes it has to wait.
     assert cache.spend(1000, now=100.0) == 0.0
@@ -223,7 +223,7 @@ def test_bytes_are_spent_at_their_rate() -> None:
     assert 10_000 <= sent <= 11_200
 
 
-def test_who_used_far_too_much_is_told_when_to_come_again() -> None:
+def test_account_over_its_quota_gets_a_retry_time() -> None:
     cache = account(bytes_per_second=1000)
     cache.prove_may_be_sent(now=0.0)
     cache.spend(60_000, now=0.0)
@@ -235,7 +235,7 @@ def test_who_used_far_too_much_is_told_when_to_come_again() -> None:
     cache.prove_may_be_sent(now=1.0 + seconds)
 
 
-def test_an_account_without_a_quota_never_waits() -> None:
+def test_account_without_a_quota_never_waits() -> None:
     assert account().spend(1 << 40, now=0.0) == 0.0
     account().prove_may_be_sent(now=0.0)
 
@@ -259,7 +259,7 @@ class DoubtfulInstance:
     ("token", "tables"), [("cache-token", ["shop.orders"]), ("whole-token", ["shop.orders", "hr.wages"])]
 )
 @pytest.mark.parametrize("path", ["/v1/status", "/v1/instances/{instance}/status"])
-def test_status_names_the_tables_in_doubt_that_an_account_may_read(
+def test_status_names_only_undefined_tables_that_the_account_may_read(
     path: str, token: str, tables: list[str]
 ) -> None:
     served = Served({"shop": DoubtfulInstance()}, Arrivals())

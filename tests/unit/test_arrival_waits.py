@@ -132,7 +132,7 @@ def log() -> Iterator[Log]:
 @pytest.mark.parametrize(
     "wait", [canal_entries, canal_entries_without_deadline, changes, ptubes_events, position]
 )
-def test_waiting_request_is_woken_by_an_arrival_alone(log: Log, wait: Wait) -> None:
+def test_arrival_wakes_only_the_waiting_request(log: Log, wait: Wait) -> None:
     instance = Instance(log)
     loop = TimedLoop()
 

@@ -41,7 +41,7 @@ def kept(found: Mapping[int, str], current: Mapping[int, str]) -> int:
 
 @whenever
 @given(placed())
-def test_every_shard_has_one_member_and_the_spread_is_even(
+def test_every_shard_has_one_member_and_shards_are_spread_evenly(
     drawn: tuple[int, list[str], dict[int, str]],
 ) -> None:
     shards, members, current = drawn
@@ -52,7 +52,7 @@ def test_every_shard_has_one_member_and_the_spread_is_even(
 
 @whenever
 @given(placed())
-def test_no_even_spread_moves_fewer(drawn: tuple[int, list[str], dict[int, str]]) -> None:
+def test_assignment_moves_as_few_shards_as_possible(drawn: tuple[int, list[str], dict[int, str]]) -> None:
     shards, members, current = drawn
     had = Counter(member for shard, member in current.items() if shard < shards and member in members)
     least, more = divmod(shards, len(members))
@@ -65,7 +65,9 @@ def test_no_even_spread_moves_fewer(drawn: tuple[int, list[str], dict[int, str]]
 
 @whenever
 @given(placed(), st.randoms())
-def test_everybody_finds_the_same(drawn: tuple[int, list[str], dict[int, str]], random: object) -> None:
+def test_every_member_computes_the_same_assignment(
+    drawn: tuple[int, list[str], dict[int, str]], random: object
+) -> None:
     shards, members, current = drawn
     shuffled = members.copy()
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -76,7 +78,7 @@ def test_everybody_finds_the_same(drawn: tuple[int, list[str], dict[int, str]], 
 
 @whenever
 @given(placed(), st.dictionaries(st.integers(0, 45), st.sampled_from(NAMES), max_size=10))
-def test_a_pinned_shard_stays_with_its_member(
+def test_pinned_shard_stays_with_its_member(
     drawn: tuple[int, list[str], dict[int, str]], pins: dict[int, str]
 ) -> None:
     shards, members, current = drawn
@@ -90,12 +92,12 @@ def test_a_pinned_shard_stays_with_its_member(
     assert all(counts[name] <= min(counts.values()) + 1 for name in members if free[name])
 
 
-def test_without_members_nobody_has_anything() -> None:
+def test_no_members_means_no_assignment() -> None:
     assert assign(4, [], {0: "host-1"}) == {}
 
 
 @pytest.mark.parametrize("owners", [{}, {0: "host-1", 11: "ü/ñ"}])
-def test_an_assignment_is_read_as_it_was_written(owners: dict[int, str]) -> None:
+def test_assignment_round_trips_through_its_record(owners: dict[int, str]) -> None:
     written = Assignment(3, 77, owners)
     assert Assignment.of(Record(written.encode(), 0, 1)) == written
     assert Assignment.of(None).owners == {}

@@ -77,7 +77,7 @@ def with_events(content: bytes, change: Any) -> bytes:
 # --- Bytes and transactions ------------------------------------------------------------------
 
 
-def test_every_byte_behind_the_format_description_comes_out_as_it_was(log: Path) -> None:
+def test_every_byte_after_the_format_description_is_returned_unchanged(log: Path) -> None:
     content = log.read_bytes()
     (part,) = cut(content, flavor=flavor_of(log)).parts
     assert (part.file, part.offset) == (FILE, first_event_end(content))
@@ -85,7 +85,7 @@ def test_every_byte_behind_the_format_description_comes_out_as_it_was(log: Path)
     assert part.end == part.boundary == len(content)
 
 
-def test_the_pieces_in_which_bytes_come_make_no_difference(log: Path) -> None:
+def test_block_boundaries_do_not_depend_on_the_size_of_reads(log: Path) -> None:
     content = log.read_bytes()
     whole = cut(content, block_bytes=300)
     for pieces in (1, 3, 19, 64, 1000):
@@ -93,7 +93,7 @@ def test_the_pieces_in_which_bytes_come_make_no_difference(log: Path) -> None:
         assert part == whole.parts, pieces
 
 
-def test_transactions_are_those_of_the_decoder(log: Path) -> None:
+def test_block_transactions_equal_those_of_the_decoder(log: Path) -> None:
     content = log.read_bytes()
     expected = transactions_of(content)
     cutting = cut(content)
@@ -110,7 +110,7 @@ def microseconds(row: dict[str, Any]) -> int:
     return int(row["commit_timestamp"].timestamp() * 1_000_000 + 0.5)
 
 
-def test_a_block_for_each_transaction_says_what_the_decoder_says(log: Path) -> None:
+def test_block_of_each_transaction_agrees_with_the_decoder(log: Path) -> None:
     content = log.read_bytes()
     # The size of most events, and transactions below sixteen times that are never cut.
     (part,) = cut(content, block_bytes=1000).parts
@@ -154,7 +154,7 @@ def gtid_of(record: Record, like: str) -> str:
     return "-".join(parts[:5]) + "".join(f":{tag}" for tag in parts[5:]) + f":{record.number}"
 
 
-def test_numbers_that_follow_one_another_are_marked_and_tagged_ones_are_not() -> None:
+def test_consecutive_gtid_numbers_are_marked_and_tagged_gtids_are_not() -> None:
     content = log_named("mysql-9.7-2")
     (plain,) = cut(content).parts[0].records
     numbers = [int(row["gtid"].rpartition(":")[2]) for row in transactions_of(content)]
@@ -172,7 +172,7 @@ def without_transaction(found: list[Event], number: int) -> list[Event]:
     return found[: starts[number]] + found[starts[number + 1] :]
 
 
-def test_a_transaction_counts_as_seen_only_when_it_is_whole() -> None:
+def test_transaction_is_counted_only_when_it_is_complete() -> None:
     content = log_named("mysql-9.7-2")
     rows = transactions_of(content)
     third = rows[2]
@@ -185,7 +185,7 @@ def test_a_transaction_counts_as_seen_only_when_it_is_whole() -> None:
     assert cutting.parts[0].records[-1].flags & ENDS == 0
 
 
-def test_time_never_falls_over_blocks_and_goes_on_from_what_was() -> None:
+def test_block_time_never_decreases_and_continues_after_a_restart() -> None:
     content = log_named("mysql-9.7-2")
     later = 4_000_000_000_000_000
     part = cut(content, block_bytes=1, time_max_us=later).parts[0]
@@ -195,7 +195,7 @@ def test_time_never_falls_over_blocks_and_goes_on_from_what_was() -> None:
 # --- Blocks ----------------------------------------------------------------------------------
 
 
-def test_a_block_is_closed_at_the_first_boundary_behind_its_size() -> None:
+def test_block_ends_at_the_first_boundary_after_its_size_limit() -> None:
     content = log_named("mysql-9.7-2")
     boundaries = [row["end_offset"] for row in transactions_of(content)]
     for size in (300, 700, 1500):
@@ -204,7 +204,7 @@ def test_a_block_is_closed_at_the_first_boundary_behind_its_size() -> None:
             assert record.end == min(end for end in boundaries if end - record.start >= size)
 
 
-def test_a_transaction_of_many_blocks_is_cut_between_events_and_they_are_counted() -> None:
+def test_transaction_of_many_blocks_is_cut_between_counted_events() -> None:
     content = log_named("mysql-9.7-1")
     row = max(transactions_of(content), key=lambda row: row["events"])
     size = (row["end_offset"] - row["offset"]) // 40
@@ -222,7 +222,7 @@ def test_a_transaction_of_many_blocks_is_cut_between_events_and_they_are_counted
     assert sum(record.transactions for record in records) == len(transactions_of(content))
 
 
-def test_the_open_block_can_be_looked_at_and_closed() -> None:
+def test_open_block_can_be_inspected_and_closed() -> None:
     content = log_named("mysql-9.7-2")
     cutter = BlockCutter(epoch=3, file=FILE, offset=0, live=False, flavor="mysql")
     assert cutter.open_record() is None
@@ -238,7 +238,7 @@ def test_the_open_block_can_be_looked_at_and_closed() -> None:
     assert cutter.take_records() == b""
 
 
-def test_statements_are_handed_out_with_their_places(log: Path) -> None:
+def test_statements_are_returned_with_their_positions(log: Path) -> None:
     content = log.read_bytes()
     part = cut(content).parts[0]
     decoded = decode(content, FILE)
@@ -256,7 +256,7 @@ def test_statements_are_handed_out_with_their_places(log: Path) -> None:
     assert not cut(content, statements=False).parts[0].statements
 
 
-def test_statements_of_unknown_kinds_are_handed_out_and_changes_are_not() -> None:
+def test_unknown_statement_kinds_are_returned_and_row_changes_are_not() -> None:
     logged = next(events(next(log for log in SMALL_LOGS if log.stem == "mysql-9.7-1").read_bytes()))
     texts = ("INSERT INTO t VALUES (1)", "EVOLVE TABLE t", "SELECT f(1)", "CREATE TABLE t (id INT)")
     parts = [Event(0, QUERY, 1, 0, 0, query_body(text, "shop")) for text in texts]
@@ -264,7 +264,7 @@ def test_statements_of_unknown_kinds_are_handed_out_and_changes_are_not() -> Non
     assert [statement[0] for statement in part.statements] == ["EVOLVE TABLE t", "CREATE TABLE t (id INT)"]
 
 
-def test_rows_of_an_unknown_type_are_kept_and_said_to_be_uncounted() -> None:
+def test_rows_of_an_unknown_type_are_kept_and_marked_as_uncounted() -> None:
     def strange(found: list[Event]) -> list[Event]:
         at = next(index for index, event in enumerate(found) if event.code == TABLE_MAP)
         body = bytearray(found[at].body)
@@ -283,7 +283,7 @@ def test_rows_of_an_unknown_type_are_kept_and_said_to_be_uncounted() -> None:
     assert record.transactions == len(transactions_of(log_named("mysql-9.7-2")))
 
 
-def test_a_payload_that_does_not_decompress_is_kept_as_the_rest_of_its_transaction() -> None:
+def test_payload_that_does_not_decompress_is_kept_as_the_rest_of_its_transaction() -> None:
     whole = log_named("mysql-9.7-4")
 
     def spoiled(found: list[Event]) -> list[Event]:
@@ -312,7 +312,7 @@ def chunk_of(content: bytes) -> Chunk:
     return cutter.take_data()
 
 
-def test_a_chunk_is_a_buffer_that_nobody_can_change_and_that_outlives_its_cutter() -> None:
+def test_chunk_is_read_only_and_outlives_its_cutter() -> None:
     content = log_named("mysql-9.7-2")
     chunk = chunk_of(content)
     view = memoryview(chunk)
@@ -336,14 +336,14 @@ def test_a_chunk_is_a_buffer_that_nobody_can_change_and_that_outlives_its_cutter
     assert len({bytes(one) for one in again}) == 1
 
 
-def test_no_data_is_an_empty_chunk() -> None:
+def test_empty_read_is_an_empty_chunk() -> None:
     cutter = BlockCutter(epoch=0, file=FILE, offset=4, live=True, flavor="mysql")
     chunk = cutter.take_data()
     assert (len(chunk), bytes(chunk)) == (0, b"")
     assert not chunk
 
 
-def test_chunks_keep_their_bytes_while_the_cutter_fills_the_memory_of_others() -> None:
+def test_chunks_keep_their_bytes_while_the_cutter_reuses_its_buffers() -> None:
     body = bytes(range(256)) * 4
     head, tail = log_named("mysql-9.7-2"), 4000
     first = [event for event in events(head) if event.code in (FORMAT_DESCRIPTION, PREVIOUS_GTIDS)]
@@ -370,7 +370,7 @@ def test_chunks_keep_their_bytes_while_the_cutter_fills_the_memory_of_others() -
 # --- Places ----------------------------------------------------------------------------------
 
 
-def test_positions_go_on_past_four_gibibytes() -> None:
+def test_block_positions_continue_past_four_gibibytes() -> None:
     content = log_named("mysql-9.7-2")
     head = content[: first_event_end(content)]
     found = list(events(content))
@@ -384,7 +384,7 @@ def test_positions_go_on_past_four_gibibytes() -> None:
     assert all(one.end == other.start for one, other in pairwise(part.records))
 
 
-def test_a_body_from_inside_a_file_needs_its_head() -> None:
+def test_body_from_the_middle_of_a_file_needs_its_head() -> None:
     content = log_named("mariadb-10.11-2")
     head = content[: first_event_end(content)]
     rows = transactions_of(content)
@@ -404,7 +404,7 @@ def test_a_body_from_inside_a_file_needs_its_head() -> None:
 
 
 @pytest.mark.parametrize("name", ["mysql-9.7-2", "mariadb-10.11-2", "mariadb-11.8-2"])
-def test_a_flipped_bit_anywhere_is_found_and_what_came_before_is_kept(name: str) -> None:
+def test_flipped_bit_is_detected_and_earlier_bytes_are_kept(name: str) -> None:
     content = log_named(name)
     base = first_event_end(content)
     for event in each(event for event in events(content) if event.code != FORMAT_DESCRIPTION):
@@ -428,7 +428,7 @@ def failure(content: bytes, **options: Any) -> StreamError:
     return raised.value
 
 
-def test_what_contradicts_the_structure_stops_by_name_and_place() -> None:
+def test_inconsistent_structure_is_refused_by_name_and_position() -> None:
     content = log_named("mysql-9.7-2")
     found = list(events(content))
     gtids = [index for index, event in enumerate(found) if event.code == GTID]
@@ -457,14 +457,14 @@ def test_what_contradicts_the_structure_stops_by_name_and_place() -> None:
             assert error.position == f"{FILE}:{offset}"
 
 
-def test_an_encrypted_rest_stops() -> None:
+def test_encrypted_rest_of_a_file_stops_the_cutter() -> None:
     content = log_named("mariadb-10.11-2")
     found = list(events(content))
     encrypted = assemble([found[0], replace(found[1], code=START_ENCRYPTION), *found[1:]])
     assert type(failure(encrypted, flavor="mariadb")) is LogEncrypted
 
 
-def test_a_mark_of_encryption_that_a_server_sent_is_passed_over() -> None:
+def test_encryption_mark_sent_by_a_server_is_ignored() -> None:
     content = log_named("mariadb-10.11-2")
     found = list(events(content))
     sent = replace(found[1], code=START_ENCRYPTION, flags=FLAG_IGNORABLE, body=b"\x01" + bytes(16))
@@ -477,7 +477,7 @@ def test_a_mark_of_encryption_that_a_server_sent_is_passed_over() -> None:
     assert [row["id"] for row in decode(kept, file=FILE).rows("fuzzed.t")] == ids
 
 
-def test_a_flavor_and_an_offset_that_do_not_exist_are_refused() -> None:
+def test_unknown_flavor_or_invalid_offset_is_refused() -> None:
     for options in ({"flavor": "oracle"}, {"offset": 1 << 63}, {"gtid_set": "nonsense"}):
         given: dict[str, Any] = {"epoch": 0, "file": FILE, "offset": 4, "live": True, "flavor": "mysql"}
         with pytest.raises(OptionInvalid):

@@ -74,7 +74,7 @@ def in_pieces(sent: bytes, size: int) -> Iterator[bytes]:
 # --- Files -----------------------------------------------------------------------------------
 
 
-def test_a_dump_gives_what_the_file_holds_whatever_the_pieces(log: Path) -> None:
+def test_dump_equals_the_file_for_any_packet_sizes(log: Path) -> None:
     content = log.read_bytes()
     expected = cut(content, flavor=flavor_of(log), block_bytes=300).parts
     sent = b"".join(framed(as_sent(content)))
@@ -85,7 +85,7 @@ def test_a_dump_gives_what_the_file_holds_whatever_the_pieces(log: Path) -> None
         assert live(block_bytes=300).events(in_pieces(bare, size)).close().parts == expected
 
 
-def test_a_dump_from_inside_a_file_begins_there() -> None:
+def test_dump_from_the_middle_of_a_file_starts_there() -> None:
     content = log_named("mysql-9.7-2")
     start = [event.offset for event in events(content) if event.code == GTID][3]
     cutting = live(offset=start).packets(framed(as_sent(content, offset=start))).close()
@@ -97,7 +97,7 @@ def test_a_dump_from_inside_a_file_begins_there() -> None:
     assert len(part.format_description) == first_event_end(content) - 4
 
 
-def test_the_next_file_waits_until_the_one_before_was_taken() -> None:
+def test_next_file_waits_until_the_previous_one_was_consumed() -> None:
     first, second = log_named("mysql-9.7-2"), log_named("mysql-9.7-3")
     cutter = BlockCutter(epoch=7, file=FILE, offset=4, live=True, flavor="mysql")
     sent = b"".join(framed([*as_sent(first), *as_sent(second, "binlog.000002")]))
@@ -127,7 +127,7 @@ def test_the_next_file_waits_until_the_one_before_was_taken() -> None:
     assert bytes(cutter.take_data()) == second[first_event_end(second) :]
 
 
-def test_a_transaction_that_a_dead_server_left_open_ends_with_its_file() -> None:
+def test_transaction_left_open_by_a_dead_server_ends_with_its_file() -> None:
     content = log_named("mysql-9.7-2")
     found = list(events(content))
     last = max(index for index, event in enumerate(found) if event.code == XID)
@@ -144,7 +144,7 @@ def test_a_transaction_that_a_dead_server_left_open_ends_with_its_file() -> None
 # --- What is no event of the file ------------------------------------------------------------
 
 
-def test_heartbeats_move_nothing_and_are_told(log: Path) -> None:
+def test_heartbeats_are_reported_and_move_no_position(log: Path) -> None:
     content = log.read_bytes()
     sent = as_sent(content)
     wide = bytes([1, len(FILE)]) + FILE.encode() + bytes([2, 9, 254]) + struct.pack("<Q", 5 << 32) + b"\x00"
@@ -160,7 +160,7 @@ def test_heartbeats_move_nothing_and_are_told(log: Path) -> None:
     assert early.cutter.last_heartbeat == (FILE, len(content))
 
 
-def test_events_that_a_server_leaves_out_are_a_hole() -> None:
+def test_events_omitted_by_a_server_leave_a_gap() -> None:
     content = log_named("mariadb-10.11-2")
     sent = as_sent(content)
     found = list(events(content))
@@ -184,20 +184,20 @@ def test_events_that_a_server_leaves_out_are_a_hole() -> None:
         assert cutting.cutter.gtid_set == cut(content, flavor="mariadb").cutter.gtid_set
 
 
-def test_positions_that_go_back_stop() -> None:
+def test_decreasing_positions_stop_the_stream() -> None:
     sent = as_sent(log_named("mysql-9.7-2"))
     with pytest.raises(SequenceGap):
         live().packets(framed([*sent[:8], sent[4], *sent[8:]]))
 
 
-def test_an_event_before_the_format_description_stops() -> None:
+def test_event_before_the_format_description_stops_the_stream() -> None:
     sent = as_sent(log_named("mysql-9.7-2"))
     for events_sent in ([sent[0], *sent[2:]], sent[2:], [*sent[:5], rotate(FILE, 900), *sent[5:]]):
         with pytest.raises(EventMalformed):
             live().packets(framed(events_sent))
 
 
-def test_a_flipped_bit_in_a_packet_is_found() -> None:
+def test_flipped_bit_in_a_packet_is_detected() -> None:
     sent = as_sent(log_named("mysql-9.7-2"))
     for at in each(range(2, len(sent))):
         damaged = bytearray(sent[at])
@@ -227,7 +227,7 @@ def with_long_event(content: bytes, sizes: list[int]) -> list[bytes]:
     return sent
 
 
-def test_events_of_several_packets_come_out_whole() -> None:
+def test_events_split_over_several_packets_are_joined() -> None:
     # The first packet of an event begins with a mark: one of the first size ends with an empty packet.
     sizes = [0xFFFFFF - 1, 40_000_000, 300_000, 0xFFFFFF, 5000]
     sent = with_long_event(log_named("mysql-9.7-2"), sizes)
@@ -254,14 +254,14 @@ def test_events_of_several_packets_come_out_whole() -> None:
         assert held_max < 300_000
 
 
-def test_an_event_of_another_length_than_its_packet_stops() -> None:
+def test_event_length_unlike_its_packet_stops_the_stream() -> None:
     sent = as_sent(log_named("mysql-9.7-2"))
     for wrong in (sent[2][:-1], sent[2] + b"\x00", sent[2][:10], b"", sent[2] + bytes(1 << 24)):
         with pytest.raises((EventMalformed, ChecksumMismatch)):
             live().packets(framed([*sent[:2], wrong]))
 
 
-def test_an_event_that_announces_too_much_stops_before_it_is_gathered() -> None:
+def test_oversized_event_is_refused_before_it_is_buffered() -> None:
     sent = as_sent(log_named("mysql-9.7-2"))
     huge = bytearray(sent[2] + bytes(1 << 25))
     struct.pack_into("<I", huge, 9, (1 << 31) + 5)
@@ -271,7 +271,7 @@ def test_an_event_that_announces_too_much_stops_before_it_is_gathered() -> None:
     assert len(cutting.cutter.take_data()) == 0
 
 
-def test_a_server_that_marks_its_packets_waits_for_acknowledgements() -> None:
+def test_semi_sync_server_waits_for_acknowledgements() -> None:
     content = log_named("mysql-9.7-2")
     sent = as_sent(content)
     commits = [at for at, event in enumerate(sent) if event[4] == XID]
@@ -293,7 +293,7 @@ def test_a_server_that_marks_its_packets_waits_for_acknowledgements() -> None:
         live(semi_sync=True).packets(framed(sent))
 
 
-def test_the_end_and_the_refusal_of_a_server_are_told() -> None:
+def test_end_and_refusal_of_a_server_are_reported() -> None:
     sent = as_sent(log_named("mysql-9.7-2"))
     packets = list(framed(sent))
     end = bytes([5, 0, 0, (len(packets) + 1) & 255, 0xFE, 0, 0, 0, 0])
@@ -308,13 +308,13 @@ def test_the_end_and_the_refusal_of_a_server_are_told() -> None:
     assert cutting.close().parts == live().packets(packets).close().parts
 
 
-def test_a_lost_packet_is_a_lost_connection() -> None:
+def test_missing_packet_is_reported_as_a_lost_connection() -> None:
     packets = list(framed(as_sent(log_named("mysql-9.7-2"))))
     with pytest.raises(ConnectionLost):
         live().packets([*packets[:5], *packets[6:]])
 
 
-def test_positions_of_a_dump_go_on_past_four_gibibytes() -> None:
+def test_dump_positions_continue_past_four_gibibytes() -> None:
     content = log_named("mariadb-11.8-2")
     found = list(events(content))
     first = next(index for index, event in enumerate(found) if event.code == 162)
@@ -335,7 +335,7 @@ def test_positions_of_a_dump_go_on_past_four_gibibytes() -> None:
     assert all(one.end == other.start for one, other in pairwise(part.records))
 
 
-def test_a_log_without_checksums_passes() -> None:
+def test_log_without_checksums_is_accepted() -> None:
     content = log_named("mysql-9.7-2")
     found = list(events(content))
     description = bytearray(found[0].body)

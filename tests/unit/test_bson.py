@@ -23,7 +23,7 @@ def documents(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
     return [bson.decode(one.as_py(), options) for one in made]
 
 
-def test_a_field_s_type_is_its_column_s() -> None:
+def test_field_type_follows_its_column_type() -> None:
     columns = {
         "tiny": pyarrow.array([-128, None], pyarrow.int8()),
         "small": pyarrow.array([1, None], pyarrow.int16()),
@@ -80,7 +80,7 @@ def test_decimals_keep_every_digit_and_their_scale(made: tuple[int, list[int]]) 
         assert found.as_tuple().exponent == -scale
 
 
-def test_what_bson_has_no_type_for_is_refused_by_name() -> None:
+def test_value_without_a_bson_type_is_refused_by_name() -> None:
     for odd in (
         pyarrow.array([1], pyarrow.duration("us")),
         pyarrow.array([Decimal(1)], pyarrow.decimal128(35, 0)),

@@ -30,7 +30,7 @@ def content(frame: bytes) -> bytes:
 # --- Golden frames --------------------------------------------------------------------------
 
 
-def test_the_frames_that_are_sent_are_canals_to_the_byte() -> None:
+def test_sent_frames_equal_canals_byte_for_byte() -> None:
     assert frames.handshake(SEED) == golden("00000010 1001 1801 2a0a 1208 0102030405060708")
     assert frames.ack() == golden("00000004 1001 1803")
     assert frames.ack_error(400, "x") == golden("0000000c 1001 1803 2a06 089003 120178")
@@ -39,7 +39,7 @@ def test_the_frames_that_are_sent_are_canals_to_the_byte() -> None:
     assert frames.messages_head(5, 4) + golden("1202aabb") == golden("0000000a 1807 2a06 0805 1202aabb")
 
 
-def test_the_frames_of_the_official_client_are_understood() -> None:
+def test_frames_of_the_official_client_are_parsed() -> None:
     token = scramble411(b"canal", SEED)
     assert token == golden("7de44690d8e53782cb61804a2455c284a3bbfb06")
     packet = frames.read_packet(
@@ -75,7 +75,7 @@ def test_the_frames_of_the_official_client_are_understood() -> None:
     assert frames.read_batch_request(packet.body) == frames.Request("example", "1001", batch_id=0)
 
 
-def test_every_message_is_read_as_protobuf_s_own_library_writes_it() -> None:
+def test_messages_equal_those_of_the_protobuf_library() -> None:
     sub = PROTO["Sub"](destination="d", client_id="7", filter="é\\..*").SerializeToString()
     packet = PROTO["Packet"](magic_number=17, version=1, type=4, compression=1, body=sub)
     read = frames.read_packet(packet.SerializeToString())
@@ -94,7 +94,7 @@ def test_every_message_is_read_as_protobuf_s_own_library_writes_it() -> None:
 
 @pytest.mark.parametrize("batch_id", [1, 127, 128, 1 << 31, (1 << 63) - 1])
 @pytest.mark.parametrize("entries", [[b""], [b"x" * 127], [b"x" * 128, b"y"], [b"x" * 70_000]])
-def test_a_batch_is_read_by_protobuf_s_own_library(batch_id: int, entries: list[bytes]) -> None:
+def test_protobuf_library_reads_a_batch(batch_id: int, entries: list[bytes]) -> None:
     body = b"".join(b"\x12" + frames.encode_varint(len(one)) + one for one in entries)
     packet = PROTO["Packet"].FromString(content(frames.messages_head(batch_id, len(body)) + body))
     assert (packet.type, packet.HasField("version")) == (frames.PacketType.MESSAGES, False)
@@ -105,7 +105,7 @@ def test_a_batch_is_read_by_protobuf_s_own_library(batch_id: int, entries: list[
 # --- What is no frame -----------------------------------------------------------------------
 
 
-def test_a_length_beyond_the_bound_is_refused_before_a_byte_is_read() -> None:
+def test_oversized_length_is_refused_before_any_byte_is_read() -> None:
     assert frames.frame_length(struct.pack(">I", CANAL_FRAME_BYTES_MAX)) == CANAL_FRAME_BYTES_MAX
     for length in (CANAL_FRAME_BYTES_MAX + 1, 0xFFFF_FFFF):
         with pytest.raises(LimitExceeded):
@@ -129,12 +129,12 @@ def test_a_length_beyond_the_bound_is_refused_before_a_byte_is_read() -> None:
         golden("2805"),
     ],
 )
-def test_what_is_no_packet_is_told(bad: bytes) -> None:
+def test_malformed_packet_is_reported(bad: bytes) -> None:
     with pytest.raises(OptionInvalid, match="no Canal packet"):
         frames.read_packet(bad)
 
 
-def test_garbage_is_read_or_refused_and_nothing_else() -> None:
+def test_garbage_is_either_parsed_or_refused_cleanly() -> None:
     chance = random.Random(7)
     whole = PROTO["Get"](destination="shop", client_id="1001", fetch_size=9, timeout=1).SerializeToString()
     read = 0
@@ -171,7 +171,7 @@ def test_garbage_is_read_or_refused_and_nothing_else() -> None:
         ("s\\.a\\,b", ["s.a,b"], ["s.a"]),
     ],
 )
-def test_a_filter_chooses_as_canal_s_does(text: str, wanted: list[str], unwanted: list[str]) -> None:
+def test_filter_selects_the_same_tables_as_canal(text: str, wanted: list[str], unwanted: list[str]) -> None:
     tables = CanalTables(text, TablePatterns())
 
     def chosen(name: str) -> bool:
@@ -181,7 +181,7 @@ def test_a_filter_chooses_as_canal_s_does(text: str, wanted: list[str], unwanted
     assert [name for name in [*wanted, *unwanted] if chosen(name)] == wanted
 
 
-def test_a_filter_shows_no_table_that_may_not_be_read() -> None:
+def test_filter_selects_no_table_that_the_account_may_not_read() -> None:
     tables = CanalTables("shop\\..*", TablePatterns("shop.orders"))
     assert tables.matches("shop", "orders")
     assert not tables.matches("shop", "payments")
@@ -190,7 +190,7 @@ def test_a_filter_shows_no_table_that_may_not_be_read() -> None:
     assert len({tables, CanalTables("shop\\..*", TablePatterns("shop.orders"))}) == 1
 
 
-def test_a_filter_is_cut_at_commas_outside_brackets() -> None:
+def test_filter_is_split_at_commas_outside_brackets() -> None:
     assert split_filter("a\\..*,b{1,2},[x,y],(p,(q,r)),\\(,z") == [
         "a\\..*",
         "b{1,2}",
@@ -205,13 +205,13 @@ def test_a_filter_is_cut_at_commas_outside_brackets() -> None:
 @pytest.mark.parametrize(
     "text", ["(", "a\\..*,[", "*", "x" * 20_000, "(?=(a+)+b).*", "(?!x).*.*.*.*", "a(?<=(?!b)"]
 )
-def test_a_filter_that_is_none_or_could_hold_up_the_daemon_is_refused(text: str) -> None:
+def test_invalid_or_slow_filter_is_refused(text: str) -> None:
     with pytest.raises(OptionInvalid):
         CanalTables(text, TablePatterns())
 
 
 @pytest.mark.parametrize("text", ["((a+)+)+b", "(.*)*x", "(?!x)a*a*a*b", "(a|aa)+$b"])
-def test_a_filter_is_tried_in_bounded_time(text: str) -> None:
+def test_filter_is_tried_in_bounded_time(text: str) -> None:
     tables = CanalTables(text, TablePatterns())
     # Of this thread's own time: a machine that stands still gives it none. Unbounded, it would be years.
     begun = time.thread_time()
@@ -219,7 +219,7 @@ def test_a_filter_is_tried_in_bounded_time(text: str) -> None:
     assert time.thread_time() - begun < 1.0
 
 
-def test_the_zone_of_a_setting_is_seconds_east_of_utc() -> None:
+def test_zone_setting_is_an_offset_in_seconds_east_of_utc() -> None:
     zones = {"+00:00": 0, "+08:00": 28_800, "-03:30": -12_600, "+05:45": 20_700}
     assert {text: ListenSettings(canal_zone=text).canal_zone_seconds for text in zones} == zones
     for text in ("Asia/Shanghai", "8", "+8:00", "+15:00", "+08:60", ""):

@@ -49,7 +49,7 @@ def written() -> bytes:
     return assemble([next(events(LOG.read_bytes())), *made])
 
 
-def test_an_insert_is_told_byte_for_byte() -> None:
+def test_insert_equals_the_recorded_bytes() -> None:
     view = memoryview(written())
     decoder = Decoder(instance="shop", file="mysql-bin.000001", emit="messages", dialect="canal")
     view = view[decoder.feed(view) :]

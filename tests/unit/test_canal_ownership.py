@@ -57,13 +57,13 @@ def refused_acknowledgement(client: CanalClient) -> None:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_canal_ownership.py::test_client_of_another_account_is_neither_taken_over_nor_deleted",
+    guard="tests/unit/test_canal_ownership.py::test_client_of_another_account_can_be_neither_taken_over_nor_deleted",
     keep=("unsubscribe",),
 )
 @pytest.mark.parametrize(
     "ask", [CanalClient.subscribe, CanalClient.unsubscribe, CanalClient.get, refused_acknowledgement]
 )
-def test_client_of_another_account_is_neither_taken_over_nor_deleted(
+def test_client_of_another_account_can_be_neither_taken_over_nor_deleted(
     daemon: ServedLog, store: MemoryStore, ask: Callable[[CanalClient], object]
 ) -> None:
     with log_in(daemon, "owner").subscribe() as client:
@@ -83,11 +83,11 @@ def test_client_of_another_account_is_neither_taken_over_nor_deleted(
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_canal_ownership.py::test_client_is_taken_over_and_deleted_by_an_account_that_may",
+    guard="tests/unit/test_canal_ownership.py::test_account_with_rights_takes_over_and_deletes_a_client",
     keep=("named",),
 )
 @pytest.mark.parametrize("user", ["owner", "named", "admin", "token"])
-def test_client_is_taken_over_and_deleted_by_an_account_that_may(
+def test_account_with_rights_takes_over_and_deletes_a_client(
     daemon: ServedLog, store: MemoryStore, user: str
 ) -> None:
     with log_in(daemon, "owner").subscribe() as client:
@@ -105,7 +105,7 @@ def test_client_is_taken_over_and_deleted_by_an_account_that_may(
             other.unsubscribe()
 
 
-def test_client_from_before_accounts_were_noted_belongs_to_the_first_that_comes(
+def test_client_without_a_recorded_account_belongs_to_the_first_account_that_connects(
     daemon: ServedLog, store: MemoryStore
 ) -> None:
     Subscriptions(store).create(Subscription(INSTANCE, "canal-1001"))
@@ -117,7 +117,7 @@ def test_client_from_before_accounts_were_noted_belongs_to_the_first_that_comes(
         late.subscribe()
 
 
-def test_everybody_may_take_over_where_there_are_no_accounts(log: Log, store: MemoryStore) -> None:
+def test_without_accounts_any_connection_may_take_over_a_client(log: Log, store: MemoryStore) -> None:
     with serving(log, {"canal": "127.0.0.1:0"}, store=store) as daemon:
         port = daemon.port("canal")
         with (
@@ -128,7 +128,7 @@ def test_everybody_may_take_over_where_there_are_no_accounts(log: Log, store: Me
 
 
 @pytest.mark.parametrize("patterns", [("*",), ("**",), ("cache-*",)])
-def test_wildcard_alone_names_no_subscription(patterns: tuple[str, ...]) -> None:
+def test_wildcard_alone_does_not_name_a_subscription(patterns: tuple[str, ...]) -> None:
     account = Account("b", subscriptions=patterns)
     with pytest.raises(AccessDenied, match="belongs to account a"):
         account.prove_may_take_over("canal-1001", "a")

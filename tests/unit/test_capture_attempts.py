@@ -49,7 +49,7 @@ def attempts(servers: int = 2, fail_over_after: float = 60.0) -> Attempts:
     return made
 
 
-def test_a_lost_server_is_tried_for_a_while_before_the_next_one(clock: Clock) -> None:
+def test_lost_server_is_retried_before_the_next_server_is_tried(clock: Clock) -> None:
     made = attempts(fail_over_after=60.0)
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 0
@@ -83,7 +83,7 @@ def test_the_next_server_is_asked_when_its_time_has_come_and_without_a_pause(clo
     assert pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX
 
 
-def test_progress_makes_an_earlier_failure_count_no_longer(clock: Clock) -> None:
+def test_progress_resets_earlier_failures(clock: Clock) -> None:
     made = attempts(fail_over_after=60.0)
     made.failed(ConnectionLost("gone"))
     clock.seconds += 61
@@ -92,7 +92,7 @@ def test_progress_makes_an_earlier_failure_count_no_longer(clock: Clock) -> None
     assert made.chosen == 0
 
 
-def test_each_change_of_servers_doubles_the_patience_until_it_is_forgotten(clock: Clock) -> None:
+def test_each_change_of_servers_doubles_the_patience_until_it_resets(clock: Clock) -> None:
     made = attempts(fail_over_after=10.0)
     made.progressed()
 
@@ -112,14 +112,14 @@ def test_each_change_of_servers_doubles_the_patience_until_it_is_forgotten(clock
 
 
 @pytest.mark.parametrize("kind", [ServerBehind, AuthenticationFailed, TlsFailed])
-def test_a_server_that_will_not_do_is_passed_over_at_once(kind: type[PenstockError]) -> None:
+def test_unsuitable_server_is_skipped_at_once(kind: type[PenstockError]) -> None:
     made = attempts(servers=3)
     for chosen in (1, 2, 0, 1):
         assert made.failed(kind("no")) is None
         assert made.chosen == chosen
 
 
-def test_a_purged_position_stops_once_every_server_has_refused() -> None:
+def test_purged_position_stops_capture_once_every_server_has_refused_it() -> None:
     made = attempts()
     first = PositionPurged("purged on the first")
     assert made.failed(first) is None
@@ -128,7 +128,7 @@ def test_a_purged_position_stops_once_every_server_has_refused() -> None:
     assert made.failed(PositionPurged("purged on the second")) is first
 
 
-def test_bytes_that_stay_unreadable_stop_but_other_failures_between_do_not_count() -> None:
+def test_unreadable_bytes_stop_capture_unless_other_failures_come_between() -> None:
     made = attempts(servers=1)
     for _ in range(20):
         assert made.failed(ConnectionLost("gone")) is None
@@ -140,9 +140,7 @@ def test_bytes_that_stay_unreadable_stop_but_other_failures_between_do_not_count
 
 
 @pytest.mark.parametrize("kind", [LogFull, DiskFailed, LogLocked])
-def test_a_failure_of_our_own_log_is_never_laid_on_the_server(
-    kind: type[PenstockError], clock: Clock
-) -> None:
+def test_log_failure_is_never_attributed_to_the_server(kind: type[PenstockError], clock: Clock) -> None:
     made = attempts(fail_over_after=60.0)
     assert made.failed(ConnectionLost("gone")) is None
     for _ in range(3):
@@ -152,7 +150,7 @@ def test_a_failure_of_our_own_log_is_never_laid_on_the_server(
     assert made.chosen == 0
 
 
-def test_what_never_heals_stops_at_once() -> None:
+def test_permanent_error_stops_capture_at_once() -> None:
     damaged = LogDamaged("broken")
     assert attempts().failed(damaged) is damaged
 
@@ -164,7 +162,7 @@ def longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("longest_pauses")
-def test_the_pause_doubles_up_to_a_bound_and_never_gives_up() -> None:
+def test_backoff_doubles_up_to_a_bound_and_never_gives_up() -> None:
     made = attempts()
     pauses = [made.pause_seconds() for _ in range(2000)]
     assert pauses[:3] == [RECONNECT.first * factor for factor in (1, 2, 4)]
@@ -174,7 +172,7 @@ def test_the_pause_doubles_up_to_a_bound_and_never_gives_up() -> None:
 
 
 @pytest.mark.usefixtures("longest_pauses")
-def test_pause_grows_while_two_replicas_replace_each_other(clock: Clock) -> None:
+def test_backoff_grows_while_two_replicas_replace_each_other(clock: Clock) -> None:
     made = attempts()
     pauses = []
     for _ in range(9):

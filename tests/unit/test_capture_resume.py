@@ -148,7 +148,7 @@ def reopened(log: Log, disk: SimulatedDisk) -> Log:
 # --- Which set belongs to a position ----------------------------------------------------------
 
 
-def test_latest_takes_the_transactions_that_the_server_has_yet_to_count(places: FileSource) -> None:
+def test_latest_includes_transactions_not_yet_in_gtid_executed(places: FileSource) -> None:
     server: Any = Server(executed_text=boundaries()[BOUNDARIES[-2]])
     beginning = begin_empty(server, StartAt(), places, 0)
     assert beginning.position == BOUNDARIES[-1]
@@ -156,7 +156,7 @@ def test_latest_takes_the_transactions_that_the_server_has_yet_to_count(places: 
 
 
 @pytest.mark.parametrize("counted", [-2, -1], ids=["flushed", "counted"])
-def test_the_end_of_the_log_is_after_a_set_only_if_the_log_holds_no_more(
+def test_end_of_the_log_matches_a_gtid_set_only_if_the_log_holds_no_more(
     places: FileSource, monkeypatch: pytest.MonkeyPatch, counted: int
 ) -> None:
     outside = BOUNDARIES[-2]
@@ -166,7 +166,7 @@ def test_the_end_of_the_log_is_after_a_set_only_if_the_log_holds_no_more(
     assert begin_after(server, known, places, 0).position == BOUNDARIES[counted]
 
 
-def test_set_with_the_gap_of_a_parallel_replica_begins_at_the_gap_and_names_what_comes_again(
+def test_gtid_set_with_a_gap_starts_at_the_gap_and_names_repeated_transactions(
     places: FileSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = boundaries()[BOUNDARIES[-1]]
@@ -183,7 +183,7 @@ def test_set_with_the_gap_of_a_parallel_replica_begins_at_the_gap_and_names_what
         assert str(GtidSet.parse(logged).subtract(second)) in beginning.note
 
 
-def test_set_of_a_server_is_no_text_and_fits_nowhere_that_a_set_of_a_log_does() -> None:
+def test_gtid_set_of_a_server_does_not_pass_for_that_of_a_log() -> None:
     assert not isinstance(ExecutedSet(""), str)
     with pytest.raises(TypeError):
         union(NO_GTIDS, ExecutedSet(""))  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def captured(begun: Position, upto: Position) -> Log:
     return log
 
 
-def test_server_with_another_file_is_followed_by_gtids_if_all_of_them_lie_before_its_log(
+def test_server_with_another_file_is_followed_by_gtids_if_they_all_precede_its_log(
     places: FileSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = captured(BOUNDARIES[0], BOUNDARIES[3])
@@ -231,7 +231,7 @@ def test_server_with_another_file_is_followed_by_gtids_if_all_of_them_lie_before
     assert FILE.name in beginning.note
 
 
-def test_server_with_another_file_of_the_name_that_lacks_transactions_is_behind(
+def test_server_with_a_file_of_the_same_name_but_missing_transactions_is_behind(
     places: FileSource, tmp_path: Path
 ) -> None:
     log = captured(BOUNDARIES[0], BOUNDARIES[3])
@@ -241,7 +241,7 @@ def test_server_with_another_file_of_the_name_that_lacks_transactions_is_behind(
     assert refused.value.missing == boundaries()[BOUNDARIES[3]]
 
 
-def test_server_that_lacks_transactions_of_its_own_is_not_accepted() -> None:
+def test_server_missing_its_own_transactions_is_refused() -> None:
     log = captured(BOUNDARIES[0], BOUNDARIES[3])
     uuid = boundaries()[BOUNDARIES[3]].partition(":")[0]
     server: Any = Server(f"mysql:{uuid.upper()}", executed_text=boundaries()[BOUNDARIES[1]])
@@ -251,7 +251,7 @@ def test_server_that_lacks_transactions_of_its_own_is_not_accepted() -> None:
 
 
 @pytest.mark.parametrize(("number", "lacks"), [(8, True), (10, False)])
-def test_mariadb_server_that_lacks_transactions_is_refused_with_their_gtids(number: int, lacks: bool) -> None:
+def test_mariadb_server_missing_transactions_is_refused_with_their_gtids(number: int, lacks: bool) -> None:
     class MariadbServer(Server):
         def identity(self) -> ServerIdentity:
             return replace(super().identity(), flavor="mariadb")
@@ -281,7 +281,7 @@ def test_mariadb_server_that_lacks_transactions_is_refused_with_their_gtids(numb
 # --- What version 0.1 wrote -------------------------------------------------------------------
 
 
-def test_incomplete_set_of_an_older_epoch_is_completed_for_every_position_behind_it(
+def test_incomplete_gtid_set_of_an_older_epoch_is_completed_for_every_later_position(
     places: FileSource,
 ) -> None:
     disk = SimulatedDisk()
@@ -300,7 +300,7 @@ def test_incomplete_set_of_an_older_epoch_is_completed_for_every_position_behind
             assert again.gtid_set(position) == boundaries()[position]
 
 
-def test_transactions_that_were_skipped_when_an_older_epoch_began_are_named(places: FileSource) -> None:
+def test_transactions_skipped_when_an_older_epoch_began_are_named(places: FileSource) -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     begin_epoch_as_0_1(log, "mysql:second", BOUNDARIES[0], LoggedSet(boundaries()[BOUNDARIES[0]]))
@@ -321,7 +321,7 @@ def test_transactions_that_were_skipped_when_an_older_epoch_began_are_named(plac
 
 
 @pytest.mark.parametrize("last", [1, 126, 127, 255])
-def test_log_of_an_older_version_goes_on_in_an_epoch_with_higher_commit_versions(
+def test_log_of_an_older_version_continues_in_an_epoch_with_higher_commit_versions(
     places: FileSource, tmp_path: Path, last: int
 ) -> None:
     with Log.open(tmp_path / "log", SETTINGS) as log:
@@ -358,6 +358,6 @@ def test_log_of_an_older_version_goes_on_in_an_epoch_with_higher_commit_versions
     assert not list(verify(LocalDisk(), Layout(tmp_path / "log"), block_bytes=BLOCK_BYTES))
 
 
-def test_union_of_logged_sets_holds_both() -> None:
+def test_union_of_logged_sets_contains_both() -> None:
     first, second = (LoggedSet(boundaries()[place]) for place in (BOUNDARIES[0], BOUNDARIES[-1]))
     assert union(first, second) == second == union(second, NO_GTIDS)

@@ -19,14 +19,14 @@ from penstock.serve.http.changes_request import ChangesRequest
     ("field", "bound"),
     [("tables", REQUEST_PATTERNS_MAX), ("exclude", REQUEST_PATTERNS_MAX), ("columns", REQUEST_COLUMNS_MAX)],
 )
-def test_lists_of_a_request_are_bounded(field: str, bound: int) -> None:
+def test_lists_in_a_request_are_bounded(field: str, bound: int) -> None:
     names = [f"shop.t{number}" for number in range(bound + 1)]
     with pytest.raises(OptionInvalid, match=f"{field}.*at most {bound} items"):
         ChangesRequest.parse(json.dumps({field: names}).encode())
     assert getattr(ChangesRequest.parse(json.dumps({field: names[:bound]}).encode()), field) == names[:bound]
 
 
-def test_columns_of_shards_are_bounded() -> None:
+def test_shard_columns_in_a_request_are_bounded() -> None:
     columns = {f"shop.t{number}": ["id"] for number in range(REQUEST_PATTERNS_MAX + 1)}
     asked = {"shards": {"count": 2, "of": [0], "columns": columns}}
     with pytest.raises(OptionInvalid, match=r"shards\.columns"):
@@ -34,7 +34,7 @@ def test_columns_of_shards_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("field", ["tables", "exclude", "shards"])
-def test_patterns_of_a_request_are_bounded_in_size(field: str) -> None:
+def test_patterns_in_a_request_are_bounded_in_size(field: str) -> None:
     def body(size: int) -> bytes:
         patterns = ["shop." + "t" * (size // 2 - 5)] * 2 if field != "shards" else ["t" * (size - 5)]
         if field == "shards":
@@ -47,6 +47,6 @@ def test_patterns_of_a_request_are_bounded_in_size(field: str) -> None:
         ChangesRequest.parse(body(REQUEST_PATTERNS_BYTES_MAX + 2))
 
 
-def test_shards_of_a_request_are_bounded_in_number() -> None:
+def test_number_of_shards_in_a_request_is_bounded() -> None:
     with pytest.raises(OptionInvalid, match=rf"shards\.of.*at most {SHARDS_MAX} items"):
         ChangesRequest.parse(json.dumps({"shards": {"count": 2, "of": [0] * (SHARDS_MAX + 1)}}).encode())

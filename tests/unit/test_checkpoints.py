@@ -49,7 +49,7 @@ def at(offset: int, *, epoch: int = 0, server_key: str = "one") -> Checkpoint:
 # --- Fencing ----------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_read_as_it_was_written(checkpoints: Checkpoints) -> None:
+def test_checkpoint_round_trips_through_its_record(checkpoints: Checkpoints) -> None:
     assert checkpoints.read(3) is None
     assert checkpoints.state(3) == ShardState()
     assert checkpoints.take(3, 7) == ShardState(token=7)
@@ -59,7 +59,9 @@ def test_a_checkpoint_is_read_as_it_was_written(checkpoints: Checkpoints) -> Non
     assert checkpoints.take(3, 7).checkpoint == at(150)
 
 
-def test_only_the_last_holder_writes(store: MemoryStore, checkpoints: Checkpoints) -> None:
+def test_only_the_current_lease_holder_writes_a_checkpoint(
+    store: MemoryStore, checkpoints: Checkpoints
+) -> None:
     later = Checkpoints(store, checkpoints.subscription)
     checkpoints.take(0, 7)
     checkpoints.write(0, 7, at(100))
@@ -78,9 +80,7 @@ def test_only_the_last_holder_writes(store: MemoryStore, checkpoints: Checkpoint
     assert checkpoints.read(0) == at(300)
 
 
-def test_a_checkpoint_that_is_set_by_hand_fences_the_holder(
-    store: MemoryStore, checkpoints: Checkpoints
-) -> None:
+def test_checkpoint_set_by_hand_fences_the_lease_holder(store: MemoryStore, checkpoints: Checkpoints) -> None:
     checkpoints.take(0, 7)
     checkpoints.write(0, 7, at(300))
     Checkpoints(store, checkpoints.subscription).reset(0, at(100))
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_set_by_hand_fences_the_holder(
     checkpoints.write(0, 8, at(200))
 
 
-def test_a_closed_shard_takes_no_holder(checkpoints: Checkpoints) -> None:
+def test_closed_shard_cannot_be_acquired(checkpoints: Checkpoints) -> None:
     checkpoints.take(0, 7)
     checkpoints.write(0, 7, at(300))
     assert checkpoints.close(0).checkpoint == at(300)
@@ -106,7 +106,7 @@ def test_a_closed_shard_takes_no_holder(checkpoints: Checkpoints) -> None:
             attempt()
 
 
-def test_a_new_shard_begins_once(checkpoints: Checkpoints) -> None:
+def test_new_shard_is_initialized_once(checkpoints: Checkpoints) -> None:
     checkpoints.begin(0, ShardState(at(100)))
     checkpoints.take(0, 7)
     checkpoints.write(0, 7, at(300))
@@ -116,7 +116,9 @@ def test_a_new_shard_begins_once(checkpoints: Checkpoints) -> None:
 
 @whenever
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 9)), max_size=30))
-def test_whoever_writes_took_the_shard_last(steps: list[tuple[bool, int, int]]) -> None:
+def test_checkpoint_is_written_by_the_last_member_that_acquired_the_shard(
+    steps: list[tuple[bool, int, int]],
+) -> None:
     store = MemoryStore(f"checkpoints-{next(_names)}")
     holders = {token: Checkpoints(store, "/shop") for token in range(1, 6)}
     last, stands = 0, None
@@ -143,9 +145,7 @@ counts = st.integers(1, 12)
 
 @whenever
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), counts, st.data())
-def test_a_change_of_the_number_loses_no_row_and_doubles_none(
-    offsets: list[int], count: int, data: st.DataObject
-) -> None:
+def test_resize_loses_and_duplicates_no_row(offsets: list[int], count: int, data: st.DataObject) -> None:
     ended = [ShardState(at(16 * offset), token=5, fence=TOKEN_MAX) for offset in offsets]
     begun = reshaped(ended, count)
     assert len(begun) == count
@@ -164,7 +164,7 @@ def test_a_change_of_the_number_loses_no_row_and_doubles_none(
         assert (state.token, state.fence) == (0, 0)
 
 
-def test_what_belongs_to_every_shard_has_no_floor() -> None:
+def test_events_of_all_shards_have_no_floor() -> None:
     floors = Floors((100, 200), "one", 0)
     assert floors.table("one", 0)[-1] == 0
     versions = np.array([50, 150, 250, 50], dtype=np.int64)
@@ -173,13 +173,13 @@ def test_what_belongs_to_every_shard_has_no_floor() -> None:
 
 
 @pytest.mark.parametrize(("server_key", "epoch"), [("two", 0), ("one", 1)])
-def test_floors_say_nothing_of_another_server_or_epoch(server_key: str, epoch: int) -> None:
+def test_floors_do_not_apply_to_another_server_or_epoch(server_key: str, epoch: int) -> None:
     floors = Floors((100, 200), "one", 0)
     assert not floors.table(server_key, epoch).any()
     assert floors.after(at(10, epoch=epoch).position, server_key) == NO_FLOORS
 
 
-def test_floors_end_when_the_shard_has_passed_them_all(checkpoints: Checkpoints) -> None:
+def test_floors_end_once_the_shard_has_passed_them(checkpoints: Checkpoints) -> None:
     ended = [ShardState(at(160)), ShardState(at(320))]
     (begun,) = reshaped(ended, 1)
     checkpoints.begin(0, begun)
@@ -191,7 +191,7 @@ def test_floors_end_when_the_shard_has_passed_them_all(checkpoints: Checkpoints)
     assert not checkpoints.state(0).floors
 
 
-def test_twice_as_many_shards_need_no_floors() -> None:
+def test_doubling_the_shards_needs_no_floors() -> None:
     begun = reshaped([ShardState(at(160)), ShardState(at(320))], 4)
     assert [state.checkpoint for state in begun] == [at(160), at(320), at(160), at(320)]
     assert not any(state.floors for state in begun)
@@ -207,18 +207,18 @@ def test_twice_as_many_shards_need_no_floors() -> None:
     ],
     ids=["one not begun", "two servers", "two epochs", "not caught up"],
 )
-def test_shards_that_cannot_be_told_apart_stay_as_they_are(states: list[ShardState]) -> None:
+def test_indistinguishable_shards_stay_unchanged(states: list[ShardState]) -> None:
     assert why_not(states)
     fenced = [replace(state, token=4, fence=TOKEN_MAX) for state in states]
     assert reshaped(fenced, 5) == states
 
 
-def test_shards_that_never_began_may_be_any_number() -> None:
+def test_unstarted_shards_may_change_to_any_number() -> None:
     assert why_not([ShardState(), ShardState()]) is None
     assert reshaped([ShardState(), ShardState()], 3) == [ShardState()] * 3
 
 
-def test_a_state_is_read_as_it_was_written() -> None:
+def test_shard_state_round_trips_through_its_record() -> None:
     for state in (ShardState(), ShardState(at(160), Floors((1, 0, 5), "one", 2), 9, TOKEN_MAX)):
         assert ShardState.of(Record(state.encode(), 0, 1)) == state
 
@@ -230,7 +230,7 @@ ODD = Subscription(
 )
 
 
-def test_a_subscription_is_read_as_it_was_written(store: MemoryStore) -> None:
+def test_subscription_round_trips_through_its_record(store: MemoryStore) -> None:
     subscriptions = Subscriptions(store)
     made = subscriptions.create(ODD)
     assert subscriptions.get("shop/1", "cache ü") == made
@@ -251,7 +251,7 @@ def test_a_subscription_is_read_as_it_was_written(store: MemoryStore) -> None:
         replace(ODD, shard_columns={}),
     ],
 )
-def test_a_subscription_of_the_same_name_is_not_taken_for_another(
+def test_subscription_with_different_settings_is_not_taken_for_the_same(
     store: MemoryStore, other: Subscription
 ) -> None:
     Subscriptions(store).create(ODD)
@@ -260,7 +260,7 @@ def test_a_subscription_of_the_same_name_is_not_taken_for_another(
 
 
 @pytest.mark.parametrize("count", [0, SUBSCRIPTION_SHARDS_MAX + 1])
-def test_a_number_of_shards_has_bounds(store: MemoryStore, count: int) -> None:
+def test_number_of_shards_is_bounded(store: MemoryStore, count: int) -> None:
     with pytest.raises(OptionInvalid):
         Subscriptions(store).create(Subscription("shop", "cache", shard_count=count))
     subscriptions = Subscriptions(store)
@@ -269,7 +269,7 @@ def test_a_number_of_shards_has_bounds(store: MemoryStore, count: int) -> None:
         subscriptions.resize("shop", "cache", count)
 
 
-def test_a_deleted_subscription_leaves_nothing_that_a_new_one_finds(store: MemoryStore) -> None:
+def test_deleted_subscription_leaves_no_record_for_a_new_one(store: MemoryStore) -> None:
     subscriptions = Subscriptions(store)
     first = subscriptions.create(ODD)
     old = first.checkpoints(store)
@@ -285,7 +285,7 @@ def test_a_deleted_subscription_leaves_nothing_that_a_new_one_finds(store: Memor
     assert [view.state for view in subscriptions.shards(second)] == [ShardState()] * 4
 
 
-def test_a_subscription_that_nobody_runs_is_changed_at_once(store: MemoryStore) -> None:
+def test_subscription_without_members_is_resized_at_once(store: MemoryStore) -> None:
     subscriptions = Subscriptions(store)
     subscription = subscriptions.create(Subscription("shop", "cache", shard_count=2))
     assert subscriptions.resize("shop", "cache", 3).shard_count == 3
@@ -309,7 +309,7 @@ def test_a_subscription_that_nobody_runs_is_changed_at_once(store: MemoryStore) 
             wrong()
 
 
-def test_a_resize_that_was_broken_off_is_finished_by_whoever_comes(store: MemoryStore) -> None:
+def test_interrupted_resize_is_completed_by_the_next_member(store: MemoryStore) -> None:
     subscriptions = Subscriptions(store)
     subscription = subscriptions.create(Subscription("shop", "cache", shard_count=2))
     subscriptions.reset("shop", "cache", at(160))
@@ -334,7 +334,7 @@ def writer() -> Iterator[CheckpointWriter]:
         yield opened
 
 
-def test_the_newest_is_written_within_its_time_and_no_more_often(
+def test_newest_checkpoint_is_written_once_per_interval(
     store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
 ) -> None:
     checkpoints.take(0, 7)
@@ -351,7 +351,7 @@ def test_the_newest_is_written_within_its_time_and_no_more_often(
     assert record.version <= took / 0.2 + 3
 
 
-def test_a_flush_writes_at_once(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
+def test_flush_writes_the_checkpoint_at_once(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
     checkpoints.take(0, 7)
     one = writer.open(checkpoints, 0, 7)
     for offset in (16, 32):
@@ -361,7 +361,7 @@ def test_a_flush_writes_at_once(checkpoints: Checkpoints, writer: CheckpointWrit
     assert one.flush(WAIT_SECONDS_MAX)
 
 
-def test_a_store_that_is_away_is_tried_until_it_is_back(
+def test_unavailable_store_is_retried_until_it_returns(
     store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
 ) -> None:
     checkpoints.take(0, 7)
@@ -375,7 +375,7 @@ def test_a_store_that_is_away_is_tried_until_it_is_back(
     assert one.lost is None
 
 
-def test_a_lost_shard_is_told_once_and_takes_nothing_more(
+def test_lost_shard_is_reported_once_and_accepts_no_more(
     store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
 ) -> None:
     told: list[PenstockError] = []
@@ -400,7 +400,7 @@ def test_a_lost_shard_is_told_once_and_takes_nothing_more(
     assert isinstance(told[0], LeaseLost)
 
 
-def test_what_was_given_back_is_not_written(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
+def test_released_checkpoint_is_not_written(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
     checkpoints.take(0, 7)
     one = writer.open(checkpoints, 0, 7)
     one.note(at(16))
@@ -418,7 +418,7 @@ def test_what_was_given_back_is_not_written(checkpoints: Checkpoints, writer: Ch
     assert checkpoints.read(0) == at(16)
 
 
-def test_what_was_noted_is_written_at_the_end(checkpoints: Checkpoints) -> None:
+def test_pending_checkpoint_is_written_on_close(checkpoints: Checkpoints) -> None:
     checkpoints.take(0, 7)
     with CheckpointWriter(WAIT_SECONDS_MAX) as writer:
         one = writer.open(checkpoints, 0, 7)

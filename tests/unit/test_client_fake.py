@@ -23,14 +23,14 @@ def ids(batch: ChangeBatch) -> list[int]:
     return batch.to_arrow().column("id").to_pylist()  # type: ignore[no-any-return]
 
 
-def test_a_callback_gets_every_change_in_order() -> None:
+def test_callback_receives_every_change_in_order() -> None:
     fed, got = changes(), []
     FakeSubscriber(fed).run(lambda batch: got.extend(ids(batch)))
     assert got == list(range(10))
     assert fed.consumed == 10
 
 
-def test_rows_are_objects_and_an_update_is_one() -> None:
+def test_rows_are_objects_and_an_update_is_one_object() -> None:
     fed = FakeChanges(key={"shop.orders": ["id"]})
     fed.insert("shop.orders", {"id": 7, "status": "new"})
     fed.update("shop.orders", {"id": 7, "status": "new"}, {"id": 8, "status": "paid"})
@@ -67,7 +67,7 @@ def test_update_between_two_shards_is_a_delete_and_an_insert() -> None:
     ]
 
 
-def test_shards_are_consumed_beside_each_other_and_each_in_order() -> None:
+def test_shards_are_consumed_concurrently_and_each_in_order() -> None:
     fed = FakeChanges(key={"shop.orders": ["id"]})
     for step in range(5):
         for number in range(20):
@@ -90,7 +90,7 @@ def test_shards_are_consumed_beside_each_other_and_each_in_order() -> None:
             assert [step for one, step in rows if one == number] == [0, 1, 2, 3, 4]
 
 
-def test_arrow_rows_are_fed_as_they_are() -> None:
+def test_arrow_rows_are_passed_on_unchanged() -> None:
     fed = FakeChanges()
     fed.arrow("shop.orders", pyarrow.table({"id": [1, 2], "_change_type": ["insert", "delete"]}))
     (batch,) = FakeSubscriber(fed)
@@ -101,7 +101,7 @@ def test_arrow_rows_are_fed_as_they_are() -> None:
     ("on_failure", "retries", "given", "raised"),
     [("retry", 2, 4, None), ("retry", 1, 3, ValueError), ("skip", 0, 2, None), ("stop", None, 2, ValueError)],
 )
-def test_a_failing_callback_is_answered_as_the_policy_says(
+def test_failing_callback_is_handled_by_the_error_policy(
     on_failure: str, retries: int | None, given: int, raised: type[Exception] | None
 ) -> None:
     fed, tries = changes(3), []
@@ -124,7 +124,7 @@ def test_a_failing_callback_is_answered_as_the_policy_says(
         assert subscriber.skipped == (on_failure == "skip")
 
 
-def test_acks_by_hand_take_effect_in_order() -> None:
+def test_manual_acks_take_effect_in_order() -> None:
     fed = changes(4)
     batches = list(FakeSubscriber(fed, ack="manual"))
     assert fed.consumed == 0
@@ -137,7 +137,7 @@ def test_acks_by_hand_take_effect_in_order() -> None:
     assert fed.consumed == 4
 
 
-def test_what_was_not_acked_comes_again_after_a_rollback() -> None:
+def test_unacked_batches_are_redelivered_after_a_rollback() -> None:
     fed, got = changes(4), []
     subscriber = FakeSubscriber(fed, ack="manual")
     for batch in subscriber:
@@ -153,7 +153,7 @@ def test_what_was_not_acked_comes_again_after_a_rollback() -> None:
     assert fed.consumed == 4
 
 
-def test_a_batch_that_is_rolled_back_under_its_callback_comes_again_though_it_fails() -> None:
+def test_batch_rolled_back_during_its_callback_is_redelivered_even_if_the_callback_fails() -> None:
     fed, got = changes(3), []
     subscriber = FakeSubscriber(fed, on_failure="skip")
 
@@ -168,7 +168,7 @@ def test_a_batch_that_is_rolled_back_under_its_callback_comes_again_though_it_fa
     assert fed.consumed == 3
 
 
-def test_a_coroutine_under_which_its_batch_is_rolled_back_gets_it_again() -> None:
+def test_batch_rolled_back_during_its_coroutine_is_redelivered() -> None:
     got = []
 
     async def consume() -> None:
@@ -188,7 +188,7 @@ def test_a_coroutine_under_which_its_batch_is_rolled_back_gets_it_again() -> Non
 
 # The thread ends with it too, as threads do, in silence but under a test.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_exit_inside_a_callback_is_the_subscribers() -> None:
+def test_exit_inside_a_callback_ends_the_subscriber() -> None:
     fed = changes(3)
 
     def leave(batch: ChangeBatch) -> None:
@@ -199,7 +199,7 @@ def test_an_exit_inside_a_callback_is_the_subscribers() -> None:
     assert fed.consumed == 0
 
 
-def test_a_loop_that_is_left_leaves_its_batch_unacked() -> None:
+def test_leaving_the_loop_leaves_its_batch_unacked() -> None:
     fed = changes(3)
     with FakeSubscriber(fed) as subscriber:
         for batch in subscriber:
@@ -208,7 +208,7 @@ def test_a_loop_that_is_left_leaves_its_batch_unacked() -> None:
     assert fed.consumed == 1
 
 
-def test_leaving_the_block_ends_a_loop_that_something_holds_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_the_block_ends_a_loop_that_is_still_referenced(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a loop has in its hands is else waited for so long.
     monkeypatch.setattr("penstock.client.consume.IN_HAND_SECONDS", WAIT_SECONDS_MAX)
     fed = changes(3)
@@ -222,7 +222,7 @@ def test_leaving_the_block_ends_a_loop_that_something_holds_on_to(monkeypatch: p
     assert list(loop) == []
 
 
-def test_an_event_loop_gets_the_same() -> None:
+def test_asyncio_subscriber_receives_the_same_changes() -> None:
     async def consume(fed: FakeChanges) -> tuple[list[int], list[int]]:
         called: list[int] = []
         looped: list[int] = []
@@ -243,7 +243,7 @@ def test_an_event_loop_gets_the_same() -> None:
     assert fed.consumed == 10
 
 
-def test_a_coroutine_that_fails_is_tried_again_and_then_ends_the_subscriber() -> None:
+def test_failing_coroutine_is_retried_and_then_ends_the_subscriber() -> None:
     tries = []
 
     async def fail(batch: ChangeBatch) -> None:
@@ -255,7 +255,7 @@ def test_a_coroutine_that_fails_is_tried_again_and_then_ends_the_subscriber() ->
     assert tries == [0, 0, 0]
 
 
-def test_the_program_may_stop_inside_its_callback() -> None:
+def test_program_may_stop_the_subscriber_inside_its_callback() -> None:
     fed, got = changes(), []
     subscriber = FakeSubscriber(fed)
 
@@ -270,6 +270,6 @@ def test_the_program_may_stop_inside_its_callback() -> None:
     assert fed.consumed == 3
 
 
-def test_an_unknown_way_to_ack_is_refused() -> None:
+def test_unknown_ack_mode_is_refused() -> None:
     with pytest.raises(OptionInvalid):
         FakeSubscriber(changes(), ack="never")

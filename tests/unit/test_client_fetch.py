@@ -114,7 +114,7 @@ def read(client: DaemonClient) -> list[Frame]:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 1000, 7, 1])
-def test_frames_are_read_however_the_network_cuts_them(
+def test_frames_are_read_for_any_packet_boundaries(
     server: ChunkServer, client: DaemonClient, chunk_bytes: int
 ) -> None:
     server.answer(BATCH + BATCH + POSITION + END, chunk_bytes)
@@ -132,7 +132,7 @@ def test_frames_are_read_however_the_network_cuts_them(
 
 
 @pytest.mark.parametrize("left_out", [1, len(END), len(END) + 5])
-def test_an_answer_that_breaks_off_is_a_lost_connection_behind_its_whole_frames(
+def test_truncated_response_is_a_lost_connection_after_its_whole_frames(
     server: ChunkServer, client: DaemonClient, left_out: int
 ) -> None:
     server.answer((POSITION + POSITION + END)[:-left_out], 50, whole=False)
@@ -142,7 +142,7 @@ def test_an_answer_that_breaks_off_is_a_lost_connection_behind_its_whole_frames(
         list(frames)
 
 
-def test_silence_is_a_lost_connection(server: ChunkServer, client: DaemonClient) -> None:
+def test_silence_is_reported_as_a_lost_connection(server: ChunkServer, client: DaemonClient) -> None:
     server.answer(POSITION, 50)
     server.silent.set()
     with pytest.raises(ConnectionLost):
@@ -150,9 +150,7 @@ def test_silence_is_a_lost_connection(server: ChunkServer, client: DaemonClient)
         list(ChangesAnswer(client, {}, SILENCE_SECONDS_SHORT).frames())
 
 
-def test_another_thread_can_cut_an_answer_that_is_waited_for(
-    server: ChunkServer, client: DaemonClient
-) -> None:
+def test_another_thread_can_interrupt_a_pending_response(server: ChunkServer, client: DaemonClient) -> None:
     server.answer(POSITION, 50)
     server.silent.set()
     answer = ChangesAnswer(client, {}, WAIT_SECONDS_MAX)
@@ -163,9 +161,7 @@ def test_another_thread_can_cut_an_answer_that_is_waited_for(
         next(frames)
 
 
-def test_answer_over_tls_that_is_cut_is_never_read_as_plain_bytes(
-    server: ChunkServer, tmp_path: Path
-) -> None:
+def test_truncated_tls_response_is_never_read_as_plain_bytes(server: ChunkServer, tmp_path: Path) -> None:
     certificate.make(tmp_path / "tls")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "tls" / "server.pem", tmp_path / "tls" / "server-key.pem")
@@ -186,7 +182,7 @@ def test_answer_over_tls_that_is_cut_is_never_read_as_plain_bytes(
         next(frames)
 
 
-def test_a_problem_on_the_way_is_raised_as_the_daemon_has_it(
+def test_problem_during_a_response_is_raised_as_the_daemon_sent_it(
     server: ChunkServer, client: DaemonClient
 ) -> None:
     told = {
@@ -211,7 +207,7 @@ def test_a_problem_on_the_way_is_raised_as_the_daemon_has_it(
         struct.pack(">I", 31) + b'{"kind":"end","bytes":-1234567}',
     ],
 )
-def test_what_is_no_frame_is_refused_by_name(
+def test_malformed_frame_is_refused_by_name(
     server: ChunkServer, client: DaemonClient, content: bytes
 ) -> None:
     server.answer(content, 50)
@@ -219,7 +215,7 @@ def test_what_is_no_frame_is_refused_by_name(
         read(client)
 
 
-def test_rows_that_are_no_arrow_are_refused(server: ChunkServer, client: DaemonClient) -> None:
+def test_malformed_arrow_rows_are_refused(server: ChunkServer, client: DaemonClient) -> None:
     server.answer(frame(b"no arrow", kind="batch", table="d.t", rows=1, schema_version=1, key=[]) + END, 50)
     batch, _ = read(client)
     assert isinstance(batch, BatchFrame)
@@ -227,7 +223,7 @@ def test_rows_that_are_no_arrow_are_refused(server: ChunkServer, client: DaemonC
         batch.to_arrow()
 
 
-def test_a_refusal_comes_before_any_frame(client: DaemonClient, server: ChunkServer) -> None:
+def test_refusal_precedes_any_frame(client: DaemonClient, server: ChunkServer) -> None:
     server.RequestHandlerClass = _Refusing
     with pytest.raises(OptionInvalid, match="no such column"):
         ChangesAnswer(client, {}, WAIT_SECONDS_MAX)

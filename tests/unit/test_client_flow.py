@@ -44,7 +44,7 @@ def survey(
 # --- One shard ------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_moves_over_whole_runs_of_acks_only() -> None:
+def test_checkpoint_moves_only_over_contiguous_acks() -> None:
     flow: ShardFlow[str] = ShardFlow(place(4))
     for number, end in enumerate((10, 20, 30)):
         flow.add(str(number), 1)
@@ -61,7 +61,7 @@ def test_a_checkpoint_moves_over_whole_runs_of_acks_only() -> None:
     assert (flow.done, flow.unacked, flow.held_bytes) == (place(30), 0, 0)
 
 
-def test_a_batch_in_the_middle_of_a_transaction_does_not_move_the_checkpoint() -> None:
+def test_batch_inside_a_transaction_does_not_move_the_checkpoint() -> None:
     flow: ShardFlow[str] = ShardFlow(place(4))
     flow.add("a", 1)
     flow.add("b", 1)
@@ -73,7 +73,7 @@ def test_a_batch_in_the_middle_of_a_transaction_does_not_move_the_checkpoint() -
     assert flow.done == place(4)
 
 
-def test_a_stretch_without_rows_moves_the_checkpoint_once_all_before_it_is_acked() -> None:
+def test_range_without_rows_moves_the_checkpoint_once_all_earlier_batches_are_acked() -> None:
     flow: ShardFlow[str] = ShardFlow(place(4))
     assert flow.advance(place(10))
     assert flow.done == place(10)
@@ -86,7 +86,7 @@ def test_a_stretch_without_rows_moves_the_checkpoint_once_all_before_it_is_acked
     assert flow.done == place(30)
 
 
-def test_an_ack_that_comes_twice_changes_nothing() -> None:
+def test_duplicate_ack_changes_nothing() -> None:
     flow: ShardFlow[str] = ShardFlow(place(4))
     flow.add("a", 1)
     flow.advance(place(10))
@@ -96,7 +96,7 @@ def test_an_ack_that_comes_twice_changes_nothing() -> None:
     assert not flow.ack(delivery.number, 0)
 
 
-def test_an_ack_of_a_batch_that_was_rolled_back_is_refused() -> None:
+def test_ack_of_a_rolled_back_batch_is_refused() -> None:
     flow: ShardFlow[str] = ShardFlow(place(4))
     flow.add("a", 1)
     flow.advance(place(10))
@@ -114,9 +114,7 @@ def test_an_ack_of_a_batch_that_was_rolled_back_is_refused() -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.integers(1, 60))
-def test_however_acks_and_rollbacks_mix_nothing_is_lost_and_only_the_unacked_tail_comes_again(
-    seed: int, steps: int
-) -> None:
+def test_any_mix_of_acks_and_rollbacks_redelivers_exactly_the_unacked_tail(seed: int, steps: int) -> None:
     dice = random.Random(seed)
     flow: ShardFlow[int] = ShardFlow(place(0))
     added, end = 0, 0
@@ -177,18 +175,18 @@ def test_however_acks_and_rollbacks_mix_nothing_is_lost_and_only_the_unacked_tai
         (FailurePolicy("stop"), [Step.STOP]),
     ],
 )
-def test_what_follows_failures(policy: FailurePolicy, steps: list[Step]) -> None:
+def test_failures_follow_the_error_policy(policy: FailurePolicy, steps: list[Step]) -> None:
     assert [policy.after(tries)[0] for tries in range(1, len(steps) + 1)] == steps
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_backoff_doubles_up_to_its_maximum() -> None:
     pauses = [FailurePolicy("retry", 9).after(tries)[1] for tries in range(1, 10)]
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert pauses[-1] == RECONNECT.longest
 
 
 @pytest.mark.parametrize("wrong", [{"on_failure": "ignore"}, {"retries": -1}])
-def test_a_policy_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_policy_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionInvalid):
         FailurePolicy(**wrong)
 
@@ -196,12 +194,12 @@ def test_a_policy_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
 # --- Daemons --------------------------------------------------------------------------------
 
 
-def test_a_place_is_found_under_the_number_that_a_daemon_gives_its_epoch() -> None:
+def test_position_is_translated_to_the_daemons_epoch_number() -> None:
     assert fit(survey(epochs=((3, "x"),), epoch=3), place(500)) == Fit(-epoch_base(3))
     assert fit(survey(epochs=((0, "w"), (1, "x")), epoch=1), place(500, epoch=4)) == Fit(epoch_base(3))
 
 
-def test_a_place_of_another_server_is_found_by_its_gtid_set_with_rising_commit_versions() -> None:
+def test_position_of_another_server_is_located_by_gtid_set_with_rising_commit_versions() -> None:
     found = fit(survey(epochs=((2, "y"), (3, "z")), epoch=3), place(500, epoch=7, gtid_set="0-1-9"))
     assert found == Fit(epoch_base(6), by_gtid_set=True)
     assert epoch_base(2) + found.shift > epoch_base(7)
@@ -217,35 +215,37 @@ def test_a_place_of_another_server_is_found_by_its_gtid_set_with_rising_commit_v
         (Survey(), place(500), ServerBehind),
     ],
 )
-def test_a_daemon_that_lacks_the_place_says_why(asked: Survey, at: Place, problem: type[Exception]) -> None:
+def test_daemon_without_the_position_gives_the_reason(
+    asked: Survey, at: Place, problem: type[Exception]
+) -> None:
     with pytest.raises(problem):
         fit(asked, at)
 
 
-def test_the_least_loaded_of_those_that_have_every_place_is_chosen() -> None:
+def test_least_loaded_daemon_with_every_position_is_chosen() -> None:
     asked = {0: survey(load=5), 1: survey(load=1, head=400), 2: survey(load=3)}
     assert choose(asked, {0: place(300), 1: place(500)}, None).daemon == 2
     assert choose(asked, {0: place(300)}, None).daemon == 1
 
 
-def test_a_daemon_is_left_only_for_one_that_would_still_have_less_to_do() -> None:
+def test_subscriber_moves_only_to_a_daemon_that_would_stay_less_loaded() -> None:
     places = {0: place(500)}
     assert choose({0: survey(load=3), 1: survey(load=2)}, places, 0).daemon == 0
     assert choose({0: survey(load=4), 1: survey(load=2)}, places, 0).daemon == 1
 
 
-def test_a_daemon_of_the_same_server_goes_before_an_idle_one_of_another() -> None:
+def test_daemon_of_the_same_server_is_preferred_to_an_idle_daemon_of_another() -> None:
     at = {0: place(500, gtid_set="0-1-9")}
     chosen = choose({0: survey(load=9), 1: survey(epochs=((0, "y"),))}, at, None)
     assert (chosen.daemon, chosen.fits) == (0, {0: Fit(0)})
 
 
-def test_equals_are_spread_by_preference() -> None:
+def test_equal_daemons_are_spread_by_preference() -> None:
     asked = {number: survey() for number in range(3)}
     assert {choose(asked, {}, None, preference).daemon for preference in range(3)} == {0, 1, 2}
 
 
-def test_while_a_daemon_is_away_that_may_have_the_place_nobody_gives_up() -> None:
+def test_subscriber_keeps_waiting_while_an_unreachable_daemon_may_have_the_position() -> None:
     asked = {0: survey(earliest=600), 1: Survey(problem=ConnectionLost("away"))}
     with pytest.raises(ConnectionLost):
         choose(asked, {0: place(500)}, None)
@@ -253,7 +253,7 @@ def test_while_a_daemon_is_away_that_may_have_the_place_nobody_gives_up() -> Non
         choose({0: asked[0]}, {0: place(500)}, None)
 
 
-def test_a_daemon_that_failed_is_asked_later_and_later_until_it_gives_something(
+def test_failed_daemon_is_retried_with_backoff_until_it_delivers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)

@@ -14,7 +14,7 @@ from penstock.source.bounds import Bound
 URL = "penstock://h1:7070,h2/shop"
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_omitted_options_have_their_defaults() -> None:
     found = read_options(URL, name="cache")
     assert found.address.hosts == (("h1", 7070), ("h2", 7070))
     assert (found.instance, found.start, found.begin) == ("shop", None, Start(end="latest"))
@@ -33,7 +33,7 @@ def test_what_is_left_out_has_its_default() -> None:
         (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), Start(bound=Bound(time_us=1_000_000))),
     ],
 )
-def test_a_start_is_read(given: Any, start: Start) -> None:
+def test_start_option_is_parsed(given: Any, start: Start) -> None:
     assert read_options(URL, name="cache", start=given).start == start
     assert read_options(URL, name="cache", begin=given).begin == start
 
@@ -56,20 +56,18 @@ def test_a_start_is_read(given: Any, start: Start) -> None:
         {"on_failure": "ignore"},
     ],
 )
-def test_what_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_option_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionInvalid):
         read_options(URL, **{"name": "cache", **wrong})
 
 
-def test_an_update_is_both_images_and_columns_keep_what_tells_rows_apart() -> None:
+def test_update_has_both_images_and_columns_keep_their_key_flags() -> None:
     request = read_options(URL, name="cache", changes="update", columns=["id"]).request()
     assert request["changes"] == ["update_preimage", "update_postimage"]
     assert request["columns"] == ["id", "_change_type", "_commit_version", "_commit_timestamp"]
 
 
-def test_programs_of_one_user_meet_in_the_state_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_programs_of_one_user_share_the_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_coordination() == f"sqlite://{tmp_path}/penstock/coordination.db"
     monkeypatch.delenv("XDG_STATE_HOME")
@@ -78,7 +76,7 @@ def test_programs_of_one_user_meet_in_the_state_folder(
     assert "/" not in default_member()
 
 
-def test_no_secret_shows() -> None:
+def test_options_print_no_secret() -> None:
     found = read_options(
         "penstock://hidden@h1/shop", name="cache", coordination="zookeeper://me:hidden@z1:2181/root"
     )

@@ -44,7 +44,7 @@ def subscriber_in(folder: Path) -> Subscriber:
     return Subscriber("penstock://127.0.0.1:1/shop", name="cache", coordination=f"sqlite://{folder}/store.db")
 
 
-def test_start_waits_for_daemons_and_store_that_are_away(
+def test_start_waits_for_unavailable_daemons_and_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[str] = []
@@ -67,7 +67,7 @@ def test_start_waits_for_daemons_and_store_that_are_away(
     assert sorted(tries) == ["log"] * 3 + ["place"] * 3 + ["store"] * 3
 
 
-def test_stop_ends_a_start_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ends_a_waiting_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: 60.0)
     asked = threading.Event()
 
@@ -85,7 +85,7 @@ def test_stop_ends_a_start_that_waits(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not thread.is_alive()
 
 
-def test_start_that_the_log_no_longer_has_is_refused_at_once(
+def test_start_before_the_retained_log_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Daemons, "have_something", lambda self: True)

@@ -84,7 +84,7 @@ def handshakes(daemon: ServedLog) -> int:
 # --- Answers that nobody reads --------------------------------------------------------------
 
 
-def test_bytes_that_are_not_read_end_and_free_their_segment(
+def test_response_that_is_not_read_ends_and_frees_its_segment(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = LargeSegment(log, monkeypatch)
@@ -96,7 +96,7 @@ def test_bytes_that_are_not_read_end_and_free_their_segment(
         wait_until(lambda: open_connections(daemon) == 0)
 
 
-def test_bytes_free_their_segment_when_their_reader_leaves(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnecting_reader_frees_its_segment(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = LargeSegment(log, monkeypatch)
     with serving(log) as daemon:
         with closing(connect(daemon)) as peer:
@@ -106,7 +106,7 @@ def test_bytes_free_their_segment_when_their_reader_leaves(log: Log, monkeypatch
         assert segment.pieces < UNREAD_BYTES >> 20
 
 
-def test_canal_session_whose_answers_are_not_read_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canal_session_with_unread_responses_is_closed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canal, "SEND_SECONDS_MAX", PATIENCE_SECONDS)
     with serving(log, {"canal": "127.0.0.1:0"}) as daemon:
         # Connections inherit it, and so are full soon.
@@ -127,9 +127,7 @@ def test_canal_session_whose_answers_are_not_read_ends(log: Log, monkeypatch: py
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
-def test_connection_that_is_closing_is_not_kept_for_what_nobody_reads(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_connection_is_not_kept_for_unread_bytes(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "SEND_SECONDS_MAX", PATIENCE_SECONDS)
     with serving(log, {"canal": "127.0.0.1:0"}) as daemon:
         daemon.ports.sockets["http"].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
@@ -159,7 +157,7 @@ def secure(log: Log, tls: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 
 @pytest.mark.parametrize("name", ["http", "canal"])
-def test_silent_handshakes_are_counted_and_bounded_for_each_peer(
+def test_handshakes_in_progress_are_counted_and_bounded_per_peer(
     secure: Callable[[], ServedLog], tls: Path, name: str
 ) -> None:
     daemon = secure()
@@ -180,9 +178,7 @@ def test_silent_handshakes_are_counted_and_bounded_for_each_peer(
     wait_until(lambda: open_connections(daemon) == 0)
 
 
-def test_silent_handshake_ends_in_time(
-    secure: Callable[[], ServedLog], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_handshake_times_out(secure: Callable[[], ServedLog], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "GREETING_SECONDS_MAX", PATIENCE_SECONDS)
     daemon = secure()
     with closing(connect(daemon)) as silent:
@@ -190,7 +186,7 @@ def test_silent_handshake_ends_in_time(
         wait_until(lambda: open_connections(daemon) == 0)
 
 
-def test_connections_of_one_peer_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_per_peer_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "CONNECTIONS_PER_PEER_MAX", 3)
     with serving(log, {"ptubes": "127.0.0.1:0"}) as daemon, ExitStack() as stack:
         peers = [stack.enter_context(closing(connect(daemon, name))) for name in ("http", "ptubes", "http")]
@@ -202,7 +198,7 @@ def test_connections_of_one_peer_are_bounded(log: Log, monkeypatch: pytest.Monke
         assert daemon.ask("GET", "/v1/status").status == 200
 
 
-def test_connections_that_have_ended_keep_nobody_out(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_connections_free_their_place(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait in the port's queue, ended before they were accepted, while the event loop is busy."""
     monkeypatch.setattr(accepting, "_ACCEPTED_AT_ONCE", 2)
     monkeypatch.setattr(accepting, "CONNECTIONS_MAX", 40)

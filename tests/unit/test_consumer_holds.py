@@ -71,7 +71,7 @@ def consume(
     assert daemon.ask("POST", path, asked, token=token, Penstock_Consumed=str(consumed)).status == 200
 
 
-def test_subscriber_holds_the_log_where_it_has_consumed_up_to(daemon: ServedLog) -> None:
+def test_subscriber_holds_the_log_at_its_consumed_position(daemon: ServedLog) -> None:
     first, second, *_ = places(daemon.log)
     consume(daemon, "cache/host-1", first)
     assert holds(daemon) == {"cache": first}
@@ -84,7 +84,7 @@ def test_subscriber_holds_the_log_where_it_has_consumed_up_to(daemon: ServedLog)
     assert holds(daemon) == {}
 
 
-def test_consumer_that_is_deleted_releases_the_log_at_once(daemon: ServedLog) -> None:
+def test_deleted_consumer_releases_the_log_at_once(daemon: ServedLog) -> None:
     asked = AskedDaemon.find(INSTANCE, f"http://127.0.0.1:{daemon.port()}", None)
     first, second, *_ = places(daemon.log)
     consume(daemon, "cache", first)
@@ -99,7 +99,7 @@ def test_consumer_that_is_deleted_releases_the_log_at_once(daemon: ServedLog) ->
     assert holds(daemon) == {}
 
 
-def test_hold_is_at_the_least_place_of_all_shards(daemon: ServedLog) -> None:
+def test_hold_is_at_the_lowest_position_of_all_shards(daemon: ServedLog) -> None:
     first, second, third, *_ = places(daemon.log)
     consume(daemon, "cache/a", second, [0])
     consume(daemon, "cache/b", first, [1])
@@ -109,7 +109,7 @@ def test_hold_is_at_the_least_place_of_all_shards(daemon: ServedLog) -> None:
     assert holds(daemon) == {"cache": third}
 
 
-def test_hold_stays_over_a_restart_until_every_shard_has_told_its_place(log: Log) -> None:
+def test_hold_survives_a_restart_until_every_shard_has_reported_its_position(log: Log) -> None:
     first, second, third, *_ = places(log)
     with serving(log) as daemon:
         consume(daemon, "cache/a", first, [0, 1])
@@ -158,7 +158,7 @@ def test_real_subscriber_holds_the_log_at_its_stored_checkpoint(
     reading.join(WAIT_SECONDS_MAX)
 
 
-def test_canal_client_holds_the_log_at_what_it_has_acknowledged(daemon: ServedLog) -> None:
+def test_canal_client_holds_the_log_at_its_acknowledged_position(daemon: ServedLog) -> None:
     first, *_, head = places(daemon.log)
     with CanalClient(daemon.port("canal"), INSTANCE).log_in().subscribe() as client:
         batch_id, _ = client.get(1)
@@ -176,7 +176,7 @@ def test_canal_client_holds_the_log_at_what_it_has_acknowledged(daemon: ServedLo
     assert holds(daemon) == {}
 
 
-def test_ptubes_client_holds_the_log_before_its_last_answers(daemon: ServedLog) -> None:
+def test_ptubes_client_holds_the_log_before_its_last_responses(daemon: ServedLog) -> None:
     first, *_ = places(daemon.log)
     with PtubesClient(daemon.port("ptubes"), TABLES, task="cache") as client:
         client.subscribe()
@@ -190,7 +190,7 @@ def test_ptubes_client_holds_the_log_before_its_last_answers(daemon: ServedLog) 
         wait_until(holds_the_head)
 
 
-def test_pipeline_holds_the_log_of_a_daemon_behind_its_batches(
+def test_pipeline_holds_the_log_of_a_daemon_at_its_batches(
     daemon: ServedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "lake.yaml"
@@ -215,7 +215,7 @@ def test_pipeline_holds_the_log_of_a_daemon_behind_its_batches(
     log.close()
 
 
-def test_consumer_that_does_not_come_back_holds_nothing_in_the_end(log: Log) -> None:
+def test_hold_of_a_consumer_that_never_returns_expires(log: Log) -> None:
     first, *_ = places(log)
     with serving(log, hold_seconds=7200.0) as daemon:
         begun_us = time.time_ns() // 1000
@@ -226,13 +226,13 @@ def test_consumer_that_does_not_come_back_holds_nothing_in_the_end(log: Log) -> 
         assert 0 <= (kept.expires_us or 0) - begun_us - 7200_000_000 < WAIT_SECONDS_MAX * 1_000_000
 
 
-def test_no_consumer_holds_the_log_where_that_is_switched_off(log: Log) -> None:
+def test_disabled_holds_never_hold_the_log(log: Log) -> None:
     with serving(log, hold_seconds=None) as daemon:
         consume(daemon, "cache", places(log)[0])
         assert holds(daemon) == {}
 
 
-def test_consumer_does_not_hold_a_log_of_memory() -> None:
+def test_consumer_does_not_hold_a_memory_log() -> None:
     with MemoryLog.open_memory(LogSettings(), instance=INSTANCE) as log:
         Captured(log).run()
         with serving(log) as daemon:
@@ -245,7 +245,7 @@ def test_consumer_does_not_hold_a_log_of_memory() -> None:
     ("consumer", "name"),
     [("orders-cache", "orders-cache"), ("a.b", "a.2e.b"), ("a/ä", "a.2f..e4."), ("x" * 200, "x" * 40)],
 )
-def test_hold_says_whose_it_is(consumer: str, name: str) -> None:
+def test_hold_names_its_owner(consumer: str, name: str) -> None:
     found = consumer_hold_name(consumer).removeprefix("penstock.consumer.")
     assert found.startswith(name)
     assert len(consumer_hold_name(consumer)) <= 128

@@ -37,7 +37,9 @@ def source_of(monkeypatch: pytest.MonkeyPatch, *, tells_boundaries: bool) -> Dae
     return source
 
 
-def test_a_plan_is_cut_where_the_daemon_says_that_transactions_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_is_cut_at_transaction_boundaries_reported_by_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranges = source_of(monkeypatch, tells_boundaries=True).split(ranges_min=4)
     assert len(ranges) == 4
     assert all(one.aligned and (one.start - 157) % 1000 == 0 for one in ranges)
@@ -45,7 +47,7 @@ def test_a_plan_is_cut_where_the_daemon_says_that_transactions_end(monkeypatch: 
     assert [one.is_cut for one in ranges] == [True, True, True, False]
 
 
-def test_a_daemon_of_0_1_0_has_its_files_read_in_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_0_1_0_daemon_are_read_in_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(monkeypatch, tells_boundaries=False)
     (whole,) = source.split(ranges_min=4)
     assert (whole.start, whole.stop, whole.aligned, whole.is_cut) == (157, END, True, False)

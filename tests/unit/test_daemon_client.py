@@ -47,7 +47,7 @@ def answering(answer: bytes) -> Iterator[DaemonClient]:
             thread.join()
 
 
-def test_whole_answer_is_taken() -> None:
+def test_whole_response_is_accepted() -> None:
     with answering(ANSWER) as client:
         assert client.ask("earliest") == {"position": "mysql-bin.000001:4"}
         assert client.content("head_bytes") == BODY
@@ -62,7 +62,7 @@ CALLS: dict[str, Callable[[DaemonClient], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_answer_cut_anywhere_is_a_lost_connection(call: str) -> None:
+def test_truncated_response_is_a_lost_connection(call: str) -> None:
     for length in range(1, len(ANSWER)):
         with answering(ANSWER[:length]) as client, pytest.raises(ConnectionLost):
             CALLS[call](client)

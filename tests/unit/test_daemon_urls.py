@@ -35,7 +35,7 @@ def log() -> Iterator[Log]:
         ("penstocks://127.0.0.1:7171?ssl_mode=required", "https://127.0.0.1:7171"),
     ],
 )
-def test_daemon_is_found_by_every_form_of_its_url(url: str, base: str) -> None:
+def test_every_form_of_a_daemon_url_is_accepted(url: str, base: str) -> None:
     assert daemon_address(INSTANCE, url, None).base_urls == (base,)
 
 
@@ -45,10 +45,10 @@ def test_url_of_something_else_is_refused() -> None:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_daemon_urls.py::test_holds_and_tail_take_every_form", keep=("penstock",)
+    guard="tests/unit/test_daemon_urls.py::test_holds_and_tail_accept_every_url_form", keep=("penstock",)
 )
 @pytest.mark.parametrize("form", ["{}", "http://{}", "penstock://{}"])
-def test_holds_and_tail_take_every_form(log: Log, form: str) -> None:
+def test_holds_and_tail_accept_every_url_form(log: Log, form: str) -> None:
     with serving(log) as daemon:
         url = form.format(f"127.0.0.1:{daemon.port()}")
         assert penstock("holds", "list", INSTANCE, "--url", url).code == 0
@@ -56,7 +56,7 @@ def test_holds_and_tail_take_every_form(log: Log, form: str) -> None:
         assert (tailed.code, "fuzzed.t" in tailed.out) == (0, True)
 
 
-def test_plain_http_to_a_port_of_tls_says_so(log: Log, tmp_path: Path) -> None:
+def test_plain_http_to_a_tls_port_is_reported(log: Log, tmp_path: Path) -> None:
     certificate.make(tmp_path / "tls")
     names = certificate.server_options(tmp_path / "tls")
     with serving(log, {"tls": {"cert": names["ssl-cert"], "key": names["ssl-key"]}}) as daemon:
@@ -69,7 +69,7 @@ def test_plain_http_to_a_port_of_tls_says_so(log: Log, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_token", [True, False])
-def test_settings_file_gives_the_operator_a_token(log: Log, tmp_path: Path, with_token: bool) -> None:
+def test_settings_file_provides_the_operator_token(log: Log, tmp_path: Path, with_token: bool) -> None:
     access = [
         {"name": "cache", "token": "cache-token"},
         {"name": "operator", "token": "admin-token", "admin": True},
@@ -89,7 +89,7 @@ def test_settings_file_gives_the_operator_a_token(log: Log, tmp_path: Path, with
         assert penstock("holds", "list", INSTANCE, "--config", file).code == 0
 
 
-def test_counts_and_sizes_are_written_for_people() -> None:
+def test_counts_and_sizes_are_human_readable() -> None:
     assert [counted(number, "segment") for number in (0, 1, 1234)] == [
         "0 segments",
         "1 segment",

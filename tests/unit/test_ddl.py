@@ -130,7 +130,7 @@ def test_effects_name_their_tables(text: str, expected: list[str]) -> None:
     assert names(text) == expected
 
 
-def test_the_body_of_a_routine_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routine_body_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     scanned = tokens._token_at
 
@@ -145,7 +145,7 @@ def test_the_body_of_a_routine_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert read == ["CREATE", "DEFINER", "=", "u", "@", "h", "PROCEDURE"]
 
 
-def test_statement_of_too_many_tokens_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statement_with_too_many_tokens_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "STATEMENT_TOKENS_MAX", 50)
     assert names("CREATE TABLE t (a INT)") == ["CreateTable shop.t"]
     assert names(f"CREATE TABLE t ({', '.join(f'c{i} INT' for i in range(50))})") == ["Unread shop.t"]
@@ -159,7 +159,7 @@ def steps(text: str) -> list[Any]:
     return list(effect.steps)
 
 
-def test_period_alone_is_the_name_of_a_column() -> None:
+def test_bare_period_is_a_column_name() -> None:
     dropped, added = steps("ALTER TABLE t DROP period, ADD period INT")
     assert dropped == DropColumn("period")
     assert (added.column.name, added.column.declared.text) == ("period", "int")
@@ -173,7 +173,7 @@ def test_period_alone_is_the_name_of_a_column() -> None:
         ("TEXT CHARACTER SET gbk DEFAULT (CONVERT('x' USING utf8mb4)) NOT NULL", "gbk", False),
     ],
 )
-def test_words_of_a_default_expression_are_no_attributes(
+def test_words_of_a_default_expression_are_not_attributes(
     declaration: str, charset: str | None, nullable: bool
 ) -> None:
     [added] = steps(f"ALTER TABLE t ADD b {declaration}")
@@ -181,7 +181,7 @@ def test_words_of_a_default_expression_are_no_attributes(
 
 
 @given(st.text(max_size=80))
-def test_no_text_raises(text: str) -> None:
+def test_arbitrary_text_raises_no_error(text: str) -> None:
     for spelling in (MYSQL, MARIADB):
         for statement in (text, "ALTER TABLE t " + text, "CREATE TABLE t (" + text + ")"):
             # A comment before a statement changes nothing.
@@ -195,20 +195,20 @@ _WORDS = words_of(
 
 
 @given(st.lists(st.sampled_from(sorted(_WORDS)), max_size=25))
-def test_no_order_of_keywords_raises(words: list[str]) -> None:
+def test_any_order_of_keywords_raises_no_error(words: list[str]) -> None:
     text = " ".join(words)
     for spelling in (MYSQL, MARIADB):
         for statement in (text, "CREATE TABLE t (a INT, " + text + ")"):
             assert names(statement, spelling) == names("/* c */ " + statement, spelling)
 
 
-def test_version_comments_hold_what_the_server_took() -> None:
+def test_version_comments_are_executed_as_by_the_server() -> None:
     text = "a /*!80023 b */ /*!90800 c */ /*!d*/ /*M!100000 e */ /* f */ -- g\n # h\n i"
     assert [token.text for token in tokens_of(text, MYSQL)] == ["a", "b", "d", "i"]
     assert [token.text for token in tokens_of(text, MARIADB)] == ["a", "d", "e", "i"]
 
 
-def test_quotes_end_where_the_server_ends_them() -> None:
+def test_string_quotes_end_as_on_the_server() -> None:
     parsed = tokens_of('\'it\'\'s \\\' \\\\\' "say ""x""" `a``b`', MYSQL)
     assert [(token.kind, token.text) for token in parsed] == [
         (Kind.STRING, "it's ' \\"),
@@ -220,7 +220,7 @@ def test_quotes_end_where_the_server_ends_them() -> None:
             tokens_of(text, MYSQL)
 
 
-def test_a_key_word_in_backticks_is_a_name() -> None:
+def test_keyword_in_backticks_is_a_name() -> None:
     (effect,) = effects_of("CREATE TABLE t (`primary` INT, `key` INT, `after` INT)", "shop", MYSQL)
     assert isinstance(effect, CreateTable)
     assert [column.name for column in effect.columns] == ["primary", "key", "after"]
@@ -237,14 +237,12 @@ def test_a_key_word_in_backticks_is_a_name() -> None:
         ("", '"a\\"b"', [(Kind.DOUBLE, 'a"b')]),
     ],
 )
-def test_quotes_are_read_as_the_sql_mode_says(
-    sql_mode: str, text: str, expected: list[tuple[Kind, str]]
-) -> None:
+def test_quotes_depend_on_the_sql_mode(sql_mode: str, text: str, expected: list[tuple[Kind, str]]) -> None:
     found = tokens_of(text, MYSQL.under(frozenset({sql_mode})))
     assert [(token.kind, token.text) for token in found] == expected
 
 
-def test_types_that_the_sql_mode_changes_are_followed_or_read_from_the_server() -> None:
+def test_types_that_depend_on_the_sql_mode_are_followed_or_read_from_the_server() -> None:
     def effects(sql_mode: str) -> list[Effect]:
         return effects_of("ALTER TABLE t ADD r REAL", "shop", MYSQL.under(frozenset({sql_mode})))
 
@@ -257,7 +255,7 @@ def test_types_that_the_sql_mode_changes_are_followed_or_read_from_the_server() 
     assert effects("ORACLE") == effects("MAXDB") == [Unread(frozenset({TableName("shop", "t")}))]
 
 
-def test_members_are_spelled_as_the_server_spells_them() -> None:
+def test_enum_members_are_spelled_as_on_the_server() -> None:
     text = r"ALTER TABLE t ADD e ENUM('a\nb','c\0d','e\rf','g\\h','i\tj','k\'l')"
     [altered] = effects_of(text, "shop", MYSQL)
     assert isinstance(altered, AlterTable)

@@ -57,7 +57,7 @@ POISONED = (
 )
 
 
-def test_entries_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+def test_dead_letter_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     told = settings(tmp_path, status="int")
     folder = Path(told.dead_letter)
     put_aside(told, changes_of(ORDERS, *POISONED))
@@ -73,7 +73,7 @@ def test_entries_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     assert {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()} == {0o600}
 
 
-def test_rows_are_put_aside_as_the_source_gave_them_with_place_and_reason(tmp_path: Path) -> None:
+def test_rejected_rows_are_stored_as_logged_with_position_and_reason(tmp_path: Path) -> None:
     told = settings(tmp_path, status="int")
     assert put_aside(told, changes_of(ORDERS, *POISONED)) == 3
     first, second = dead_letters(told)
@@ -87,7 +87,7 @@ def test_rows_are_put_aside_as_the_source_gave_them_with_place_and_reason(tmp_pa
     assert json.loads(json.dumps(first.to_json()))["rows"] == 2
 
 
-def test_a_batch_that_comes_again_leaves_what_one_attempt_leaves(tmp_path: Path) -> None:
+def test_retried_batch_writes_its_rejected_rows_once(tmp_path: Path) -> None:
     told = settings(tmp_path, status="int")
     changes = changes_of(ORDERS, *POISONED)
     put_aside(told, changes)
@@ -101,7 +101,7 @@ def test_a_batch_that_comes_again_leaves_what_one_attempt_leaves(tmp_path: Path)
     assert len(dead_letters(told)) == 5
 
 
-def test_rows_that_are_only_counted_are_not_put_aside(tmp_path: Path) -> None:
+def test_rejected_rows_that_are_only_counted_are_not_stored(tmp_path: Path) -> None:
     told = settings(tmp_path)
     aside = DeadLetterPart(told.dead_letter, MARK, 0)
     changes = changes_of(ORDERS, insert(1, id=1))
@@ -111,7 +111,7 @@ def test_rows_that_are_only_counted_are_not_put_aside(tmp_path: Path) -> None:
     assert not Path(told.dead_letter).exists()
 
 
-def test_a_feed_gets_the_rows_once_the_steps_can_work_on_them(
+def test_replayed_rows_reach_the_feed_once_the_steps_accept_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_aside(settings(tmp_path, status="int"), changes_of(ORDERS, *POISONED))
@@ -126,7 +126,7 @@ def test_a_feed_gets_the_rows_once_the_steps_can_work_on_them(
     assert len(list(Path(mended.dead_letter, "replayed").iterdir())) == 2
 
 
-def test_rows_that_fail_again_are_put_aside_again(tmp_path: Path) -> None:
+def test_rows_that_fail_again_are_stored_again(tmp_path: Path) -> None:
     told = settings(tmp_path, status="int")
     put_aside(told, changes_of(ORDERS, POISONED[3]))
     (done,) = replay(told)
@@ -144,7 +144,7 @@ def test_rows_that_fail_again_are_put_aside_again(tmp_path: Path) -> None:
     ],
     ids=["mysql", "redis"],
 )
-def test_into_a_target_that_keeps_state_the_keys_are_read_again(tmp_path: Path, sink: Any) -> None:
+def test_replay_into_a_stateful_target_reads_the_keys_again(tmp_path: Path, sink: Any) -> None:
     told = settings(tmp_path, sink, status="int")
     put_aside(told, changes_of(ORDERS, *POISONED))
     with pytest.raises(OptionInvalid, match="never ran"):
@@ -163,7 +163,7 @@ def test_into_a_target_that_keeps_state_the_keys_are_read_again(tmp_path: Path, 
     assert {one.where for one in wishes} == {"(`id`=2) OR (`id`=2)", "(`id`=4)"}
 
 
-def test_a_row_without_a_key_says_what_to_do(tmp_path: Path) -> None:
+def test_replay_of_a_row_without_a_key_gives_a_hint(tmp_path: Path) -> None:
     told = settings(tmp_path, {"mysql": {"url": "mysql://writer@127.0.0.1:1"}}, status="int")
     keyless = target_of({"id": "bigint", "status": "varchar(20)"}, ())
     put_aside(told, changes_of(keyless, insert(1, id=1, status="one")))
@@ -172,12 +172,12 @@ def test_a_row_without_a_key_says_what_to_do(tmp_path: Path) -> None:
     assert "penstock resnapshot" in (refused.value.hint or "")
 
 
-def test_an_entry_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_dead_letter_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SourceMissing):
         list(replay(settings(tmp_path), ["nothing.arrow"]))
 
 
-def test_a_dead_letter_may_be_a_url(tmp_path: Path) -> None:
+def test_dead_letter_folder_may_be_a_url(tmp_path: Path) -> None:
     told = replace(settings(tmp_path, status="int"), dead_letter=f"file://{tmp_path}/letters")
     put_aside(told, changes_of(ORDERS, *POISONED))
     assert [one.rows for one in dead_letters(told)] == [2, 1]
@@ -186,7 +186,7 @@ def test_a_dead_letter_may_be_a_url(tmp_path: Path) -> None:
         dead_letters(replace(told, dead_letter="nowhere://bucket/letters"))
 
 
-def test_much_is_written_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_dead_letter_is_written_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipeline.dead_letter._HELD_BYTES_MAX", 1)
     told = settings(tmp_path, status="int")
     aside = DeadLetterPart(told.dead_letter, MARK, 0)
@@ -199,7 +199,7 @@ def test_much_is_written_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(dead_letters(told)) == 2
 
 
-def test_the_command_lists_rows_and_sends_them_again(tmp_path: Path) -> None:
+def test_command_lists_and_replays_rejected_rows(tmp_path: Path) -> None:
     told = settings(tmp_path, status="int")
     put_aside(told, changes_of(ORDERS, *POISONED))
     file = tmp_path / "shop.yaml"

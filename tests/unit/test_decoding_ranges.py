@@ -53,7 +53,7 @@ def cuts(content: bytes) -> Iterator[int]:
 
 @pytest.mark.parametrize("buffer_bytes", [SHORT_BUFFER_BYTES, 1 << 20])
 @pytest.mark.parametrize("log", SMALL_LOGS, ids=lambda path: path.stem)
-def test_cut_anywhere_gives_every_row_once(log: Path, buffer_bytes: int) -> None:
+def test_any_cut_returns_every_row_once(log: Path, buffer_bytes: int) -> None:
     content = log.read_bytes()
     whole = decode(content, file=FILE).rows()
     for cut in each(cuts(content), least=10):
@@ -61,7 +61,7 @@ def test_cut_anywhere_gives_every_row_once(log: Path, buffer_bytes: int) -> None
 
 
 @pytest.mark.parametrize("log", SMALL_LOGS, ids=lambda path: path.stem)
-def test_cut_of_a_log_without_checksums_gives_every_row_once(log: Path) -> None:
+def test_any_cut_of_a_log_without_checksums_returns_every_row_once(log: Path) -> None:
     content = assemble(map(without_checksum, events(log.read_bytes())))
     whole = decode(content, file=FILE).rows()
     for cut in each(cuts(content), least=10):
@@ -79,7 +79,7 @@ def transactions(log: Path, code: int) -> tuple[list[Event], list[list[Event]]]:
     return head, [group for group in groups[1:] if group[-1].code == code]
 
 
-def test_number_of_a_commit_that_is_passed_over_is_no_other_commits() -> None:
+def test_commit_number_of_a_skipped_commit_is_not_reused() -> None:
     head, (first, second, *_) = transactions(LOGS["mysql-9.7-2"], XID)
     commit = replace(second[-1], code=QUERY, body=query_body("COMMIT"))
     content = assemble([*head, *first, *second[:-1], commit])
@@ -94,7 +94,7 @@ def test_number_of_a_commit_that_is_passed_over_is_no_other_commits() -> None:
         assert ('"xid"' in str(messages)) == (passed == 0)
 
 
-def test_damaged_payload_that_is_passed_over_stops_nothing() -> None:
+def test_damaged_payload_outside_the_range_stops_nothing() -> None:
     head, (first, second, *_) = transactions(LOGS["mysql-9.7-4"], TRANSACTION_PAYLOAD)
     damaged = [*first[:-1], replace(first[-1], body=first[-1].body[:-40] + bytes(40))]
     for broken in (damaged, [*first[:-1], replace(first[-1], body=b"\1\xfe")]):
@@ -104,7 +104,7 @@ def test_damaged_payload_that_is_passed_over_stops_nothing() -> None:
         assert len(decode(content, FILE, start=(1, start)).rows()) == len(expected.rows())
 
 
-def test_cut_between_a_gtid_and_its_begin_is_refused_where_gtids_are_not_certain() -> None:
+def test_cut_between_a_gtid_and_its_begin_is_refused_without_reliable_gtids() -> None:
     """The range before has the transaction too, even if no other one follows inside this range."""
     (version, *head), (first, second, *_) = transactions(LOGS["mysql-9.7-2"], XID)
     old = replace(version, body=version.body[:2] + b"5.6.51".ljust(50, b"\0") + version.body[52:])

@@ -12,7 +12,7 @@ FILE = "binlog.000001"
 
 
 @pytest.mark.parametrize("log", SMALL_LOGS, ids=lambda path: path.stem)
-def test_statement_has_the_time_of_its_event(log: Path) -> None:
+def test_statement_time_is_that_of_its_event(log: Path) -> None:
     content = log.read_bytes()
     times = {
         f"{FILE}:{event.offset}": event.timestamp * 1_000_000
@@ -24,7 +24,7 @@ def test_statement_has_the_time_of_its_event(log: Path) -> None:
 
 
 @pytest.mark.parametrize("log", SMALL_LOGS, ids=lambda path: path.stem)
-def test_statement_in_a_listing_of_events_has_its_database(log: Path) -> None:
+def test_statement_in_an_event_listing_has_its_database(log: Path) -> None:
     decoded = decode(log.read_bytes(), FILE, emit="events")
     batches = [batch for batches in decoded.batches.values() for batch in batches]
     listed = [event for batch in batches for event in batch.to_pylist() if event["type"].startswith("Query")]

@@ -123,7 +123,7 @@ def test_contradicted_definition_is_read_again_or_stops_the_table(log: Path, cha
 
 
 @pytest.mark.parametrize("log", [MYSQL, MARIADB], indirect=True)
-def test_columns_given_without_nullability_are_accepted(log: Path) -> None:
+def test_columns_without_nullability_are_accepted(log: Path) -> None:
     columns = [replace(column, nullable=True) for column in definition_of(log).columns]
     history = history_with(columns, None, _is_mariadb(log))
     assert rows_of(log, history, end_of_create(log)) == rows_of(log)

@@ -5,7 +5,7 @@ import sys
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
-def test_without_pyspark_its_absence_is_named_with_the_command_that_installs_it() -> None:
+def test_missing_pyspark_error_names_the_install_command() -> None:
     code = (
         "import sys; sys.modules['pyspark'] = None\n"
         "from penstock.errors import DependencyMissing\n"

@@ -25,13 +25,13 @@ def ids(*names: str) -> list[str]:
     return [json.loads(line)["index"]["_id"] for line in lines[::2]]
 
 
-def test_an_empty_key_has_an_id_that_no_other_key_has() -> None:
+def test_empty_key_has_a_document_id_of_its_own() -> None:
     names = ["", "%", "%%", "a", "a%", "%a", "\n", ":", "%25"]
     found = ids(*names)
     assert found == ["%", "%%", "%%%", "a", "a%", "%a", "\n", ":", "%25"]
 
 
-def test_a_geometry_that_cannot_be_read_back_is_left_out_by_name() -> None:
+def test_unreadable_geometry_is_omitted_by_name() -> None:
     with pytest.raises(OptionInvalid) as refused:
         rows_of_sources(NOTES, [{"name": "a", "place": "POINT(1 1)"}])
     assert "--leave-out place" in str(refused.value.hint)
@@ -40,7 +40,7 @@ def test_a_geometry_that_cannot_be_read_back_is_left_out_by_name() -> None:
     assert rows.to_pylist() == [{"name": "a"}]
 
 
-def test_a_value_of_another_type_than_its_column_is_told_by_name() -> None:
+def test_value_of_another_type_than_its_column_is_refused_by_name() -> None:
     counted = Target(NOTES.name, (NOTES.columns[0], Column("n", "int")), ("name",))
     for rows_of in (rows_of_sources, rows_of_documents):
         with pytest.raises(ValueMalformed, match=r"column n of shop\.notes that is no int") as told:

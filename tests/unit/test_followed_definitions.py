@@ -44,7 +44,7 @@ def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None
          ["a enum('é','x') latin1", "b set('中') gbk"]),
     ],
 )  # fmt: skip
-def test_charsets_of_columns_are_those_of_the_server(statements: str, columns: list[str]) -> None:
+def test_column_charsets_equal_the_servers(statements: str, columns: list[str]) -> None:
     assert columns_after(statements, MYSQL) == columns
 
 
@@ -64,7 +64,7 @@ def test_charsets_of_columns_are_those_of_the_server(statements: str, columns: l
         "CREATE TABLE t (a ENUM('x') CHARACTER SET binary); ALTER TABLE t CONVERT TO CHARACTER SET ucs2",
     ],
 )
-def test_charsets_that_only_the_server_tells_put_a_table_in_doubt(statements: str) -> None:
+def test_charset_known_only_to_the_server_puts_a_table_in_doubt(statements: str) -> None:
     assert columns_after(statements, MYSQL) is None
 
 
@@ -86,7 +86,7 @@ def test_mariadb_tables_that_may_have_a_hidden_column_are_in_doubt(statements: s
     assert columns_after(statements, MYSQL) is not None
 
 
-def test_mariadb_compressed_bytes_are_read() -> None:
+def test_compressed_columns_of_mariadb_are_decompressed() -> None:
     columns = columns_after("CREATE TABLE t (a VARBINARY(50) COMPRESSED)", MARIADB)
     assert columns == ["a varbinary(50) /*M!100301 COMPRESSED*/"]
 
@@ -133,7 +133,9 @@ def test_clauses_of_mariadb_are_followed(statements: str, columns: list[str]) ->
         ("VARCHAR(200)", "latin1", "utf8mb4", "varchar(200)"),
     ],
 )
-def test_converted_texts_hold_as_many_characters(text: str, charset: str, to: str, expected: str) -> None:
+def test_converted_text_columns_keep_their_number_of_characters(
+    text: str, charset: str, to: str, expected: str
+) -> None:
     statements = (
         f"CREATE TABLE t (a {text} CHARACTER SET {charset}); ALTER TABLE t CONVERT TO CHARACTER SET {to}"
     )
@@ -141,14 +143,14 @@ def test_converted_texts_hold_as_many_characters(text: str, charset: str, to: st
 
 
 @pytest.mark.parametrize("declared", ["ADD b BLOB", "MODIFY a TINYTEXT", "CHANGE a b LONG VARBINARY"])
-def test_a_size_that_the_server_computes_puts_a_table_in_doubt(declared: str) -> None:
+def test_server_computed_size_puts_a_table_in_doubt(declared: str) -> None:
     assert (
         columns_after(f"CREATE TABLE t (a CHAR); ALTER TABLE t {declared}, CONVERT TO CHARSET ucs2", MYSQL)
         is None
     )
 
 
-def test_a_key_is_dropped_before_columns_change_and_added_after() -> None:
+def test_key_is_dropped_before_columns_change_and_added_after() -> None:
     history = SchemaHistory(ServerDefaults(MYSQL, "utf8mb4", {}, False))
     statements = (
         "CREATE TABLE t (a INT PRIMARY KEY, b INT)",
@@ -162,7 +164,7 @@ def test_a_key_is_dropped_before_columns_change_and_added_after() -> None:
     assert schema.primary_key == ("c",)
 
 
-def test_the_key_of_a_system_versioned_table_ends_with_its_period() -> None:
+def test_key_of_a_system_versioned_table_ends_with_its_period() -> None:
     history = SchemaHistory(ServerDefaults(MARIADB, "utf8mb4", {}, False))
     history.apply(
         "CREATE TABLE t (a INT KEY, s TIMESTAMP(6) AS ROW START, e TIMESTAMP(6) GENERATED ALWAYS AS ROW END,"

@@ -78,7 +78,7 @@ def source_of(path: Path) -> Source:
 
 
 @pytest.mark.parametrize("spacing", [0, 500])
-def test_the_copies_are_perfect_where_they_lie(spacing: int) -> None:
+def test_forged_copies_are_valid_at_their_positions(spacing: int) -> None:
     content = forged_log(4000, spacing)
     blob = next(event for event in events(content) if event.size > 4000)
     # Only the events before it tell that a copy is none: opened there, the bytes are changes of accounts.
@@ -91,7 +91,7 @@ def test_the_copies_are_perfect_where_they_lie(spacing: int) -> None:
     assert {(row["id"], row["note"]) for row in found} == {(1, b"forged")}
 
 
-def test_a_file_cut_anywhere_gives_the_rows_of_no_value(tmp_path: Path) -> None:
+def test_any_cut_of_a_file_returns_no_row_from_inside_a_value(tmp_path: Path) -> None:
     path = write_forged_log(tmp_path, 4000)
     size = path.stat().st_size
     source = source_of(path)
@@ -100,7 +100,7 @@ def test_a_file_cut_anywhere_gives_the_rows_of_no_value(tmp_path: Path) -> None:
         assert rows_of(source, [first, ByteRange(0, NAME, cut, None, aligned=False)]) == GENUINE, cut
 
 
-def test_a_kept_log_cut_anywhere_gives_the_rows_of_no_value(tmp_path: Path) -> None:
+def test_any_cut_of_a_kept_log_returns_no_row_from_inside_a_value(tmp_path: Path) -> None:
     content = forged_log(4000)
     keep_forged_log(tmp_path, content)
     source = source_of(tmp_path)
@@ -113,14 +113,14 @@ def test_a_kept_log_cut_anywhere_gives_the_rows_of_no_value(tmp_path: Path) -> N
         assert rows_of(source, ranges) == GENUINE, cut
 
 
-def test_a_plan_over_a_file_gives_the_rows_of_no_value(large: Path) -> None:
+def test_plan_over_a_file_returns_no_row_from_inside_a_value(large: Path) -> None:
     source = source_of(large)
     ranges = source.split(ranges_min=3)
     assert len(ranges) == 3
     assert rows_of(source, ranges) == GENUINE
 
 
-def test_a_plan_over_a_kept_log_is_cut_between_transactions(large_kept: Path) -> None:
+def test_plan_over_a_kept_log_is_cut_between_transactions(large_kept: Path) -> None:
     source = source_of(large_kept)
     ranges = source.split(ranges_min=3)
     boundaries = set(transaction_ends(source, ranges))
@@ -136,7 +136,7 @@ def transaction_ends(source: Source, ranges: Sequence[ByteRange]) -> list[int]:
 
 
 @pytest.mark.parametrize("place", ["large", "large_kept"])
-def test_a_limit_of_bytes_ends_at_a_transaction_and_never_in_a_value(
+def test_byte_limit_ends_at_a_transaction_and_never_inside_a_value(
     place: str, request: pytest.FixtureRequest
 ) -> None:
     source = source_of(request.getfixturevalue(place))
@@ -146,7 +146,7 @@ def test_a_limit_of_bytes_ends_at_a_transaction_and_never_in_a_value(
         assert source.walk(start, head, bytes_max=bytes_max).offset in ends, bytes_max
 
 
-def test_the_tail_of_a_file_in_use_is_no_transaction_of_a_value(tmp_path: Path) -> None:
+def test_tail_of_a_file_in_use_ends_at_no_transaction_from_inside_a_value(tmp_path: Path) -> None:
     whole = list(events(forged_log(2 * RANGE_BYTES_MIN, spacing=MIB)))
     whole[0] = replace(whole[0], flags=FLAG_IN_USE)
     content = assemble(whole)
@@ -159,7 +159,7 @@ def test_the_tail_of_a_file_in_use_is_no_transaction_of_a_value(tmp_path: Path) 
     assert rows_of(source_of(path), source_of(path).split()) == GENUINE[: NOTE_IDS.index(40)]
 
 
-def test_read_binlog_gives_the_rows_of_no_value(large: Path, large_kept: Path) -> None:
+def test_read_binlog_returns_no_row_from_inside_a_value(large: Path, large_kept: Path) -> None:
     for place in (large, large_kept):
         tables = [batch.table for batch in read_binlog(str(place))]
         assert NOTES in tables
@@ -178,7 +178,7 @@ def test_ranges_that_do_not_meet_at_an_event_are_refused(tmp_path: Path) -> None
     assert rows_of(source, [replace(whole, stop=blob.offset + blob.size, is_cut=True)])
 
 
-def test_a_file_that_is_replaced_is_followed_again(tmp_path: Path) -> None:
+def test_replaced_file_is_followed_again(tmp_path: Path) -> None:
     path = write_forged_log(tmp_path, 4000)
     first = event_starts.last_event_start(path, 4, 8000)
     assert first in {event.offset for event in events(path.read_bytes())}
@@ -187,7 +187,7 @@ def test_a_file_that_is_replaced_is_followed_again(tmp_path: Path) -> None:
     assert event_starts.last_event_start(path, 4, 20_000) in {event.offset for event in events(content)}
 
 
-def test_a_damaged_size_stops_by_name(tmp_path: Path) -> None:
+def test_damaged_event_size_is_refused_by_name(tmp_path: Path) -> None:
     path = write_forged_log(tmp_path, 4000)
     content = bytearray(path.read_bytes())
     damaged = list(events(bytes(content)))[10].offset
@@ -197,7 +197,7 @@ def test_a_damaged_size_stops_by_name(tmp_path: Path) -> None:
         event_starts.last_event_start(path, 4, len(content))
 
 
-def test_a_cut_range_of_a_damaged_file_gives_what_is_whole_before_the_damage(tmp_path: Path) -> None:
+def test_cut_range_of_a_damaged_file_returns_whole_transactions_before_the_damage(tmp_path: Path) -> None:
     path = write_forged_log(tmp_path, 400)
     content = bytearray(path.read_bytes())
     damaged = list(events(bytes(content)))[-4].offset
@@ -253,7 +253,7 @@ def reads_of(path: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return event_starts.last_event_start(path, 4, target), count[0]
 
 
-def test_a_file_is_followed_once_on_a_host(
+def test_file_is_followed_once_on_a_host(
     tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = forged_log(400)[4:] * 200
@@ -279,7 +279,7 @@ def test_a_file_is_followed_once_on_a_host(
     assert reads_of(path, 2 * end, monkeypatch)[1] <= NEARBY_READS
 
 
-def test_a_file_that_grew_is_followed_once_more(
+def test_grown_file_is_followed_once_more(
     tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = forged_log(400)[4:] * 200
@@ -294,7 +294,7 @@ def test_a_file_that_grew_is_followed_once_more(
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
-def test_a_disk_without_room_for_what_is_remembered_stops_nothing(
+def test_full_disk_for_the_boundary_cache_stops_nothing(
     tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     path = write_forged_log(tmp_path, 4000)
@@ -310,9 +310,7 @@ def test_a_disk_without_room_for_what_is_remembered_stops_nothing(
     assert event_starts.last_event_start(path, 4, 9000) in starts
 
 
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, remembered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_forged_log(tmp_path, 4000)
 
     def fail(*_: object) -> int:
@@ -323,7 +321,7 @@ def test_a_file_that_cannot_be_read_is_named(
         event_starts.last_event_start(path, 4, 9000)
 
 
-def test_a_folder_that_others_may_write_is_not_trusted(tmp_path: Path, remembered: Path) -> None:
+def test_cache_folder_writable_by_other_users_is_not_trusted(tmp_path: Path, remembered: Path) -> None:
     remembered.mkdir(mode=0o777)
     remembered.chmod(0o777)
     path = write_forged_log(tmp_path, 4000)
@@ -332,14 +330,14 @@ def test_a_folder_that_others_may_write_is_not_trusted(tmp_path: Path, remembere
     assert not list(remembered.iterdir())
 
 
-def test_headers_are_followed_past_bytes_that_are_not_there() -> None:
+def test_headers_are_followed_past_missing_bytes() -> None:
     content = forged_log(4000)
     starts = [event.offset for event in events(content)]
     for here, following in each(list(pairwise(starts))):
         assert follow_events(content[here : here + 19], here, following - 1) == (here, following)
 
 
-def test_the_position_of_a_loss_is_an_event(tmp_path: Path) -> None:
+def test_position_of_a_loss_is_an_event(tmp_path: Path) -> None:
     path = write_forged_log(tmp_path, 4000)
     source = FileSource(SourceOptions.parse(str(path)))
     starts = {event.offset for event in events(path.read_bytes())}

@@ -35,7 +35,7 @@ def mapped(folder: Path) -> dict[str, dict[str, str]]:
     [lambda folder: {}, in_file("COMPRESSED"), in_file("/*M!100301 COMPRESSED*/"), mapped],
     ids=["none", "sql", "sql of SHOW CREATE TABLE", "mapping"],
 )
-def test_compressed_columns_of_mariadb_are_read_with_given_schemas(
+def test_compressed_mariadb_columns_are_read_with_supplied_schemas(
     schemas: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     named, unnamed = tmp_path / "named.000001", tmp_path / "unnamed.000001"

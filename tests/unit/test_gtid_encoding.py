@@ -15,7 +15,7 @@ def test_intervals_end_after_their_last_number() -> None:
     assert encoded == struct.pack("<Q", 1) + uuid.UUID(SOURCE).bytes + struct.pack("<QQQQQ", 2, 1, 4, 7, 8)
 
 
-def test_the_empty_set_names_no_source() -> None:
+def test_empty_gtid_set_encodes_no_source() -> None:
     assert encode_gtid_set("") == struct.pack("<Q", 0)
 
 
@@ -25,7 +25,7 @@ def test_intervals_are_sorted_and_joined() -> None:
     )
 
 
-def test_a_tag_marks_the_whole_set_as_tagged() -> None:
+def test_tag_marks_the_whole_set_as_tagged() -> None:
     encoded = encode_gtid_set(f"{SOURCE}:1-2:Import:5")
     assert encoded[0] == encoded[7] == 1
     assert int.from_bytes(encoded[1:7], "little") == 2
@@ -36,6 +36,6 @@ def test_a_tag_marks_the_whole_set_as_tagged() -> None:
 @pytest.mark.parametrize(
     "text", ["nonsense", f"{SOURCE}:0", f"{SOURCE}:3-1", f"{SOURCE}:1-", "0-1-5", f"{SOURCE}:9x"]
 )
-def test_what_is_no_gtid_set_is_refused(text: str) -> None:
+def test_invalid_gtid_set_is_refused(text: str) -> None:
     with pytest.raises(PositionInvalid):
         encode_gtid_set(text)

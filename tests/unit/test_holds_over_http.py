@@ -55,7 +55,7 @@ def remove(daemon: ServedLog, reader: str, account: str | None = None) -> Answer
     return daemon.ask("DELETE", f"{HOLDS}/{reader}", token=f"{account}-token" if account else TOKEN)
 
 
-def test_holds_are_listed_for_their_account_and_for_an_admin(daemon: ServedLog) -> None:
+def test_holds_are_listed_for_their_account_and_for_admins(daemon: ServedLog) -> None:
     for reader, account in (("cache", "orders"), ("index", "search")):
         assert hold(daemon, reader, account).status == 200
     assert readers(daemon, "orders") == ["cache"]
@@ -68,7 +68,7 @@ def test_holds_are_listed_for_their_account_and_for_an_admin(daemon: ServedLog) 
     assert shown["behind_bytes"] == sum(one.end - one.start for one in daemon.log.extents())
 
 
-def test_holds_are_measured_outside_the_loop_by_one_look_at_the_log(
+def test_holds_are_measured_off_the_event_loop_with_one_read_of_the_log(
     daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for reader in ("cache", "index"):
@@ -85,7 +85,7 @@ def test_holds_are_measured_outside_the_loop_by_one_look_at_the_log(
     assert thread.startswith("search")
 
 
-def test_hold_is_removed_by_its_account_or_an_admin_alone(daemon: ServedLog) -> None:
+def test_hold_is_removed_only_by_its_account_or_an_admin(daemon: ServedLog) -> None:
     for reader in ("first", "second"):
         assert hold(daemon, reader, "orders").status == 200
     refused = remove(daemon, "first", "search")
@@ -102,7 +102,7 @@ def test_hold_is_removed_by_its_account_or_an_admin_alone(daemon: ServedLog) -> 
     assert hold(daemon, "first", "search").status == 200
 
 
-def test_broken_hold_is_shown_to_its_account_and_to_an_admin(
+def test_broken_hold_is_shown_to_its_account_and_to_admins(
     daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(daemon, "cache", "orders")
@@ -121,7 +121,7 @@ def test_broken_hold_is_shown_to_its_account_and_to_an_admin(
     assert listed.lines[1].endswith("broken: it is too far back")
 
 
-def test_hold_of_the_daemon_itself_is_neither_set_nor_removed_by_anybody() -> None:
+def test_hold_of_the_daemon_itself_cannot_be_set_or_removed() -> None:
     with captured_log() as log, serving(log, {"token": TOKEN}, ACCOUNTS) as daemon:
         start = log.earliest()
         assert start is not None
@@ -133,14 +133,12 @@ def test_hold_of_the_daemon_itself_is_neither_set_nor_removed_by_anybody() -> No
         assert Holds(log.disk, log.layout).all() == [kept]
 
 
-def test_hold_whose_time_is_over_is_gone(daemon: ServedLog) -> None:
+def test_expired_hold_is_removed(daemon: ServedLog) -> None:
     assert hold(daemon, "gone", "orders", seconds=0).status == 200
     assert readers(daemon) == []
 
 
-def test_holds_are_listed_and_removed_on_the_command_line(
-    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_lists_and_removes_holds(daemon: ServedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
     url = f"http://127.0.0.1:{daemon.port()}"
     hold(daemon, "cache", "orders")
@@ -154,7 +152,7 @@ def test_holds_are_listed_and_removed_on_the_command_line(
     assert (again.code, "there is no hold cache" in again.err) == (2, True)
 
 
-def test_the_writer_of_a_log_in_memory_goes_on_while_a_hold_is_looked_for(
+def test_memory_log_writer_continues_during_a_hold_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with MemoryLog.open_memory(LogSettings(), instance=INSTANCE) as log:

@@ -31,11 +31,11 @@ class Written:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_hostile_clients_in_process.py::test_log_is_written_and_read_while_hostile_clients_come",
+    guard="tests/unit/test_hostile_clients_in_process.py::test_log_is_written_and_read_during_hostile_connections",
     keep=("canal",),
 )
 @pytest.mark.parametrize("name", LISTENERS)
-def test_log_is_written_and_read_while_hostile_clients_come(name: str) -> None:
+def test_log_is_written_and_read_during_hostile_connections(name: str) -> None:
     listen = dict.fromkeys(LISTENERS[1:], "127.0.0.1:0")
     last = server_files()[-1]
     with open_log(SimulatedDisk()) as log, serving(log, listen) as daemon:

@@ -31,7 +31,7 @@ def column(name: str, values: list[Any]) -> pyarrow.ChunkedArray:
 @pytest.mark.parametrize(
     "names", [(name,) for name in TYPES] + [("dense", "text"), ("time", "day", "sparse")]
 )
-def test_each_row_is_found_by_its_key_and_by_no_other(names: tuple[str, ...]) -> None:
+def test_each_row_is_located_only_by_its_own_key(names: tuple[str, ...]) -> None:
     chance = random.Random(str(names))
     drawn = {tuple(chance.choice(TYPES[name][1]) for name in names) for _ in range(30)}
     keys = sorted(drawn, key=str)[: max(1, len(drawn) * 2 // 3)]
@@ -43,12 +43,12 @@ def test_each_row_is_found_by_its_key_and_by_no_other(names: tuple[str, ...]) ->
     assert found.tolist() == [keys.index(row) if row in keys else -1 for row in rows]
 
 
-def test_the_two_zeros_are_one_key() -> None:
+def test_positive_and_negative_zero_are_one_key() -> None:
     index = KeyIndex(pyarrow.table({"double": column("double", [0.0])}))
     assert index.find([column("double", [-0.0, 1.0])]).tolist() == [0, -1]
 
 
-def test_files_are_passed_over_by_their_bounds_alone_where_that_is_safe() -> None:
+def test_files_are_skipped_by_their_bounds_only_where_that_is_safe() -> None:
     keys = pyarrow.table({"dense": column("dense", [10, 20]), "text": column("text", ["b", "b"])})
     index = KeyIndex(keys)
     assert index.may_have([(20, 30, False), ("a", "c", False)])
@@ -58,7 +58,7 @@ def test_files_are_passed_over_by_their_bounds_alone_where_that_is_safe() -> Non
     assert not KeyIndex(keys.slice(0, 0)).may_have([None, None])
 
 
-def test_a_key_that_is_null_is_looked_for_where_nulls_are() -> None:
+def test_null_key_is_searched_in_files_with_nulls() -> None:
     index = KeyIndex(pyarrow.table({"day": column("day", [None])}))
     assert index.may_have([(date(2026, 1, 1), date(2026, 2, 1), True)])
     assert not index.may_have([(date(2026, 1, 1), date(2026, 2, 1), False)])

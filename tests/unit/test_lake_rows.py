@@ -23,13 +23,13 @@ def rows_with(texts: list[list[tuple[str, str]] | None]) -> pyarrow.Table:
     )
 
 
-def test_values_that_a_column_cannot_hold_are_counted_in_all_rows() -> None:
+def test_values_out_of_range_are_counted_in_all_rows() -> None:
     rows = rows_with([[("day", "0000-00-00")], None, [("day", "2026-02-31")]])
     assert unrepresentable_counts(TARGET, rows) == {"shop.orders.day": 2}
     assert unrepresentable_counts(TARGET, rows_with([None, None])) == {}
 
 
-def test_values_that_a_column_cannot_hold_are_counted_in_chosen_rows() -> None:
+def test_values_out_of_range_are_counted_in_selected_rows() -> None:
     rows = rows_with([[("day", "0000-00-00")], None, [("day", "2026-02-31")]])
     chosen = pyarrow.chunked_array([[True, True, False]])
     assert unrepresentable_counts(TARGET, rows, chosen) == {"shop.orders.day": 1}

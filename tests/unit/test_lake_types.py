@@ -33,7 +33,7 @@ def decimal(precision: int, scale: int) -> pyarrow.DataType:
     ],
     ids=str,
 )
-def test_type_that_holds_every_stored_value_is_a_widening(
+def test_type_change_that_keeps_every_stored_value_is_a_widening(
     stored: pyarrow.DataType, wanted: pyarrow.DataType
 ) -> None:
     assert is_widened(stored, wanted)
@@ -61,7 +61,7 @@ def test_type_that_holds_every_stored_value_is_a_widening(
     ],
     ids=str,
 )
-def test_type_that_changes_or_refuses_a_stored_value_is_no_widening(
+def test_type_change_that_alters_or_refuses_a_stored_value_is_not_a_widening(
     stored: pyarrow.DataType, wanted: pyarrow.DataType
 ) -> None:
     assert not is_widened(stored, wanted)

@@ -11,7 +11,7 @@ from penstock.errors import LimitExceeded
 KERNEL = Path(__file__).resolve().parents[2] / "native/kernel/src/limits.rs"
 
 
-def test_a_bound_that_both_sides_have_is_the_same() -> None:
+def test_bounds_shared_by_python_and_rust_are_equal() -> None:
     found = dict(re.findall(r"pub const (\w+): \w+ = ([\d_<() *+]+);", KERNEL.read_text()))
     shared = {name: text for name, text in found.items() if hasattr(limits, name)}
     assert "EVENT_BYTES_MAX" in shared
@@ -19,7 +19,7 @@ def test_a_bound_that_both_sides_have_is_the_same() -> None:
         assert eval(text) == getattr(limits, name), name
 
 
-def test_a_file_number_that_no_commit_version_can_hold_is_refused() -> None:
+def test_file_number_beyond_commit_versions_is_refused() -> None:
     number = limits.FILE_NUMBER_MAX
     assert Decoder(instance="shop", file=f"mysql-bin.{number}").state == "input"
     with pytest.raises(LimitExceeded, match=str(number + 1)):

@@ -33,7 +33,7 @@ def log() -> Iterator[Log]:
 
 
 @pytest.mark.parametrize("start", [Start(time_us=1), Start(gtid_set="")])
-def test_followers_get_their_pieces_while_searches_run(
+def test_followers_receive_their_pieces_during_searches(
     log: Log, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searching, end = threading.Event(), threading.Event()
@@ -61,7 +61,7 @@ def test_followers_get_their_pieces_while_searches_run(
     assert asyncio.run(follow()) is not None
 
 
-def test_request_for_changes_is_compiled_outside_of_the_event_loop(
+def test_request_for_changes_is_compiled_off_the_event_loop(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling, answered = threading.Event(), threading.Event()
@@ -92,14 +92,14 @@ def test_pattern_that_python_cannot_compile_is_refused_by_name(pattern: str) -> 
         TablePatterns([pattern])
 
 
-def test_filter_of_a_canal_client_is_bounded_in_number() -> None:
+def test_number_of_canal_filters_is_bounded() -> None:
     expressions = [f"shop\\.t{number}" for number in range(EXPRESSIONS_MAX + 1)]
     with pytest.raises(OptionInvalid, match=f"at most {EXPRESSIONS_MAX}"):
         CanalTables(",".join(expressions), TablePatterns())
     assert CanalTables(",".join(expressions[1:]), TablePatterns()).matches("shop", f"t{EXPRESSIONS_MAX}")
 
 
-def test_subscribers_between_requests_are_shown_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_listed_idle_subscribers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.serve.subscribers.SUBSCRIBERS_IDLE_SHOWN_MAX", 3)
     subscribers = Subscribers()
     with subscribers.following("changes", INSTANCE, "constant"):

@@ -58,7 +58,7 @@ def _result(text: str = "varchar(9)", charset: str = "utf8mb4", rows: int = 65_5
     )
 
 
-def test_damaged_answers_stop_by_name_or_are_told_unended() -> None:
+def test_damaged_response_is_refused_by_name_or_reported_as_unfinished() -> None:
     whole = _answer(ANSWER)
     result = _result()
     assert result.feed(whole) == len(whole)
@@ -115,7 +115,7 @@ TYPES: dict[str, tuple[int, int, bytes]] = {
 
 
 @pytest.mark.parametrize("type_text", TYPES)
-def test_a_value_of_any_bytes_is_one_of_its_type_or_malformed(type_text: str) -> None:
+def test_any_value_bytes_decode_to_their_type_or_are_malformed(type_text: str) -> None:
     chance = random.Random(type_text)
     code, collation, sample = TYPES[type_text]
     taken = 0
@@ -135,7 +135,7 @@ def test_a_value_of_any_bytes_is_one_of_its_type_or_malformed(type_text: str) ->
     assert taken >= 100
 
 
-def test_what_is_not_the_answer_that_was_asked_for_stops() -> None:
+def test_unexpected_response_stops_the_load() -> None:
     cases: list[tuple[type[PenstockError], list[bytes]]] = [
         (EventMalformed, [b"\0\0\0\2\0\0\0"]),
         (EventMalformed, [b"\xfbfile"]),
@@ -156,7 +156,7 @@ def test_what_is_not_the_answer_that_was_asked_for_stops() -> None:
         _result().feed(skipped)
 
 
-def test_an_error_behind_rows_leaves_those_of_full_batches() -> None:
+def test_error_after_rows_keeps_those_of_full_batches() -> None:
     result = _result(rows=1)
     whole = _answer([*ANSWER[:6], ANSWER[4], b"\xff\x25\x05#70100interrupted"])
     fed, batches = 0, 0
@@ -169,7 +169,7 @@ def test_an_error_behind_rows_leaves_those_of_full_batches() -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_a_row_that_fills_a_packet_goes_on_in_the_next(more: int) -> None:
+def test_row_that_fills_a_packet_continues_in_the_next(more: int) -> None:
     text = b"x" * (0xFFFFFF - 2 - 4 + more)
     row = b"\x011" + b"\xfd" + len(text).to_bytes(3, "little") + text
     pieces = [row[:0xFFFFFF], row[0xFFFFFF:]] if len(row) >= 0xFFFFFF else [row]

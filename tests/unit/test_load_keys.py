@@ -47,14 +47,16 @@ BETWEEN: list[tuple[str, str | None, str, str]] = [
 
 
 @pytest.mark.parametrize(("type_text", "charset", "literal", "value"), VALUES)
-def test_a_literal_stands_for_a_value(type_text: str, charset: str | None, literal: str, value: Any) -> None:
+def test_literal_represents_its_value_exactly(
+    type_text: str, charset: str | None, literal: str, value: Any
+) -> None:
     found = KeyColumn(Column("k", type_text, charset)).value(literal)
     assert (found, type(found)) == (value, type(value))
 
 
 @pytest.mark.parametrize(("type_text", "charset", "low", "high"), BETWEEN)
 @pytest.mark.parametrize("share", [0.0625, 0.5, 0.9375])
-def test_what_lies_between_two_is_above_the_first_and_not_above_the_last(
+def test_literal_between_two_keys_is_above_the_first_and_not_above_the_last(
     type_text: str, charset: str | None, low: str, high: str, share: float
 ) -> None:
     column = KeyColumn(Column("k", type_text, charset))
@@ -70,7 +72,7 @@ def test_what_lies_between_two_is_above_the_first_and_not_above_the_last(
     assert column.value(low) < middle <= column.value(high)
 
 
-def test_nothing_is_said_of_what_cannot_be_ordered() -> None:
+def test_unordered_keys_have_no_condition() -> None:
     assert KeyColumn(Column("k", "int")).between("7", "7", 0.5) is None
     assert KeyColumn(Column("k", "date")).between("'0000-00-00'", "'2020-02-31'", 0.5) is None
     assert (
@@ -81,7 +83,7 @@ def test_nothing_is_said_of_what_cannot_be_ordered() -> None:
     assert KeyColumn(Column("k", "enum('a')", "latin1")).literal_of_sent(b"a") is None
 
 
-def test_bounds_with_one_front_are_an_equation() -> None:
+def test_bounds_with_a_common_prefix_compare_it_by_equality() -> None:
     names = ["`a`", "`b`"]
     assert within(names, None, None) == ""
     assert within(names, ("1", "2"), ("1", "5")) == "(`a` = 1) AND (`b` >= 2) AND (`b` < 5)"
@@ -91,7 +93,7 @@ def test_bounds_with_one_front_are_an_equation() -> None:
     assert after(names, ("1", "2")) == "`a` > 1 OR (`a` = 1 AND (`b` > 2))"
 
 
-def test_a_chunk_is_kept_as_json() -> None:
+def test_chunk_round_trips_through_json() -> None:
     chunk = Chunk(TableName("d", "t"), ("a", "b"), ("1", "x'00'"), None, "PRIMARY", 7, 3)
     assert Chunk.from_json(chunk.to_json()) == chunk
     target = Target(TableName("d", "t"), (Column("a", "int"), Column("b", "binary(1)")))

@@ -55,7 +55,7 @@ def read(stream: socket.socket) -> None:
     list(LoadSession(connection).batches("SELECT id FROM d.t", result))
 
 
-def test_server_that_answers_nobody_is_lost(
+def test_unresponsive_server_is_lost(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang(address: ServerAddress) -> Any:
@@ -67,7 +67,7 @@ def test_server_that_answers_nobody_is_lost(
 
 
 @pytest.mark.parametrize("refusal", [None, ServerBusy("too many connections")])
-def test_server_that_answers_others_is_waited_for(
+def test_server_that_answers_other_connections_is_waited_for(
     ends: tuple[socket.socket, socket.socket],
     monkeypatch: pytest.MonkeyPatch,
     refusal: PenstockError | None,

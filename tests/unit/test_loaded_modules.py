@@ -28,7 +28,7 @@ CLIENT = ("pymysql", "penstock.mysql")
     ],
     ids=["package", "subscriber", "files", "pipeline", "spark"],
 )
-def test_program_loads_only_what_it_uses(program: str, absent: tuple[str, ...]) -> None:
+def test_program_loads_only_the_modules_it_uses(program: str, absent: tuple[str, ...]) -> None:
     words = [sys.executable, "-c", f"{program}\nimport sys\nprint(*sys.modules, sep='\\n', file=sys.stderr)"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     loaded = done.stderr.split()

@@ -189,7 +189,7 @@ PAGES_L2 = math.ceil(math.log2(BLOCKS)) + 2
 PAGES_OF_A_HEAD = 1
 
 
-def test_a_position_is_found_in_a_few_pages(large: MadeLog) -> None:
+def test_position_is_located_in_a_few_pages(large: MadeLog) -> None:
     for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
         offset = BASE + block * BLOCK_BYTES + 17
         found = large.locator().position(Position(0, name(number), offset))
@@ -201,7 +201,7 @@ def test_a_position_is_found_in_a_few_pages(large: MadeLog) -> None:
         assert found.bytes_read <= (PAGES_L1 + PAGES_L2 + 20) * 128
 
 
-def test_a_time_is_found_in_a_few_pages(large: MadeLog) -> None:
+def test_time_is_located_in_a_few_pages(large: MadeLog) -> None:
     for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
         wanted = transactions_before(number, block) + 4
         found = large.locator().time(time_of(wanted))
@@ -209,7 +209,7 @@ def test_a_time_is_found_in_a_few_pages(large: MadeLog) -> None:
         assert found.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
 
 
-def test_a_gtid_set_is_found_in_a_few_pages_and_a_few_heads(large: MadeLog) -> None:
+def test_gtid_set_is_located_in_a_few_pages_and_a_few_heads(large: MadeLog) -> None:
     for number, block in ((1, 3), (500, 7777), (SEGMENTS, BLOCKS - 2)):
         consumed = transactions_before(number, block) + 5
         large.opened.clear()
@@ -220,7 +220,7 @@ def test_a_gtid_set_is_found_in_a_few_pages_and_a_few_heads(large: MadeLog) -> N
         assert len(large.opened) <= PAGES_L1 + 2
 
 
-def test_a_single_transaction_is_found_in_a_few_pages(large: MadeLog) -> None:
+def test_single_transaction_is_located_in_a_few_pages(large: MadeLog) -> None:
     for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
         wanted = transactions_before(number, block) + 3
         found = large.locator().gtid(f"{SOURCE}:{wanted}")
@@ -228,7 +228,7 @@ def test_a_single_transaction_is_found_in_a_few_pages(large: MadeLog) -> None:
         assert found.pages_read <= PAGES_L1 * (1 + PAGES_OF_A_HEAD) + PAGES_L2
 
 
-def test_a_log_ten_times_as_long_costs_a_few_pages_more(tmp_path: Path, large: MadeLog) -> None:
+def test_log_ten_times_as_long_costs_a_few_pages_more(tmp_path: Path, large: MadeLog) -> None:
     short = make_log(tmp_path, range(1, SEGMENTS // 10 + 1))
     for question in (
         lambda log: log.locator().time(time_of(transactions_before(50, 7777))),
@@ -240,7 +240,7 @@ def test_a_log_ten_times_as_long_costs_a_few_pages_more(tmp_path: Path, large: M
         assert more <= 3 * math.ceil(math.log2(10))
 
 
-def test_every_answer_is_that_of_a_scan(small: MadeLog) -> None:
+def test_every_search_agrees_with_a_full_scan(small: MadeLog) -> None:
     """Questions at random, against the definition: no asked transaction begins before the answer, and few
     that were not asked for lie behind it."""
     numbers = np.random.default_rng(7)
@@ -265,19 +265,19 @@ def test_every_answer_is_that_of_a_scan(small: MadeLog) -> None:
 # --- The edges ----------------------------------------------------------------------------------
 
 
-def test_a_time_before_the_log_is_its_beginning_and_one_behind_it_its_end(small: MadeLog) -> None:
+def test_times_outside_the_log_give_its_start_or_end(small: MadeLog) -> None:
     assert small.locator().time(0).position == Position(0, name(1), BASE)
     end = BASE + BLOCKS * BLOCK_BYTES
     assert small.locator().time(time_of(10 * TRANSACTIONS_OF_A_SEGMENT)).position == Position(0, name(4), end)
 
 
-def test_a_set_that_has_everything_is_the_logs_end(small: MadeLog) -> None:
+def test_complete_gtid_set_gives_the_end_of_the_log(small: MadeLog) -> None:
     found = small.locator().gtid_set(f"{SOURCE}:1-{transactions_before(5)}")
     assert found.position == Position(0, name(4), BASE + BLOCKS * BLOCK_BYTES)
     assert found.record is None
 
 
-def test_a_set_that_lacks_what_came_before_the_log_is_refused(tmp_path: Path) -> None:
+def test_gtid_set_missing_transactions_before_the_log_is_refused(tmp_path: Path) -> None:
     log = make_log(tmp_path, range(3, 6))
     with pytest.raises(PositionPurged) as purged:
         log.locator().gtid_set(f"{SOURCE}:1-{transactions_before(3) - 1}")
@@ -288,14 +288,14 @@ def test_a_set_that_lacks_what_came_before_the_log_is_refused(tmp_path: Path) ->
         log.locator().position(Position(0, name(2), 5000))
 
 
-def test_a_position_between_two_files_moves_on_to_the_next(small: MadeLog) -> None:
+def test_position_between_two_files_moves_to_the_next_file(small: MadeLog) -> None:
     first = Position(0, name(3), BASE)
     assert small.locator().position(Position(0, name(2), BASE + BLOCKS * BLOCK_BYTES)).position == first
     assert small.locator().position(Position(0, name(3), 4)).position == first
     assert small.locator().position(Position(0, name(1), 4)).position == Position(0, name(1), BASE)
 
 
-def test_a_position_behind_the_log_is_refused(small: MadeLog) -> None:
+def test_position_after_the_log_is_refused(small: MadeLog) -> None:
     end = BASE + BLOCKS * BLOCK_BYTES
     assert small.locator().position(Position(0, name(4), end)).record is None
     for behind in (Position(0, name(4), end + 1), Position(0, name(5), 4), Position(1, name(1), 4)):
@@ -303,7 +303,7 @@ def test_a_position_behind_the_log_is_refused(small: MadeLog) -> None:
             small.locator().position(behind)
 
 
-def test_an_empty_log_says_so(tmp_path: Path) -> None:
+def test_empty_log_is_reported(tmp_path: Path) -> None:
     log = MadeLog(Layout(tmp_path), SegmentIndex([]), [], set())
     for question in (
         lambda: log.locator().time(0),
@@ -321,7 +321,7 @@ def with_blocks(folder: Path, records: np.ndarray, sets: dict[int, str] | None =
     return MadeLog(log.layout, log.segments, [], {2})
 
 
-def test_a_place_inside_a_large_transaction_is_its_beginning(tmp_path: Path) -> None:
+def test_position_inside_a_large_transaction_gives_its_start(tmp_path: Path) -> None:
     records = block_array(2)
     begins = BASE + 2000 * BLOCK_BYTES + 777
     # From inside block 2000 to inside block 9000 there is one transaction, and it was committed late.
@@ -341,7 +341,7 @@ def test_a_place_inside_a_large_transaction_is_its_beginning(tmp_path: Path) -> 
     assert found.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
 
 
-def test_a_search_by_gtid_stops_where_the_numbers_are_not_proved(tmp_path: Path) -> None:
+def test_gtid_search_stops_where_the_sequence_is_not_proved(tmp_path: Path) -> None:
     """From block 5000 on transactions of another server are among them: what lies behind is not known by
     number."""
     records = block_array(2)
@@ -361,7 +361,7 @@ def test_a_search_by_gtid_stops_where_the_numbers_are_not_proved(tmp_path: Path)
         assert log.locator().gtid_set(asked).position.offset == BASE + 4999 * BLOCK_BYTES
 
 
-def test_numbers_out_of_order_are_not_taken_for_a_sequence(tmp_path: Path) -> None:
+def test_out_of_order_numbers_are_not_taken_for_a_sequence(tmp_path: Path) -> None:
     """A replica may commit 8, 9, 5, 6, 7: each block follows itself, and no block's number tells what came
     before."""
     records = block_array(2)
@@ -374,7 +374,7 @@ def test_numbers_out_of_order_are_not_taken_for_a_sequence(tmp_path: Path) -> No
     assert log.locator().gtid_set(consumed).position.offset == BASE
 
 
-def test_segments_of_several_servers_are_found_by_what_their_heads_say(tmp_path: Path) -> None:
+def test_segments_of_several_servers_are_located_by_their_heads(tmp_path: Path) -> None:
     sets = {
         1: "",
         2: f"{SOURCE}:1-100,{OTHER_SOURCE}:1-10",
@@ -410,7 +410,7 @@ def test_two_segments_of_one_file_share_a_number(tmp_path: Path) -> None:
         assert found.segment.base == (middle if offset >= middle else BASE)
 
 
-def test_an_open_segment_ends_where_it_may_be_read(tmp_path: Path) -> None:
+def test_open_segment_ends_at_its_readable_end(tmp_path: Path) -> None:
     log = make_log(tmp_path, range(1, 3))
     opened = SegmentRecord(**{**vars(log.segments[1]), "source_end": 0, "state": OPEN, "time_max_us": 0})
     log = MadeLog(log.layout, SegmentIndex([log.segments[0], opened]), [], set())
@@ -441,7 +441,7 @@ def with_epochs(folder: Path, sets: dict[int, str]) -> MadeLog:
     return split
 
 
-def test_a_new_server_of_the_same_history_is_passed_on_to(tmp_path: Path) -> None:
+def test_search_continues_on_a_new_server_of_the_same_history(tmp_path: Path) -> None:
     log = with_epochs(tmp_path, {})
     for number, block in ((1, 5), (2, 900), (3, 0), (3, 77), (4, 15_000)):
         found = log.locator().gtid_set(f"{SOURCE}:1-{transactions_before(number, block)}")
@@ -449,7 +449,7 @@ def test_a_new_server_of_the_same_history_is_passed_on_to(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("begun", ["", f"{OTHER_SOURCE}:1-10"])
-def test_what_was_not_consumed_of_the_old_server_is_not_passed_over(tmp_path: Path, begun: str) -> None:
+def test_unconsumed_transactions_of_the_old_server_are_not_skipped(tmp_path: Path, begun: str) -> None:
     """The new server knows nothing of the old one's transactions, so its own set says nothing about them."""
     log = with_epochs(tmp_path, {3: begun, 4: f"{OTHER_SOURCE}:1-20"})
     consumed = f"{SOURCE}:1-{transactions_before(2, 900)},{OTHER_SOURCE}:1-10"
@@ -458,7 +458,7 @@ def test_what_was_not_consumed_of_the_old_server_is_not_passed_over(tmp_path: Pa
     assert log.locator().gtid(f"{SOURCE}:{transactions_before(2, 900) + 1}").position == found.position
 
 
-def test_all_of_the_old_server_and_some_of_the_new_one_goes_on_in_the_new_one(tmp_path: Path) -> None:
+def test_search_with_all_of_the_old_server_continues_on_the_new_one(tmp_path: Path) -> None:
     log = with_epochs(tmp_path, {3: "", 4: f"{OTHER_SOURCE}:1-20"})
     everything = f"{SOURCE}:1-{transactions_before(3)}"
     assert log.locator().gtid_set(everything).segment.epoch == 1

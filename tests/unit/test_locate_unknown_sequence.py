@@ -6,7 +6,7 @@ import numpy as np
 from tests.unit.test_locate import BASE, BLOCKS, SOURCE, block_array, transactions_before, with_blocks
 
 
-def test_block_that_does_not_know_where_its_sequence_starts_proves_nothing(tmp_path: Path) -> None:
+def test_block_without_the_start_of_its_sequence_proves_nothing(tmp_path: Path) -> None:
     """A replica may commit 8, 9, 5, 6, 7. Searching behind 7 would lose the transactions before it."""
     records = block_array(2)
     half = BLOCKS // 2

@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs/formats/log.md").read_text()
     ("heading", "dtype"),
     [("## L2: the index of a segment", BLOCK_DTYPE), ("## L1: the index of the log", SEGMENT_DTYPE)],
 )
-def test_the_page_pictures_each_record_as_it_is_written(heading: str, dtype: np.dtype) -> None:
+def test_format_page_shows_each_record_as_written(heading: str, dtype: np.dtype) -> None:
     part = PAGE[PAGE.index(heading) :]
     part = part[: part.index("\n## ", 3)]
     pictured = [
@@ -26,7 +26,7 @@ def test_the_page_pictures_each_record_as_it_is_written(heading: str, dtype: np.
     assert pictured == [(name, fields[name][1], fields[name][0].itemsize) for name in dtype.names or ()]
 
 
-def test_the_page_tells_the_magics() -> None:
+def test_format_page_lists_the_magics() -> None:
     for magic in (BLOCKS_MAGIC, SEGMENTS_MAGIC):
         assert f"`{magic[:6].decode()}`, {magic[6]}, {magic[7]}" in PAGE
         assert IndexHeader(magic).encode()[:8] == magic

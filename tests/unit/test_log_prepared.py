@@ -99,7 +99,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeptXaLog]:
         yield kept
 
 
-def test_what_is_prepared_stays_until_it_commits(kept: KeptXaLog) -> None:
+def test_prepared_transaction_is_kept_until_it_commits(kept: KeptXaLog) -> None:
     for _ in range(2):
         kept.upkeep()
         assert kept.files == [f"mysql-bin.{number:06}" for number in (1, 2, 3)]
@@ -120,7 +120,7 @@ def test_what_is_prepared_stays_until_it_commits(kept: KeptXaLog) -> None:
         list(read_binlog(kept.log.folder, start=str(committed), emit="envelope"))
 
 
-def test_rows_prepared_before_a_fail_over_come_once_with_the_commit_on_the_new_server(
+def test_rows_prepared_before_a_failover_arrive_once_with_the_commit_on_the_new_server(
     kept: KeptXaLog,
 ) -> None:
     def read(start: str | None = None) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def test_rows_prepared_before_a_fail_over_come_once_with_the_commit_on_the_new_s
     assert (kept.prepared.transactions, kept.held()) == ((), [])
 
 
-def test_commit_on_a_new_server_without_the_prepared_rows_stops_by_name(kept: KeptXaLog) -> None:
+def test_commit_on_a_new_server_without_the_prepared_rows_is_refused_by_name(kept: KeptXaLog) -> None:
     kept.add(1, epoch=1)
     kept.retention.run(kept.log)
     assert {extent.first.epoch for extent in kept.log.extents()} == {1}
@@ -160,7 +160,7 @@ def test_commit_on_a_new_server_without_the_prepared_rows_stops_by_name(kept: Ke
         list(read_binlog(kept.log.folder, emit="envelope"))
 
 
-def test_a_rollback_gives_what_was_prepared_up(kept: KeptXaLog) -> None:
+def test_rollback_discards_the_prepared_transaction(kept: KeptXaLog) -> None:
     kept.upkeep()
     kept.add(4, kept.xa.rollback())
     kept.upkeep()
@@ -169,7 +169,9 @@ def test_a_rollback_gives_what_was_prepared_up(kept: KeptXaLog) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"{}")])
-def test_a_log_without_its_notes_is_surveyed_again(kept: KeptXaLog, damage: Callable[[Path], object]) -> None:
+def test_log_without_its_prepared_notes_is_surveyed_again(
+    kept: KeptXaLog, damage: Callable[[Path], object]
+) -> None:
     kept.upkeep()
     before = kept.prepared
     damage(kept.log.layout.prepared)
@@ -178,7 +180,7 @@ def test_a_log_without_its_notes_is_surveyed_again(kept: KeptXaLog, damage: Call
     assert kept.files[0] == "mysql-bin.000001"
 
 
-def test_a_hold_keeps_what_was_prepared_at_its_position(kept: KeptXaLog) -> None:
+def test_hold_keeps_prepared_transactions_at_its_position(kept: KeptXaLog) -> None:
     between = next(extent.first for extent in kept.log.extents() if extent.file == "mysql-bin.000002")
     kept.retention.holds.put(Hold("reader", between))
     kept.add(4, kept.xa.commit)
@@ -189,7 +191,7 @@ def test_a_hold_keeps_what_was_prepared_at_its_position(kept: KeptXaLog) -> None
     assert kept.files == ["mysql-bin.000004"]
 
 
-def test_what_is_prepared_after_a_broken_hold_is_held(kept: KeptXaLog) -> None:
+def test_transactions_prepared_after_a_broken_hold_are_held(kept: KeptXaLog) -> None:
     stuck = Hold("stuck", kept.log.extents()[0].first)
     kept.retention.holds.put(stuck)
     kept.survey.run(kept.log)
@@ -199,7 +201,7 @@ def test_what_is_prepared_after_a_broken_hold_is_held(kept: KeptXaLog) -> None:
     assert [one.position for one in kept.held()] == [kept.prepared.transactions[0].position]
 
 
-def test_one_that_is_left_prepared_is_shown_and_at_last_given_up(kept: KeptXaLog) -> None:
+def test_abandoned_prepared_transaction_is_shown_and_finally_dropped(kept: KeptXaLog) -> None:
     kept.upkeep()
     assert kept.prepared.old(kept.now_us) == []
     kept.now_us += PREPARED_OLD_SECONDS * 1_000_000
@@ -209,9 +211,7 @@ def test_one_that_is_left_prepared_is_shown_and_at_last_given_up(kept: KeptXaLog
     assert (kept.held(), kept.files) == ([], ["mysql-bin.000003"])
 
 
-def test_a_survey_that_was_cut_short_goes_on_where_it_ended(
-    kept: KeptXaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_survey_resumes(kept: KeptXaLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.logstore.prepared.PREPARED_SURVEY_BYTES", 1)
     ends = []
     for _ in range(4):
@@ -221,7 +221,7 @@ def test_a_survey_that_was_cut_short_goes_on_where_it_ended(
     assert kept.prepared.upto == kept.log.visible
 
 
-def test_a_segment_that_cannot_be_read_is_passed_over(kept: KeptXaLog) -> None:
+def test_unreadable_segment_is_skipped(kept: KeptXaLog) -> None:
     second = kept.log.segments[1]
     kept.log.layout.segment(second.hour, second.version).unlink()
     kept.survey.run(kept.log)
@@ -237,7 +237,7 @@ def noted(kept: KeptXaLog, monkeypatch: pytest.MonkeyPatch) -> KeptXaLog:
     return kept
 
 
-def test_what_is_noted_is_found_under_the_epoch_of_its_reader(noted: KeptXaLog) -> None:
+def test_prepared_notes_are_located_under_the_readers_epoch(noted: KeptXaLog) -> None:
     (transaction,) = noted.prepared.transactions
     options = SourceOptions.parse(str(noted.log.folder))
     for epochs in ((), ((3, "a"),)):
@@ -248,7 +248,7 @@ def test_what_is_noted_is_found_under_the_epoch_of_its_reader(noted: KeptXaLog) 
         assert source.extents(found.position)
 
 
-def test_what_is_noted_is_not_committed_by_an_earlier_statement(noted: KeptXaLog) -> None:
+def test_earlier_statement_does_not_commit_a_prepared_transaction(noted: KeptXaLog) -> None:
     """A transaction that was prepared later may have the same id."""
     (transaction,) = noted.prepared.transactions
     source = LogSource(SourceOptions.parse(str(noted.log.folder)))
@@ -256,7 +256,7 @@ def test_what_is_noted_is_not_committed_by_an_earlier_statement(noted: KeptXaLog
     assert source.find_prepared(XID, source.earliest()) is None
 
 
-def test_what_is_noted_is_not_committed_twice(kept: KeptXaLog) -> None:
+def test_prepared_transaction_is_not_committed_twice(kept: KeptXaLog) -> None:
     """The survey lags: what it notes has an outcome since."""
     kept.survey.run(kept.log)
     kept.add(4, kept.xa.commit)
@@ -267,7 +267,7 @@ def test_what_is_noted_is_not_committed_twice(kept: KeptXaLog) -> None:
     assert source.find_prepared(XID, fifth.position) is None
 
 
-def test_a_survey_goes_on_past_an_incident(kept: KeptXaLog) -> None:
+def test_survey_continues_after_an_incident(kept: KeptXaLog) -> None:
     incident = Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost")
     kept.add(4, kept.xa.rollback(), [incident], kept.xa.prepare)
     kept.survey.run(kept.log)

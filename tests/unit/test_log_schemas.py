@@ -64,7 +64,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["same object", "opened anew"])
-def test_each_position_has_the_definition_of_its_time(
+def test_each_position_has_the_definition_in_force_there(
     moved: SchemaLog[SchemaHistory], tmp_path: Path, again: bool
 ) -> None:
     log = opened(tmp_path) if again else moved
@@ -73,9 +73,7 @@ def test_each_position_has_the_definition_of_its_time(
     assert log.position == at(400)
 
 
-def test_a_statement_that_comes_again_changes_nothing(
-    moved: SchemaLog[SchemaHistory], tmp_path: Path
-) -> None:
+def test_repeated_statement_changes_nothing(moved: SchemaLog[SchemaHistory], tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "schemas").iterdir()}
     log = opened(tmp_path)
     assert log.apply("ALTER TABLE orders ADD total DECIMAL(10,2)", "shop", at(200)) == set()
@@ -83,14 +81,14 @@ def test_a_statement_that_comes_again_changes_nothing(
     assert {path: path.read_bytes() for path in (tmp_path / "schemas").iterdir()} == before
 
 
-def test_what_defines_nothing_is_not_kept(moved: SchemaLog[SchemaHistory], tmp_path: Path) -> None:
+def test_statement_without_definitions_is_not_kept(moved: SchemaLog[SchemaHistory], tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in (tmp_path / "schemas").iterdir())
     moved.apply("INSERT INTO orders VALUES (1)", "shop", at(500))
     moved.apply("ANALYZE TABLE orders", "shop", at(510))
     assert sum(path.stat().st_size for path in (tmp_path / "schemas").iterdir()) == size
 
 
-def test_a_file_torn_anywhere_keeps_all_lines_before_and_goes_on(tmp_path: Path) -> None:
+def test_file_torn_anywhere_keeps_all_earlier_lines_and_continues(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.seed(empty(), at(4))
     log.apply(CREATE, "shop", at(100))
@@ -109,7 +107,7 @@ def test_a_file_torn_anywhere_keeps_all_lines_before_and_goes_on(tmp_path: Path)
         assert path.read_bytes() == content
 
 
-def test_a_damaged_line_and_what_follows_it_is_not_believed(
+def test_damaged_line_and_all_later_lines_are_ignored(
     moved: SchemaLog[SchemaHistory], tmp_path: Path
 ) -> None:
     (path,) = (tmp_path / "schemas").iterdir()
@@ -119,14 +117,14 @@ def test_a_damaged_line_and_what_follows_it_is_not_believed(
     assert log.position == at(200)
 
 
-def test_a_damaged_snapshot_is_refused_by_name(moved: SchemaLog[SchemaHistory], tmp_path: Path) -> None:
+def test_damaged_snapshot_is_refused_by_name(moved: SchemaLog[SchemaHistory], tmp_path: Path) -> None:
     (path,) = (tmp_path / "schemas").iterdir()
     path.write_bytes(b"0" + path.read_bytes())
     with pytest.raises(SchemaInvalid, match=r"\.schemas is damaged"):
         opened(tmp_path).at(at(100))
 
 
-def test_an_empty_log_knows_nothing(tmp_path: Path) -> None:
+def test_empty_log_has_no_definitions(tmp_path: Path) -> None:
     log = opened(tmp_path)
     assert not log
     assert log.position is None
@@ -136,7 +134,7 @@ def test_an_empty_log_knows_nothing(tmp_path: Path) -> None:
         log.apply(CREATE, "shop", at(100))
 
 
-def test_lines_that_outgrow_their_snapshot_begin_a_generation(
+def test_lines_that_outgrow_their_snapshot_start_a_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 2000)
@@ -157,7 +155,7 @@ def test_lines_that_outgrow_their_snapshot_begin_a_generation(
         assert len(columns(log, place)) == 2 + number
 
 
-def test_generations_go_with_the_part_of_the_log_that_needed_them(
+def test_generations_are_removed_with_the_part_of_the_log_that_needed_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 500)
@@ -177,9 +175,7 @@ def test_generations_go_with_the_part_of_the_log_that_needed_them(
     assert len(columns(log, None)) == 2 + 40
 
 
-def test_a_statement_too_long_to_keep_is_kept_as_what_it_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlong_statement_is_kept_as_its_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "STATEMENT_BYTES_MAX", 300)
     log = opened(tmp_path)
     log.seed(empty(), at(4))
@@ -189,7 +185,7 @@ def test_a_statement_too_long_to_keep_is_kept_as_what_it_made(
     assert not any(b"xxxx" in path.read_bytes() for path in (tmp_path / "schemas").iterdir())
 
 
-def test_an_epoch_begins_with_its_own_servers_definitions(moved: SchemaLog[SchemaHistory]) -> None:
+def test_epoch_starts_with_the_definitions_of_its_server(moved: SchemaLog[SchemaHistory]) -> None:
     other = empty()
     other.seed([TableDefinition(TableSchema("shop", "orders", (Column("id", "bigint"),)), "utf8mb4")], None)
     moved.seed(other, at(50, epoch=1))
@@ -199,7 +195,7 @@ def test_an_epoch_begins_with_its_own_servers_definitions(moved: SchemaLog[Schem
     assert columns(moved, at(70, epoch=1)) == ["id", "extra"]
 
 
-def test_a_seed_in_the_middle_takes_the_place_of_what_was_known_later(
+def test_seed_in_the_middle_replaces_later_definitions(
     moved: SchemaLog[SchemaHistory], tmp_path: Path
 ) -> None:
     other = empty()
@@ -226,7 +222,7 @@ def doubted(folder: Path) -> SchemaLog[SchemaHistory]:
 
 
 @pytest.mark.parametrize("lines_bytes_max", [schemas.LINES_BYTES_MAX, 1])
-def test_definition_read_later_counts_from_its_position_on(
+def test_definition_read_later_applies_from_its_position(
     tmp_path: Path, lines_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schemas, "LINES_BYTES_MAX", lines_bytes_max)
@@ -244,7 +240,7 @@ def test_definition_read_later_counts_from_its_position_on(
         assert not reader.at(None).doubts()
 
 
-def test_definition_read_later_does_not_reach_over_a_gap(tmp_path: Path) -> None:
+def test_definition_read_later_does_not_apply_across_a_gap(tmp_path: Path) -> None:
     log = doubted(tmp_path)
     log.seed(log.at(None), at(1000, file=2))
     log.settle(at(200), [definition_line(TOLD.to_json())])
@@ -252,7 +248,7 @@ def test_definition_read_later_does_not_reach_over_a_gap(tmp_path: Path) -> None
     assert opened(tmp_path).at(at(1000, file=2)).needs_reread(ORDERS)
 
 
-def test_refusal_is_kept_until_a_statement_makes_the_table_again(tmp_path: Path) -> None:
+def test_refusal_is_kept_until_a_statement_recreates_the_table(tmp_path: Path) -> None:
     log = doubted(tmp_path)
     log.settle(at(400), [refusal_line(ORDERS, "nobody knows")])
     history = opened(tmp_path).at(at(400))
@@ -266,7 +262,7 @@ def test_refusal_is_kept_until_a_statement_makes_the_table_again(tmp_path: Path)
     assert not opened(tmp_path).at(None).doubts()
 
 
-def test_statements_are_told_where_all_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statements_are_reported_where_all_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 1)
     log = doubted(tmp_path)
 
@@ -284,7 +280,7 @@ def test_statements_are_told_where_all_are_kept(tmp_path: Path, monkeypatch: pyt
     assert places(0, 400) is None
 
 
-def test_tables_of_a_new_log_are_in_doubt_until_they_were_read(tmp_path: Path) -> None:
+def test_tables_of_a_new_log_are_in_doubt_until_they_are_read(tmp_path: Path) -> None:
     log = opened(tmp_path)
     defaults = ServerDefaults(ServerSpelling(), "utf8mb4", {"shop": "utf8mb4"}, False)
     log.seed(SchemaHistory.awaiting_survey(defaults, at(4)), at(4))
@@ -300,7 +296,7 @@ def test_tables_of_a_new_log_are_in_doubt_until_they_were_read(tmp_path: Path) -
     assert not opened(tmp_path).at(at(150)).needs_reread(TableName("shop", "unheard_of"))
 
 
-def test_definition_of_before_the_first_position_is_refused(tmp_path: Path) -> None:
+def test_definition_before_the_first_position_is_refused(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.seed(empty(), at(100))
     with pytest.raises(SchemaUnknown, match="as early as that"):
@@ -378,7 +374,7 @@ def followed(disk: SimulatedDisk, done: list[int] | None = None) -> SchemaLog[Sc
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-def test_the_power_may_fail_at_every_step(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_failure_at_any_step_keeps_the_definitions(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     # Small, so that generations begin along the way.
     monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 250)
     whole = SimulatedDisk()

@@ -12,7 +12,7 @@ CORPUS = json.loads(FILE.read_text())
 
 
 @pytest.mark.parametrize("server", CORPUS)
-def test_logged_statements_have_the_effects_that_servers_gave_them(server: str) -> None:
+def test_logged_statements_have_the_same_effects_as_on_servers(server: str) -> None:
     expected = [(text, effects) for _, text, effects in CORPUS[server]]
     spelling = spelling_of(server)
     found = [
@@ -24,7 +24,7 @@ def test_logged_statements_have_the_effects_that_servers_gave_them(server: str) 
 
 
 @pytest.mark.parametrize("server", CORPUS)
-def test_logged_statements_are_read_to_their_end(server: str) -> None:
+def test_logged_statements_are_parsed_to_their_end(server: str) -> None:
     unread = [text for _, text, effects in CORPUS[server] if any("Unread" in effect for effect in effects)]
     # A sequence is a table whose columns its statement does not name.
     assert [text for text in unread if "sequence" not in text.lower()] == []

@@ -80,7 +80,7 @@ def test_reader_waits_for_a_definition_in_doubt(kept: SchemaLog[SchemaHistory], 
     assert [column.type_text for column in before.columns] == ["int"]
 
 
-def test_reader_gives_up_waiting_with_an_error_that_may_be_tried_again(
+def test_reader_stops_waiting_with_a_retryable_error(
     kept: SchemaLog[SchemaHistory], log: WatchedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logged_tables, "DEFINITION_PENDING_SECONDS_MAX", 0.0)
@@ -92,7 +92,9 @@ def test_reader_gives_up_waiting_with_an_error_that_may_be_tried_again(
     )
 
 
-def test_reader_stops_at_once_where_nobody_can_tell(kept: SchemaLog[SchemaHistory], log: WatchedLog) -> None:
+def test_reader_stops_at_once_if_no_server_can_settle_the_doubt(
+    kept: SchemaLog[SchemaHistory], log: WatchedLog
+) -> None:
     kept.settle(at(200), [refusal_line(ORDERS, "the server no longer has the table")])
     with pytest.raises(SchemaUnknown, match="the server no longer has the table") as unknown:
         tables_of(log).schema("shop", "orders", at(300))
@@ -102,7 +104,7 @@ def test_reader_stops_at_once_where_nobody_can_tell(kept: SchemaLog[SchemaHistor
     assert len(log.asked) == 1
 
 
-def test_contradicted_definition_is_asked_for_again(kept: SchemaLog[SchemaHistory], log: WatchedLog) -> None:
+def test_contradicted_definition_is_requested_again(kept: SchemaLog[SchemaHistory], log: WatchedLog) -> None:
     kept.settle(at(200), [definition_line(TOLD.to_json())])
     tables = tables_of(log)
     assert tables.schema("shop", "orders", at(300)) is not None

@@ -11,7 +11,7 @@ from penstock.logstore.disk import LocalDisk
 DISK = LocalDisk()
 
 
-def test_what_is_appended_is_read_back_across_buffers_and_files_that_are_opened_again(tmp_path: Path) -> None:
+def test_appended_bytes_are_read_back_across_buffers_and_reopened_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     file = DISK.append_open(path)
     file.write([b"abc", memoryview(b"def"), b"", bytearray(b"g")])
@@ -27,7 +27,7 @@ def test_what_is_appended_is_read_back_across_buffers_and_files_that_are_opened_
     assert DISK.read(path, 3000, 9000) == b"x" * 5
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+def test_write_that_fails_half_way_leaves_no_bytes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     file = DISK.append_open(path)
     file.write([b"whole"])
@@ -44,7 +44,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == b"wholeagain"
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "file"
     DISK.write_atomic(path, b"one")
     DISK.write_atomic(path, b"two")
@@ -52,7 +52,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert DISK.list(tmp_path) == ["file"]
 
 
-def test_folders_are_made_with_those_above_and_removed_when_empty(tmp_path: Path) -> None:
+def test_folders_are_created_with_parents_and_removed_when_empty(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     DISK.make_folder(folder)
     DISK.make_folder(folder)
@@ -66,7 +66,7 @@ def test_folders_are_made_with_those_above_and_removed_when_empty(tmp_path: Path
     assert DISK.free_bytes(tmp_path) > 0
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     for action in (DISK.read, DISK.remove, DISK.size, DISK.open_read, DISK.sync_folder):
         with pytest.raises(SourceMissing, match="gone"):
             action(tmp_path / "gone")
@@ -90,7 +90,7 @@ def _try_to_lock(path: Path) -> str:
     return "free"
 
 
-def test_a_lock_is_held_and_given_up_where_there_is_no_room_to_say_by_whom(tmp_path: Path) -> None:
+def test_lock_works_without_disk_space_for_its_owner_note(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))

@@ -64,7 +64,7 @@ def index_of(disk: SimulatedDisk, stored: StoredSegment) -> BlockIndex:
 # --- Records ----------------------------------------------------------------------------------
 
 
-def test_a_record_is_what_it_was_or_none() -> None:
+def test_record_is_intact_or_rejected() -> None:
     record = segment(5 << 55)
     content = record.encode()
     assert len(content) == RECORD_BYTES
@@ -74,7 +74,7 @@ def test_a_record_is_what_it_was_or_none() -> None:
     assert not is_sound(content[:-1])
 
 
-def test_the_records_from_the_front_that_hold_are_counted() -> None:
+def test_leading_valid_records_are_counted() -> None:
     content = b"".join(seal(bytes([number])) for number in range(5))
     assert sound_records(content) == 5
     assert sound_records(content[:-1]) == 4
@@ -82,7 +82,7 @@ def test_the_records_from_the_front_that_hold_are_counted() -> None:
     assert sound_records(b"") == 0
 
 
-def test_a_header_says_whose_index_it_is() -> None:
+def test_header_identifies_its_index() -> None:
     header = IndexHeader(BLOCKS_MAGIC, 3, 1 << 35, 8_388_607)
     assert IndexHeader.decode(header.encode()) == header
     assert IndexHeader.decode(segment(1).encode()) != header
@@ -92,7 +92,7 @@ def test_a_header_says_whose_index_it_is() -> None:
 # --- L1 ---------------------------------------------------------------------------------------
 
 
-def test_segments_are_found_by_version_and_by_time() -> None:
+def test_segments_are_located_by_version_and_by_time() -> None:
     index = SegmentIndex([segment(number * 10, time_max_us=number * 100) for number in (3, 1, 2)])
     assert [record.version for record in index] == [10, 20, 30]
     assert [index.find(version) for version in (9, 10, 15, 20, 99)] == [-1, 0, 0, 1, 2]
@@ -104,7 +104,7 @@ def test_segments_are_found_by_version_and_by_time() -> None:
     assert [record.version for record in index.drop(20)] == [10, 30]
 
 
-def test_a_segment_index_that_does_not_hold_is_not_read(disk: SimulatedDisk) -> None:
+def test_invalid_segment_index_is_not_read(disk: SimulatedDisk) -> None:
     layout = open_log(disk.copy()).layout
     content = disk.files()[layout.segments_index]
     assert SegmentIndex.load(disk, layout.segments_index) is not None
@@ -118,7 +118,7 @@ def test_a_segment_index_that_does_not_hold_is_not_read(disk: SimulatedDisk) -> 
 # --- L2 ---------------------------------------------------------------------------------------
 
 
-def test_every_offset_and_time_is_found_in_its_block(disk: SimulatedDisk, stored: StoredSegment) -> None:
+def test_every_offset_and_time_is_located_in_its_block(disk: SimulatedDisk, stored: StoredSegment) -> None:
     blocks = index_of(disk, stored)
     assert len(blocks) > 3
     records = [BlockRecord.of(record) for record in blocks.records()]
@@ -138,7 +138,7 @@ def test_every_offset_and_time_is_found_in_its_block(disk: SimulatedDisk, stored
     assert blocks.boundary_before(records[0].source_start) == records[0].source_start
 
 
-def test_a_lookup_reads_a_few_records_and_says_how_many(disk: SimulatedDisk, stored: StoredSegment) -> None:
+def test_lookup_reads_and_reports_a_few_records(disk: SimulatedDisk, stored: StoredSegment) -> None:
     blocks = index_of(disk, stored)
     middle = blocks.record(len(blocks) // 2).source_start
     before = blocks.bytes_read
@@ -148,7 +148,7 @@ def test_a_lookup_reads_a_few_records_and_says_how_many(disk: SimulatedDisk, sto
     assert blocks.pages_read == -(-disk.size(stored.index_path) // PAGE_BYTES)
 
 
-def test_an_index_heals_when_a_lookup_meets_what_is_wrong(disk: SimulatedDisk, stored: StoredSegment) -> None:
+def test_index_heals_when_a_lookup_meets_damage(disk: SimulatedDisk, stored: StoredSegment) -> None:
     right = index_of(disk, stored).records().tobytes()
     content = disk.files()[stored.index_path]
     middle = len(content) // 2 // RECORD_BYTES * RECORD_BYTES
@@ -172,9 +172,7 @@ def test_an_index_heals_when_a_lookup_meets_what_is_wrong(disk: SimulatedDisk, s
         assert kept == [blocks.records().tobytes()]
 
 
-def test_an_index_is_not_made_from_data_that_does_not_hold(
-    disk: SimulatedDisk, stored: StoredSegment
-) -> None:
+def test_index_is_not_built_from_invalid_data(disk: SimulatedDisk, stored: StoredSegment) -> None:
     other = disk.copy()
     content = bytearray(other.files()[stored.path])
     content[-5] ^= 1
@@ -188,7 +186,7 @@ def test_an_index_is_not_made_from_data_that_does_not_hold(
 # --- Reading the data -------------------------------------------------------------------------
 
 
-def test_a_scan_ends_at_the_last_whole_transaction(disk: SimulatedDisk, stored: StoredSegment) -> None:
+def test_scan_ends_at_the_last_whole_transaction(disk: SimulatedDisk, stored: StoredSegment) -> None:
     with SegmentReader.open(disk, stored) as reader:
         whole = scan(reader, reader.head.base, reader.end, block_bytes=BLOCK_BYTES)
         assert (whole.boundary, whole.end, whole.problem) == (reader.end, reader.end, None)

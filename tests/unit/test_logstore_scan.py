@@ -39,7 +39,7 @@ def test_event_longer_than_one_read_is_scanned_whole(
         assert whole.problem is None
 
 
-def test_last_boundary_before_an_offset_is_that_of_the_nearest_block_that_ends_at_one(
+def test_last_boundary_before_an_offset_is_the_end_of_the_nearest_block(
     disk: SimulatedDisk,
 ) -> None:
     steps_back = 0

@@ -49,7 +49,7 @@ def at(offset: int, file: str = FILE) -> Position:
     return Position(0, file, offset)
 
 
-def test_a_range_comes_back_whole_over_several_chunks() -> None:
+def test_range_is_returned_whole_over_several_chunks() -> None:
     tier = MemoryTier(room_for(10))
     for start in range(4, 5004, CHUNK):
         assert put(tier, start, start + CHUNK)
@@ -58,7 +58,7 @@ def test_a_range_comes_back_whole_over_several_chunks() -> None:
     assert b"".join(views) == content(1500, 3700)
 
 
-def test_a_large_chunk_is_kept_without_a_copy() -> None:
+def test_large_chunk_is_kept_without_a_copy() -> None:
     large = bytearray(content(0, 200_000))
     tier = MemoryTier(1 << 20)
     tier.put(large, epoch=0, file=FILE, start=4, end=200_004, boundary=200_004)
@@ -66,14 +66,14 @@ def test_a_large_chunk_is_kept_without_a_copy() -> None:
     assert view.obj is large
 
 
-def test_a_small_chunk_does_not_keep_the_buffer_that_it_is_a_part_of() -> None:
+def test_small_chunk_does_not_keep_its_parent_buffer_alive() -> None:
     large = bytearray(1 << 20)
     tier = MemoryTier(1 << 20)
     tier.put(memoryview(large)[:100], epoch=0, file=FILE, start=4, end=104, boundary=104)
     large.extend(b"a view on it would forbid this")
 
 
-def test_the_oldest_chunks_leave_and_the_bound_is_never_passed() -> None:
+def test_oldest_chunks_are_evicted_and_the_bound_is_never_exceeded() -> None:
     tier = MemoryTier(room_for(3))
     for start in range(4, 10_004, CHUNK):
         put(tier, start, start + CHUNK)
@@ -83,7 +83,7 @@ def test_the_oldest_chunks_leave_and_the_bound_is_never_passed() -> None:
     assert b"".join(tier.read(0, FILE, 7004, 10_004) or []) == content(7004, 10_004)
 
 
-def test_a_view_stays_good_after_its_chunk_has_left() -> None:
+def test_view_stays_valid_after_its_chunk_is_evicted() -> None:
     tier = MemoryTier(room_for(1))
     put(tier, 4, 1004)
     (view,) = tier.read(0, FILE, 4, 1004) or []
@@ -92,14 +92,14 @@ def test_a_view_stays_good_after_its_chunk_has_left() -> None:
     assert bytes(view) == content(4, 1004)
 
 
-def test_tiny_chunks_are_bounded_by_what_they_cost() -> None:
+def test_tiny_chunks_are_bounded_by_their_overhead() -> None:
     tier = MemoryTier(10 * (CHUNK_OVERHEAD_BYTES + 1))
     for offset in range(4, 104):
         put(tier, offset, offset + 1)
     assert tier.earliest == at(94)
 
 
-def test_a_chunk_over_the_bound_is_not_kept_and_nothing_before_it_is_taken_for_its_neighbor() -> None:
+def test_oversized_chunk_is_not_kept_and_leaves_a_gap() -> None:
     tier = MemoryTier(room_for(3))
     put(tier, 4, 1004)
     assert not put(tier, 1004, 9004)
@@ -109,7 +109,7 @@ def test_a_chunk_over_the_bound_is_not_kept_and_nothing_before_it_is_taken_for_i
     assert b"".join(tier.read(0, FILE, 9004, 9504) or []) == content(9004, 9504)
 
 
-def test_a_read_stops_where_the_file_does() -> None:
+def test_read_stops_at_the_end_of_the_file() -> None:
     tier = MemoryTier(room_for(9))
     put(tier, 4, 1004)
     put(tier, 4, 504, file=NEXT_FILE)
@@ -119,7 +119,7 @@ def test_a_read_stops_where_the_file_does() -> None:
     assert tier.read(1, FILE, 4, 10) is None
 
 
-def test_the_mode_file_keeps_nothing_and_still_tells_what_is_visible() -> None:
+def test_file_mode_keeps_no_bytes_and_still_reports_the_visible_end() -> None:
     tier = MemoryTier(0, "file")
     assert not put(tier, 4, 1004)
     assert tier.bytes_held == 0
@@ -137,7 +137,7 @@ def test_only_whole_transactions_are_visible() -> None:
     assert tier.visible == at(2500)
 
 
-def test_a_cursor_gives_every_transaction_once_and_in_order() -> None:
+def test_cursor_returns_every_transaction_once_and_in_order() -> None:
     tier = MemoryTier(1 << 20)
     numbers = random.Random(5)
     cursor = tier.register("reader", at(4))
@@ -158,7 +158,7 @@ def test_a_cursor_gives_every_transaction_once_and_in_order() -> None:
     assert got == content(4, boundary)
 
 
-def test_a_cursor_goes_on_in_the_next_file_and_passes_over_what_was_never_finished() -> None:
+def test_cursor_continues_in_the_next_file_and_skips_unfinished_transactions() -> None:
     tier = MemoryTier(room_for(9))
     cursor = tier.register("reader", at(4))
     put(tier, 4, 1004, boundary=600)
@@ -170,7 +170,7 @@ def test_a_cursor_goes_on_in_the_next_file_and_passes_over_what_was_never_finish
     assert cursor.get(timeout=0) is None
 
 
-def test_a_rewound_cursor_gives_again_what_was_not_acknowledged() -> None:
+def test_rewound_cursor_returns_unacknowledged_transactions_again() -> None:
     tier = MemoryTier(room_for(9))
     cursor = tier.register("reader", at(4))
     for start in (4, 1004, 2004):
@@ -184,7 +184,7 @@ def test_a_rewound_cursor_gives_again_what_was_not_acknowledged() -> None:
     assert (run.start, run.end) == (at(1004), at(3004))
 
 
-def test_a_cursor_that_fell_behind_says_so_and_can_go_on_from_elsewhere() -> None:
+def test_cursor_that_fell_behind_reports_it_and_can_seek() -> None:
     tier = MemoryTier(room_for(2))
     cursor = tier.register("reader", at(4))
     for start in range(4, 5004, CHUNK):
@@ -196,7 +196,7 @@ def test_a_cursor_that_fell_behind_says_so_and_can_go_on_from_elsewhere() -> Non
     assert b"".join(cursor.get(timeout=0).data) == content(3004, 5004)  # type: ignore[union-attr]
 
 
-def test_a_cursor_at_the_end_misses_no_chunk_that_was_too_large_to_keep() -> None:
+def test_cursor_at_the_end_misses_no_oversized_chunk() -> None:
     tier = MemoryTier(room_for(2))
     cursor = tier.register("reader", at(4))
     put(tier, 4, 1004)
@@ -207,7 +207,7 @@ def test_a_cursor_at_the_end_misses_no_chunk_that_was_too_large_to_keep() -> Non
         cursor.get(timeout=0)
 
 
-def test_recovery_tells_where_memory_begins() -> None:
+def test_recovery_reports_where_memory_starts() -> None:
     tier = MemoryTier(room_for(9))
     tier.show(at(50_000))
     assert tier.visible == at(50_000)
@@ -221,7 +221,7 @@ def test_recovery_tells_where_memory_begins() -> None:
 # --- Alone: the writer is held back -------------------------------------------------------------
 
 
-def test_the_writer_is_held_back_until_every_reader_has_acknowledged() -> None:
+def test_writer_is_throttled_until_every_reader_has_acknowledged() -> None:
     tier = MemoryTier(room_for(3), "memory")
     fast, slow = tier.register("fast", at(4)), tier.register("slow", at(4))
     for start in (4, 1004, 2004):
@@ -237,7 +237,7 @@ def test_the_writer_is_held_back_until_every_reader_has_acknowledged() -> None:
     assert tier.cursors() == {"fast": at(3004), "slow": at(1004)}
 
 
-def test_a_reader_that_leaves_lets_the_writer_go_on() -> None:
+def test_disconnecting_reader_unblocks_the_writer() -> None:
     tier = MemoryTier(room_for(2), "memory")
     with tier.register("reader", at(4)):
         put(tier, 4, 1004)
@@ -246,7 +246,7 @@ def test_a_reader_that_leaves_lets_the_writer_go_on() -> None:
     assert put(tier, 2004, 3004)
 
 
-def test_an_acknowledgement_wakes_the_writer_and_a_chunk_wakes_the_reader() -> None:
+def test_acknowledgement_wakes_the_writer_and_a_chunk_wakes_the_reader() -> None:
     tier = MemoryTier(room_for(2), "memory")
     cursor = tier.register("reader", at(4))
     chunks, got, seconds = 400, [], []
@@ -270,7 +270,7 @@ def test_an_acknowledgement_wakes_the_writer_and_a_chunk_wakes_the_reader() -> N
     assert median(seconds) < 0.02
 
 
-def test_what_can_never_fit_is_refused_by_name() -> None:
+def test_chunk_that_can_never_fit_is_refused_by_name() -> None:
     tier = MemoryTier(room_for(2), "memory")
     cursor = tier.register("reader", at(4))
     with pytest.raises(LimitExceeded) as too_large:
@@ -284,7 +284,7 @@ def test_what_can_never_fit_is_refused_by_name() -> None:
         put(tier, 2004, 3004, boundary=500)
 
 
-def test_without_a_reader_the_oldest_leave_and_a_late_one_is_told() -> None:
+def test_without_a_reader_the_oldest_chunks_are_evicted_and_a_late_reader_gets_an_error() -> None:
     tier = MemoryTier(room_for(2), "memory")
     for start in range(4, 5004, CHUNK):
         assert put(tier, start, start + CHUNK)
@@ -295,7 +295,7 @@ def test_without_a_reader_the_oldest_leave_and_a_late_one_is_told() -> None:
     assert b"".join(tier.register("late", at(3004)).get(timeout=0).data) == content(3004, 5004)  # type: ignore[union-attr]
 
 
-def test_closing_wakes_everybody_who_waits() -> None:
+def test_closing_wakes_all_waiters() -> None:
     tier = MemoryTier(room_for(1), "memory")
     cursor = tier.register("reader", at(4))
     put(tier, 4, 1004)
@@ -313,7 +313,7 @@ def test_closing_wakes_everybody_who_waits() -> None:
     assert cursor.get() is None
 
 
-def test_a_reader_cannot_acknowledge_what_does_not_exist() -> None:
+def test_acknowledgement_past_the_end_is_refused() -> None:
     tier = MemoryTier(room_for(2))
     cursor = tier.register("reader", at(4))
     put(tier, 4, 1004, boundary=500)
@@ -321,13 +321,13 @@ def test_a_reader_cannot_acknowledge_what_does_not_exist() -> None:
         cursor.acknowledge(at(501))
 
 
-def test_two_readers_cannot_have_one_name() -> None:
+def test_duplicate_reader_name_is_refused() -> None:
     tier = MemoryTier(room_for(2))
     tier.register("reader", at(4))
     with pytest.raises(OptionInvalid):
         tier.register("reader", at(4))
 
 
-def test_a_bound_that_holds_nothing_is_refused() -> None:
+def test_bound_that_holds_nothing_is_refused() -> None:
     with pytest.raises(OptionInvalid):
         MemoryTier(0, "mixed")

@@ -36,7 +36,7 @@ def shard(name: str, *steps: dict[str, Any]) -> ShardValue | None:
     return shard_of([one.make() for one in found], found, table(name), "here")
 
 
-def test_a_shard_column_tells_the_rows_of_each_table() -> None:
+def test_shard_column_identifies_the_rows_of_each_table() -> None:
     assert shard("orders_1", {"route": ROUTE}) == ShardValue("part", "here.shop.orders_1")
     by_group = {"route": ROUTE | {"shard_value": "{1}", "shard_type": "int"}, "filter": "id > 0"}
     assert shard("orders_12", *({verb: told} for verb, told in by_group.items())) == ShardValue("part", "12")
@@ -54,7 +54,7 @@ def test_a_shard_column_tells_the_rows_of_each_table() -> None:
     ],
     ids=["by a row's value", "masked", "renamed", "dropped", "none"],
 )
-def test_no_shard_is_told_where_its_column_does_not_have_one_value(steps: list[dict[str, Any]]) -> None:
+def test_shard_column_without_a_single_value_identifies_no_shard(steps: list[dict[str, Any]]) -> None:
     assert shard("orders_1", *steps) is None
 
 
@@ -66,12 +66,12 @@ def test_tables_share_rows_unless_their_shards_differ() -> None:
     assert may_share_rows(one, None)
 
 
-def test_rows_of_a_shard_are_found_by_values_of_any_type() -> None:
+def test_rows_of_a_shard_are_selected_by_values_of_any_type() -> None:
     numbers = pyarrow.record_batch({"part": pyarrow.array([1, 2, None], pyarrow.int32())})
     assert in_shard(numbers, ShardValue("part", "2")).tolist() == [False, True, False]
 
 
-def test_rows_go_to_the_known_tables_that_they_can_name() -> None:
+def test_rows_are_assigned_to_known_tables_that_they_can_name() -> None:
     chain = [one.make() for one in steps_of({"route": {"to": "shop.of_{note}"}})]
     known = [TableName("shop", "of_a"), TableName("shop", "other"), TableName("shop", "of_b")]
     assert [str(one.name) for one in targets_of_table(chain, table("orders"), known)] == [
@@ -93,7 +93,7 @@ def test_rows_go_to_the_known_tables_that_they_can_name() -> None:
         ([{"soft_delete": {}}], True),
     ],
 )
-def test_target_may_have_rows_of_others_where_tables_shards_or_earlier_rows_share_it(
+def test_target_may_hold_foreign_rows_if_tables_shards_or_earlier_rows_share_it(
     steps: list[dict[str, Any]], others: bool
 ) -> None:
     tables = {name: table(name) for name in ("a", "b")}

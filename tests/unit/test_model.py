@@ -29,12 +29,12 @@ positions = st.builds(
 
 
 @given(positions)
-def test_a_position_reads_back_from_its_text(position: Position) -> None:
+def test_position_round_trips_through_text(position: Position) -> None:
     assert Position.parse(str(position)) == position
 
 
 @given(positions, positions)
-def test_commit_versions_rise_as_positions_do(one: Position, other: Position) -> None:
+def test_commit_versions_increase_with_positions(one: Position, other: Position) -> None:
     # The epochs of one log do not overlap: one with a base begins above all files of those before it.
     if one < other and epoch_base(other.epoch) - epoch_base(one.epoch) not in range(1, FILE_NUMBER_MAX):
         assert one.commit_version <= other.commit_version
@@ -42,13 +42,13 @@ def test_commit_versions_rise_as_positions_do(one: Position, other: Position) ->
             assert one.commit_version < other.commit_version
 
 
-def test_positions_order_by_number_and_not_by_text() -> None:
+def test_positions_are_ordered_by_number_and_not_by_text() -> None:
     assert Position(0, "bin.999999", 9) < Position(0, "bin.1000000", 4)
     assert Position(0, "zzz.000002", 4) < Position(0, "aaa.000003", 4)
     assert Position(0, "bin.000009", 4) < Position(1, "bin.000001", 4)
 
 
-def test_a_commit_version_is_a_positive_int64_at_every_bound() -> None:
+def test_commit_version_is_a_positive_int64_at_every_bound() -> None:
     assert commit_version(EPOCH_COUNTED_MAX, FILE_NUMBER_MAX, OFFSET_MAX) == (1 << 63) - 1
     assert commit_version(EPOCH_MAX + 256 - 7, 7, OFFSET_MAX) == (1 << 63) - 1
     for place in [
@@ -67,7 +67,7 @@ def test_a_commit_version_is_a_positive_int64_at_every_bound() -> None:
     st.lists(st.tuples(st.integers(1, 30_000), st.integers(0, 500)), min_size=2, max_size=200),
     st.integers(-(1 << 31), 1 << 31),
 )
-def test_commit_versions_rise_over_any_number_of_epochs_and_lead_back_to_their_files(
+def test_commit_versions_increase_over_any_number_of_epochs_and_map_back_to_their_files(
     begun: int, files: list[tuple[int, int]], shift: int
 ) -> None:
     epochs, versions, places = [begun], [], []
@@ -84,7 +84,7 @@ def test_commit_versions_rise_over_any_number_of_epochs_and_lead_back_to_their_f
     assert [shifted_epoch(shifted_epoch(one, shift), -shift) for one in epochs] == epochs
 
 
-def test_epochs_are_counted_first_and_end_with_the_last_commit_version() -> None:
+def test_epochs_are_validated_first_and_end_with_the_last_commit_version() -> None:
     assert next_epoch(0, 5000) == 1
     assert next_epoch(EPOCH_COUNTED_NEW_MAX, 5000) == (EPOCH_COUNTED_NEW_MAX << 23) + 5001 + 256
     assert next_epoch(EPOCH_COUNTED_MAX, 17) == (EPOCH_COUNTED_MAX << 23) + 18 + 256
@@ -95,24 +95,24 @@ def test_epochs_are_counted_first_and_end_with_the_last_commit_version() -> None
 @pytest.mark.parametrize(
     "text", ["", "bin.000001", "bin:4", "bin.000001:", "bin.000001:-4", ":4", "x/bin.01:4"]
 )
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_invalid_position_is_refused(text: str) -> None:
     with pytest.raises(PositionInvalid):
         Position.parse(text)
 
 
 @given(names, names)
-def test_a_table_name_reads_back_from_its_text(database: str, table: str) -> None:
+def test_table_name_round_trips_through_text(database: str, table: str) -> None:
     name = TableName(database, table)
     assert TableName.parse(str(name)) == name
 
 
-def test_a_name_may_begin_with_a_blank_of_another_script() -> None:
+def test_name_may_start_with_a_unicode_blank() -> None:
     name = TableName("\u00a0a", "b\u3000")
     assert TableName.parse(str(name)) == name
     assert TablePatterns([str(name)]).matches("\u00a0a", "b\u3000")
 
 
-def test_odd_names_stand_in_backticks() -> None:
+def test_odd_names_are_written_in_backticks() -> None:
     assert str(TableName("shop", "orders")) == "shop.orders"
     assert str(TableName("my.db", "a`b c")) == "`my.db`.`a``b c`"
     for text in ["orders", "a.b.c", "a.", ".b", "a.`b"]:
@@ -120,7 +120,7 @@ def test_odd_names_stand_in_backticks() -> None:
             TableName.parse(text)
 
 
-def test_a_table_schema_reads_back_from_json() -> None:
+def test_table_schema_round_trips_through_json() -> None:
     columns = (Column("id", "int unsigned", None, False), Column("name", "varchar(20)", "utf8mb4"))
     schema = TableSchema("shop", "orders", columns, ("id",), 3)
     assert TableSchema.from_json(schema.to_json()) == schema
@@ -138,7 +138,7 @@ def test_a_table_schema_reads_back_from_json() -> None:
         {"database": "a", "table": "b", "columns": [["id", "int", None, True]], "key": ["id"]},
     ],
 )
-def test_what_is_no_table_schema_is_refused(value: object) -> None:
+def test_invalid_table_schema_is_refused(value: object) -> None:
     with pytest.raises(SchemaInvalid):
         TableSchema.from_json(value)
 
@@ -154,13 +154,13 @@ def test_patterns_select_by_wildcard_regular_expression_and_backticks() -> None:
     assert not patterns.matches("odd.db", "weird")
 
 
-def test_no_include_pattern_means_every_table() -> None:
+def test_no_include_pattern_selects_every_table() -> None:
     assert TablePatterns().matches("any", "thing")
     assert not TablePatterns(exclude="mysql.*").matches("mysql", "user")
 
 
 @given(names, names)
-def test_a_quoted_name_as_a_pattern_selects_that_table_alone(database: str, table: str) -> None:
+def test_quoted_name_as_a_pattern_selects_only_that_table(database: str, table: str) -> None:
     quoted = TableName(database, table).sql
     patterns = TablePatterns([quoted])
     assert patterns.matches(database, table)
@@ -168,7 +168,7 @@ def test_a_quoted_name_as_a_pattern_selects_that_table_alone(database: str, tabl
     assert patterns.single() == TableName(database, table)
 
 
-def test_patterns_that_mean_nothing_are_refused() -> None:
+def test_invalid_patterns_are_refused() -> None:
     for text in ["orders", "a.b.c", "/[/", "a.`b"]:
         with pytest.raises(OptionInvalid):
             TablePatterns([text])
@@ -182,13 +182,13 @@ def test_patterns_pickle_and_compare() -> None:
     assert not again.matches("a", "b")
 
 
-def test_a_secret_never_prints_and_pickles_whole() -> None:
+def test_secret_never_prints_and_pickles_completely() -> None:
     secret = Secret("hunter2")
     assert "hunter2" not in f"{secret} {secret!r} {[secret]} {ServerAddress(password=secret)!r}"
     assert pickle.loads(pickle.dumps(secret)).reveal() == "hunter2"
 
 
-def test_a_source_url_names_host_user_and_options() -> None:
+def test_source_url_names_host_user_and_options() -> None:
     address = ServerAddress.parse(
         "mysql://re%40pl:p%3Aw%2F@[::1]:3307?ssl_mode=verify_ca&ssl_ca=/ca.pem&server_id=7"
     )
@@ -199,7 +199,7 @@ def test_a_source_url_names_host_user_and_options() -> None:
     assert pickle.loads(pickle.dumps(address)) == address
 
 
-def test_the_password_is_the_first_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_first_of_several_passwords_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PENSTOCK_PASSWORD", "from-environment")
     file = tmp_path / "password"
     file.write_text("from-file\n")
@@ -222,7 +222,7 @@ def test_the_password_is_the_first_given(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "mysql://u:secret@h?server_id=x",
     ],
 )
-def test_a_url_that_is_wrong_is_refused_without_its_password(url: str) -> None:
+def test_invalid_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(OptionInvalid) as refused:
         ServerAddress.parse(url)
     assert "secret" not in str(refused.value)

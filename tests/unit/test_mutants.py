@@ -86,7 +86,7 @@ def test_larger_sample_begins_with_the_smaller_and_ignores_new_mutants_elsewhere
     assert order != [mutant.path for mutant in sample_order(mutants, seed=2)]
 
 
-def test_sample_has_one_mutant_of_each_place() -> None:
+def test_sample_has_one_mutant_per_location() -> None:
     places = [mutant_of(CODE, "a > b", change) for change in ("a X b", "a Y b", "a Z b")]
     assert len(sample_order(places, seed=1)) == 1
 

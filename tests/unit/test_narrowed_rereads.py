@@ -62,7 +62,7 @@ def waiting(state: PipelineState) -> list[tuple[str | None, bool]]:
         ([], {"open": "it is not loaded"}, [(None, True)]),
     ],
 )
-def test_rows_that_differ_are_read_again_instead_of_their_table(
+def test_differing_rows_are_read_again_instead_of_their_table(
     settings: PipelineSettings,
     state: PipelineState,
     monkeypatch: pytest.MonkeyPatch,

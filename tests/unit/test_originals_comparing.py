@@ -15,7 +15,7 @@ def found(original: list[Event], ours: list[Event]) -> list[tuple[str, str, str,
     return [(one.event, one.path, one.original, one.ours) for one in differences(original, ours)]
 
 
-def test_fields_that_differ_are_found_by_their_path() -> None:
+def test_differing_fields_are_identified_by_their_path() -> None:
     one = event("a", row={"id": 1, "t": ["x", None]}, kind=1)
     assert found([one], [event("a", row={"id": 1, "t": ["x", None]}, kind=1)]) == []
     assert found([one], [event("a", row={"id": 1, "t": ["x", 0]}, kind=True)]) == [
@@ -28,7 +28,7 @@ def test_fields_that_differ_are_found_by_their_path() -> None:
     assert found([event("a", n=None)], [event("a")]) == [("a", "n", "null", ABSENT)]
 
 
-def test_event_that_only_one_system_has_moves_no_other_pair() -> None:
+def test_event_of_only_one_system_does_not_shift_other_pairs() -> None:
     ours = [event("a", n=1), event("c", n=4)]
     assert found([event("a", n=1), event("b", n=2), event("c", n=3)], ours) == [
         ("b", "", '{"n": 2}', ABSENT),
@@ -37,7 +37,7 @@ def test_event_that_only_one_system_has_moves_no_other_pair() -> None:
     assert found([event("c", n=4)], ours) == [("a", "", ABSENT, '{"n": 1}')]
 
 
-def test_rules_name_whole_differences_and_have_to_be_seen() -> None:
+def test_rules_name_whole_differences_and_must_occur() -> None:
     difference = Difference("shop.t", "c shop.t 1", "after.n", "1", "null")
     listed, other = Rule("nulls", r"after\.n", ours="null"), Rule("others", r"after\.")
     assert unlisted([listed], [difference]) == []

@@ -34,7 +34,7 @@ def findings(made: PipelineSettings) -> list[tuple[str, str, bool, str]]:
     return [(one.subject, one.what, one.fatal, one.mend) for one in pattern_findings(made, THERE, TABLES)]
 
 
-def test_a_mask_for_no_table_keeps_the_pipeline_from_running(tmp_path: Path) -> None:
+def test_mask_for_no_table_stops_the_pipeline(tmp_path: Path) -> None:
     mask = {"tables": "shop.custmers", "columns": {"email": "hash"}}
     made = settings(tmp_path, "shop.customers,shop.orders", steps=[{"mask": mask}])
     wanted = ("steps[0].mask.tables", "no table matches shop.custmers", True, "Did you mean shop.customers?")
@@ -46,13 +46,13 @@ def test_a_mask_for_no_table_keeps_the_pipeline_from_running(tmp_path: Path) -> 
     assert told.value.hint == "Did you mean shop.customers?"
 
 
-def test_nothing_is_said_of_a_source_whose_tables_nobody_knows(tmp_path: Path) -> None:
+def test_patterns_are_not_checked_for_a_source_with_unknown_tables(tmp_path: Path) -> None:
     mask = {"tables": "shop.custmers", "columns": {"email": "hash"}}
     made = settings(tmp_path, "shop.nothere", steps=[{"mask": mask}])
     assert pattern_findings(made, {}, TABLES) == []
 
 
-def test_other_patterns_for_no_table_are_told(tmp_path: Path) -> None:
+def test_other_patterns_for_no_table_are_reported(tmp_path: Path) -> None:
     made = settings(
         tmp_path,
         "shop.customers,shop.oders,shop.orders",
@@ -67,7 +67,7 @@ def test_other_patterns_for_no_table_are_told(tmp_path: Path) -> None:
     refuse_fatal(pattern_findings(made, THERE, TABLES))
 
 
-def test_steps_are_for_tables_by_the_names_that_reach_them(tmp_path: Path) -> None:
+def test_steps_match_the_table_names_that_reach_them(tmp_path: Path) -> None:
     route: dict[str, Any] = {"tables": "shop.customers", "to": "lake.people"}
     mask: dict[str, Any] = {"tables": "lake.people", "columns": {"email": "hash"}}
     tables = "shop.customers,shop.orders"
@@ -81,7 +81,7 @@ def test_steps_are_for_tables_by_the_names_that_reach_them(tmp_path: Path) -> No
     assert len(findings(settings(tmp_path, tables, steps=[{"route": by_rows}, {"mask": fails}]))) == 1
 
 
-def test_a_table_that_is_taken_for_a_copy_is_told_and_read_where_it_is_named(tmp_path: Path) -> None:
+def test_table_taken_for_a_copy_is_reported_and_read_if_named(tmp_path: Path) -> None:
     ((place, what, fatal, _),) = findings(settings(tmp_path))
     assert (place, fatal) == ("source here: tables", False)
     assert what.startswith("shop._orders_old is taken for the copy")

@@ -59,7 +59,7 @@ def gathered(rows: list[tuple[Any, ...]], size: int = 7) -> Gathered:
     return made
 
 
-def test_two_sides_differ_in_just_the_keys_that_do() -> None:
+def test_comparison_reports_exactly_the_keys_that_differ() -> None:
     chosen = random.Random(3)
     for _ in range(30):
         mine = [(chosen.randint(0, 30), chosen.choice("ab")) for _ in range(40)]
@@ -73,14 +73,14 @@ def test_two_sides_differ_in_just_the_keys_that_do() -> None:
         assert found.tolist() == wanted.tolist()
 
 
-def test_what_is_among_ascending_hashes_is_found() -> None:
+def test_membership_in_sorted_hashes_is_exact() -> None:
     ascending = numpy.array([3, 5, 9], numpy.uint64)
     values = numpy.array([0, 3, 4, 9, 10], numpy.uint64)
     assert is_among(values, ascending).tolist() == [False, True, False, True, False]
     assert not is_among(values, numpy.zeros(0, numpy.uint64)).any()
 
 
-def test_the_first_event_of_a_key_tells_what_it_was() -> None:
+def test_first_event_of_a_key_shows_its_earlier_row() -> None:
     touched = Touched(["id"])
     touched.add(
         logged(
@@ -119,7 +119,7 @@ def test_partial_images_are_refused() -> None:
         Touched(["id"]).add(changes.with_rows(rows))
 
 
-def test_differences_say_what_differs_and_how() -> None:
+def test_differences_show_both_values() -> None:
     expected = as_changes(
         TARGET,
         batch(
@@ -175,7 +175,7 @@ def refuse(rows: pyarrow.RecordBatch) -> None:
     raise ValueError
 
 
-def test_rows_with_the_key_of_a_rejected_row_cannot_be_judged() -> None:
+def test_rows_sharing_a_key_with_a_rejected_row_are_undecided() -> None:
     steps = steps_of({"mask": {"columns": {"id": "hash"}}}, {"map": {"add": {"owner": "upper(owner)"}}})
     unjudged = Unjudged(TARGET, steps)
     there = batch((1, "one"), (2, "two"), (3, "three"))
@@ -190,13 +190,13 @@ def test_rows_with_the_key_of_a_rejected_row_cannot_be_judged() -> None:
     assert unjudged.among(there).tolist() == [True, True, True]
 
 
-def test_no_row_can_be_judged_where_a_function_of_the_user_rejected_a_row() -> None:
+def test_every_row_is_undecided_if_a_user_function_rejected_a_row() -> None:
     unjudged = Unjudged(TARGET, steps_of({"python": {"function": refuse, "on_error": "skip"}}))
     unjudged.add(rejected(1, (2, "x")))
     assert unjudged.among(batch((1, "one"), (2, "two"))).all()
 
 
-def test_a_known_part_of_the_key_tells_which_rows_cannot_be_judged() -> None:
+def test_known_part_of_the_key_limits_the_undecided_rows() -> None:
     shard = Column("shard", "varchar(20)", "utf8mb4", False)
     merged = replace(TARGET, columns=(*TARGET.columns, shard), primary_key=("id", "shard"))
     unjudged = Unjudged(merged, steps_of({"route": {"to": "shop.orders", "shard_column": "shard"}}))
@@ -240,7 +240,7 @@ def sink_of(kind: str, **told: Any) -> Sink:
     return make_sink(kind, settings_of(kind).model_validate(told))
 
 
-def test_a_value_that_a_target_cannot_hold_is_expected_to_be_null() -> None:
+def test_value_that_a_target_cannot_hold_is_expected_to_be_null() -> None:
     rows = days((1, None, None, "a\0b"), (2, date(1700, 1, 1), datetime(2400, 1, 1)), (3, date(2026, 1, 1)))
     columns = DAYS.column_names
     postgres = sink_of("postgres", url="postgresql://root@127.0.0.1/x")
@@ -256,14 +256,14 @@ def test_a_value_that_a_target_cannot_hold_is_expected_to_be_null() -> None:
     assert values_not_held(clickhouse, DAYS, ["id", "at"], rows.rows) == {"at": 1}
 
 
-def test_zero_dates_are_counted_where_a_target_has_no_text_for_them() -> None:
+def test_zero_dates_are_counted_if_a_target_has_no_text_for_them() -> None:
     rows = days((1,), (2,), texts={1: {"day": "0000-00-00"}}).rows
     delta = sink_of("delta", path="/nowhere")
     assert values_not_held(delta, DAYS, DAYS.column_names, rows) == {"day": 1}
     assert values_not_held(sink_of("mysql", url="mysql://root@127.0.0.1"), DAYS, ["id", "day"], rows) == {}
 
 
-def test_texts_of_values_that_no_type_holds_are_compared_where_a_sink_writes_them() -> None:
+def test_text_of_unrepresentable_values_is_compared_if_a_sink_writes_it() -> None:
     mysql = sink_of("mysql", url="mysql://root@127.0.0.1")
     columns = DAYS.column_names
     source = days(
@@ -292,7 +292,7 @@ def test_texts_of_values_that_no_type_holds_are_compared_where_a_sink_writes_the
     assert not list(differences(DAYS, ["id", "at"], [mine], [theirs]))
 
 
-def test_rows_become_changes_that_stand_before_what_follows_a_position() -> None:
+def test_rows_become_changes_ordered_before_those_after_a_position() -> None:
     place = Position(0, "bin.000002", 3200)
     made = as_changes(TARGET, batch((1, "x"), (2, "y")), "delete", place, instance="here")
     (first, second) = made.rows.to_pylist()

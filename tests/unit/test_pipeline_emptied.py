@@ -95,27 +95,23 @@ def met(
     ],
     ids=["one name", "the table's name", "named by rows", "a shard", "soft deletes"],
 )
-def test_rows_of_an_emptied_table_are_found_by_comparing_where_its_target_may_have_others(
+def test_truncated_table_is_compared_if_its_target_may_hold_foreign_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, step: dict[str, Any]
 ) -> None:
     assert met(tmp_path, monkeypatch, statement, step) == ([], [True])
 
 
-def test_an_emptied_table_empties_a_target_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_table_empties_its_own_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert met(tmp_path, monkeypatch, EMPTYING[0]) == (["shop.orders"], [])
 
 
-def test_an_archive_keeps_the_rows_of_an_emptied_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_keeps_the_rows_of_a_truncated_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only, route = {"only": ["insert", "update"]}, {"route": {"to": "lake.all"}}
     assert met(tmp_path, monkeypatch, EMPTYING[0], only) == ([], [])
     assert met(tmp_path, monkeypatch, EMPTYING[0], route, only) == ([], [])
 
 
-def test_an_emptied_table_whose_rows_cannot_be_compared_stops_the_pipeline(
+def test_truncated_table_with_incomparable_rows_stops_the_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only = {"only": {"kinds": ["insert", "update", "delete"], "load": False}}
@@ -138,14 +134,14 @@ ROWS_CHANGED = "ALTER TABLE orders DROP PRIMARY KEY, ADD PRIMARY KEY (region)"
         ("RENAME TABLE orders TO _orders_old, _orders_new TO orders", ["shop.orders"]),
     ],
 )
-def test_history_has_rows_again_that_changed_without_being_logged(
+def test_history_includes_rows_that_changed_without_being_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, emptied: list[str]
 ) -> None:
     """What a history has cannot be compared: where rows may be gone, all end first."""
     assert met(tmp_path, monkeypatch, statement, mode="history") == (emptied, [False])
 
 
-def test_copy_that_takes_a_table_s_place_is_compared_unless_its_tool_says_that_it_has_all_rows(
+def test_copy_that_replaces_a_table_is_compared_unless_its_tool_guarantees_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_hand = "RENAME TABLE orders TO _orders_del, _orders_gho TO orders"
@@ -154,7 +150,7 @@ def test_copy_that_takes_a_table_s_place_is_compared_unless_its_tool_says_that_i
     assert met(tmp_path, monkeypatch, by_tool) == ([], [])
 
 
-def test_history_of_several_tables_stops_where_one_of_them_loses_rows(
+def test_history_of_several_tables_stops_if_one_of_them_loses_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SchemaChanged, match="its history has rows of other tables") as caught:
@@ -174,7 +170,7 @@ def test_feed_reports_rows_that_changed_without_being_logged(
 
 
 @pytest.mark.parametrize("resets", [1, 2])
-def test_targets_that_rows_named_are_known_over_a_reset(
+def test_targets_named_by_rows_survive_a_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resets: int
 ) -> None:
     """What no row names any more is read and emptied again by name alone."""

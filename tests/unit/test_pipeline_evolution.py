@@ -37,7 +37,7 @@ DEFINITIONS = {
 @pytest.mark.parametrize("first", DEFINITIONS)
 @pytest.mark.parametrize("second", DEFINITIONS)
 @pytest.mark.parametrize("policy", [Evolution.EVOLVE, Evolution.ADD_ONLY, Evolution.IGNORE])
-def test_a_feed_s_target_takes_rows_of_every_definition_after_each_was_met_once(
+def test_feed_target_accepts_rows_of_every_definition_after_the_first_of_each(
     first: str, second: str, policy: Evolution
 ) -> None:
     definitions = [ORDERS, target_of(DEFINITIONS[first]), target_of(DEFINITIONS[second])]
@@ -47,14 +47,14 @@ def test_a_feed_s_target_takes_rows_of_every_definition_after_each_was_met_once(
     assert all(takes_rows(prepared, definition, policy) for definition in definitions)
 
 
-def test_a_feed_s_target_keeps_columns_that_the_source_drops() -> None:
+def test_feed_target_keeps_columns_that_the_source_drops() -> None:
     grown = evolved(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=False)
     assert grown.column_names == ("id", "v", "x")
     mirror = evolved(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=True)
     assert mirror.column_names == ("id", "v")
 
 
-def test_a_policy_of_no_changes_stops_a_feed() -> None:
+def test_policy_without_changes_stops_a_feed() -> None:
     other = target_of(DEFINITIONS["added"])
     assert not takes_rows(ORDERS, other, Evolution.STOP)
     with pytest.raises(SchemaChanged, match=r"columns of shop\.orders changed"):
@@ -87,7 +87,7 @@ def test_a_policy_of_no_changes_stops_a_feed() -> None:
         ("decimal(65,0)", "decimal(40,30)", "longtext"),
     ],
 )
-def test_a_common_type_holds_both_and_stays(one: str, other: str, common: str) -> None:
+def test_common_type_holds_both_types_and_is_stable(one: str, other: str, common: str) -> None:
     columns = [_column(one), _column(other)]
     for known, met in itertools.permutations(columns):
         joined = common_column(known, met)
@@ -100,7 +100,7 @@ def _column(type_text: str) -> Column:
     return target_of({"c": type_text}, ()).columns[0]
 
 
-def test_texts_of_two_character_sets_meet_in_one_that_has_both() -> None:
+def test_texts_of_two_character_sets_are_combined_in_one_that_holds_both() -> None:
     ascii_column, latin = Column("c", "varchar(9)", "ascii"), Column("c", "varchar(5)", "latin1")
     assert common_column(ascii_column, latin) == Column("c", "longtext", "utf8mb4")
     assert common_column(Column("c", "varchar(5)", "ascii"), latin) == latin
@@ -115,7 +115,9 @@ def test_texts_of_two_character_sets_meet_in_one_that_has_both() -> None:
         ("date", "2026-01-02", "2026-01-02"),
     ],
 )
-def test_older_rows_become_the_text_that_the_server_shows(type_text: str, value: Any, shown: str) -> None:
+def test_older_rows_are_converted_to_the_text_shown_by_the_server(
+    type_text: str, value: Any, shown: str
+) -> None:
     import pyarrow
 
     older = target_of({"id": "int", "v": type_text})
@@ -127,7 +129,7 @@ def test_older_rows_become_the_text_that_the_server_shows(type_text: str, value:
     assert rows.column("v").to_pylist() == [shown]
 
 
-def test_a_batch_that_asks_for_the_same_again_stops_by_name_and_position() -> None:
+def test_batch_that_requests_the_same_change_again_stops_by_name_and_position() -> None:
     work = RangeWork("shop", ByteRange(0, "b.000001", 154, 900, aligned=True))
     record = BatchRecord(7, {}, {}, (work,), (), 1)
     target = Surprise(OF_TARGET, 0, 1, "shop", ORDERS)

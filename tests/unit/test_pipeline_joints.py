@@ -28,14 +28,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_forged_log(tmp_path_factory.mktemp("files"), 3 * RANGE_BYTES_MIN, spacing=MIB)
 
 
-def test_ranges_of_one_file_meet(file: Path) -> None:
+def test_adjacent_ranges_of_one_file_meet(file: Path) -> None:
     source = opened(file)
     works = works_of(source)
     assert len(works) == 3
     prove_joints(works, {at: Ends.of(source, work) for at, work in enumerate(works)})
 
 
-def test_hosts_with_other_copies_of_a_file_are_refused(file: Path, tmp_path: Path) -> None:
+def test_hosts_with_different_copies_of_a_file_are_refused(file: Path, tmp_path: Path) -> None:
     other = tmp_path / NAME
     # As long as the first, with an event where the first has the middle of a BLOB.
     content = forged_log(400)
@@ -49,7 +49,7 @@ def test_hosts_with_other_copies_of_a_file_are_refused(file: Path, tmp_path: Pat
     assert caught.value.position == f"{NAME}:{works[1].byte_range.start}"
 
 
-def test_a_plan_with_a_hole_or_an_overlap_is_refused(file: Path) -> None:
+def test_plan_with_a_gap_or_an_overlap_is_refused(file: Path) -> None:
     source = opened(file)
     works = works_of(source)
     ends = {at: Ends.of(source, work) for at, work in enumerate(works)}
@@ -61,7 +61,7 @@ def test_a_plan_with_a_hole_or_an_overlap_is_refused(file: Path) -> None:
         prove_joints([works[0], works[2]], {0: ends[0], 1: ends[2]})
 
 
-def test_a_range_that_failed_is_not_looked_at(file: Path) -> None:
+def test_failed_range_is_not_checked(file: Path) -> None:
     source = opened(file)
     works = works_of(source)
     prove_joints(works, {2: Ends.of(source, works[2])})

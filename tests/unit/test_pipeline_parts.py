@@ -48,7 +48,7 @@ def changes(table: str, places: list[tuple[int, int, str]]) -> Changes:
         ["", " ", "\t"],
     ],
 )
-def test_texts_that_a_collation_takes_for_one_key_are_in_one_part(same: list[str]) -> None:
+def test_texts_equal_under_a_collation_are_in_one_part(same: list[str]) -> None:
     rows = keys_of(same, pyarrow.string())
     found = parts_of(target_of("varchar(40)", charset="utf8mb4"), rows, Spread.KEYS, 97, divided=True)
     assert len(set(numpy.atleast_1d(found).tolist())) == 1
@@ -70,7 +70,7 @@ def test_texts_that_a_collation_takes_for_one_key_are_in_one_part(same: list[str
         ("date", pyarrow.date32(), [datetime.date.fromordinal(700000 + one) for one in range(4000)]),
     ],
 )
-def test_keys_of_every_kind_spread_evenly(kind: str, arrow: pyarrow.DataType, values: list[Any]) -> None:
+def test_keys_of_every_type_spread_evenly(kind: str, arrow: pyarrow.DataType, values: list[Any]) -> None:
     found = parts_of(target_of(kind), keys_of(values, arrow), Spread.KEYS, 8, divided=True)
     counts = numpy.bincount(found, minlength=8)
     assert counts.min() > 250, counts
@@ -86,7 +86,7 @@ def test_rows_that_may_share_another_key_stay_together() -> None:
     assert parts_of(target_of("bigint"), rows, Spread.WHOLE, 8, divided=True) == 0
 
 
-def test_a_blob_gives_back_what_it_was_given() -> None:
+def test_blob_round_trips() -> None:
     one = changes("a", [(1, 0, "insert"), (2, 1, "insert"), (4, 0, "delete")])
     two = changes("b", [(2, 0, "insert"), (3, 0, "insert")])
     runs = in_log_order([one, two])
@@ -103,7 +103,7 @@ def test_a_blob_gives_back_what_it_was_given() -> None:
     assert next(changes_of(blob_of([one]))).rows.equals(one.rows)
 
 
-def test_a_large_batch_is_cut_between_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batch_is_cut_only_between_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "BLOB_BYTES", 512)
     kinds = ["insert", "update_preimage", "update_postimage"] * 40
     whole = changes("a", [(number, number, kind) for number, kind in enumerate(kinds)])

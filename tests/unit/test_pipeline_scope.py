@@ -108,7 +108,7 @@ def ids_of_shard(number: int, ids: range) -> list[int]:
     return [one for one, slot in zip(ids, slots, strict=True) if slot % 2 == number]
 
 
-def test_removal_takes_what_the_source_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_deletes_rows_missing_from_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids_of(removed(monkeypatch, source=range(90))) == list(range(90, 100))
 
 
@@ -123,7 +123,7 @@ def test_removal_leaves_the_rows_of_other_shards(monkeypatch: pytest.MonkeyPatch
     [{"kinds": ["insert", "update"]}, {"kinds": ["insert", "update", "delete"], "load": False}],
     ids=["no deletes", "no load"],
 )
-def test_removal_leaves_a_target_that_keeps_what_its_source_lost(
+def test_removal_skips_a_target_that_keeps_deleted_rows(
     monkeypatch: pytest.MonkeyPatch, only: dict[str, Any]
 ) -> None:
     assert removed(monkeypatch, {"only": only}) == []
@@ -141,7 +141,7 @@ def test_removal_marks_rows_where_deletes_are_soft(monkeypatch: pytest.MonkeyPat
     assert set(rows.column("_commit_version").to_pylist()) == {PLACE.commit_version - 1}
 
 
-def test_a_comparison_passes_over_the_rows_of_other_shards() -> None:
+def test_comparison_skips_the_rows_of_other_shards() -> None:
     steps = settings(SHARD)
     scopes = scopes_of([ORDERS], steps)
     sink = cast(SinkSettings, RowsThere(rows_of(ORDERS, range(100))))
@@ -162,7 +162,7 @@ def test_a_comparison_passes_over_the_rows_of_other_shards() -> None:
     ],
     ids=["the column is masked", "the column is dropped", "the mark is renamed"],
 )
-def test_rows_that_no_column_tells_apart_are_not_removed(
+def test_rows_without_a_distinguishing_column_are_not_removed(
     monkeypatch: pytest.MonkeyPatch, steps: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(OptionInvalid, match=r"rows of shop\.orders .* cannot be told") as caught:
@@ -174,14 +174,14 @@ def test_rows_that_no_column_tells_apart_are_not_removed(
     assert "cannot be told" in merge.why_open()
 
 
-def test_tables_of_unlike_shards_that_become_one_are_refused() -> None:
+def test_tables_of_different_shards_merged_into_one_are_refused() -> None:
     steps = settings({"shard": SHARD["shard"] | {"tables": "shop.orders"}}, {"route": {"to": "shop.all"}})
     other = Target(TableName("shop", "returns"), ORDERS.columns, ("id",))
     with pytest.raises(OptionInvalid, match="pass different shards"):
         joint_slots(scopes_of([ORDERS, other], steps))
 
 
-def test_rows_go_by_their_keys_where_stored_values_may_be_of_another_type(
+def test_rows_are_deleted_by_key_if_stored_values_may_have_another_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changes = removed(monkeypatch, source=range(10, 100), types=False)

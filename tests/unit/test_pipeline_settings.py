@@ -39,7 +39,7 @@ def refusal(folder: Path, text: str, **environment: str) -> str:
     return refused.value.message.replace(str(folder / "shop.yaml"), "FILE")
 
 
-def test_the_smallest_file_is_a_source_and_a_sink(tmp_path: Path) -> None:
+def test_smallest_file_is_a_source_and_a_sink(tmp_path: Path) -> None:
     settings = load(tmp_path, SMALLEST)
     assert (settings.name, settings.sink.kind, settings.steps) == ("shop", "stdout", ())
     assert settings.state == f"sqlite://{tmp_path}/penstock-pipelines.db"
@@ -55,7 +55,7 @@ def test_the_smallest_file_is_a_source_and_a_sink(tmp_path: Path) -> None:
     assert settings.make_sink().kind == "stdout"
 
 
-def test_a_whole_file_is_read_as_it_says(tmp_path: Path) -> None:
+def test_complete_file_is_parsed_as_written(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
@@ -115,7 +115,7 @@ def test_a_whole_file_is_read_as_it_says(tmp_path: Path) -> None:
     assert "secret" not in repr(settings)
 
 
-def test_a_fleet_has_in_common_what_stands_in_source(tmp_path: Path) -> None:
+def test_servers_of_a_fleet_share_the_settings_of_source(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
@@ -133,7 +133,7 @@ def test_a_fleet_has_in_common_what_stands_in_source(tmp_path: Path) -> None:
     assert (old.options.paths, old.server) == (("/backup/one", "/backup/two"), None)
 
 
-def test_a_daemon_or_files_may_name_the_server_whose_log_it_is(tmp_path: Path) -> None:
+def test_daemon_or_files_may_name_the_server_of_their_log(tmp_path: Path) -> None:
     told = "{url: 'penstock://h:7070/shop', token: t, server: 'mysql://db1', user: u, password: p}"
     (source,) = load(tmp_path, f"source: {told}\nsink: stdout").sources
     assert source.name == "shop"
@@ -144,7 +144,7 @@ def test_a_daemon_or_files_may_name_the_server_whose_log_it_is(tmp_path: Path) -
     assert source.server.password.reveal() == "p"
 
 
-def test_every_problem_is_told_at_once_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
+def test_every_problem_is_reported_at_once_with_its_line_and_a_suggestion(tmp_path: Path) -> None:
     message = refusal(
         tmp_path,
         """source: {url: "mysql://repl@db1", tabels: [a.b]}
@@ -200,17 +200,17 @@ password: ${NOPE}
         ("[1, 2]", "dictionary"),
     ],
 )
-def test_what_contradicts_itself_is_refused(tmp_path: Path, text: str, what: str) -> None:
+def test_contradictory_settings_are_refused(tmp_path: Path, text: str, what: str) -> None:
     assert what in refusal(tmp_path, text)
 
 
-def test_no_error_gives_a_secret_away(tmp_path: Path) -> None:
+def test_errors_reveal_no_secret(tmp_path: Path) -> None:
     source = "{url: 'mysql://u:sesame@h/db', password: [sesame]}"
     sink = "{mysql: {url: 'mysql://u:sesame@h', nmae: 1}}"
     assert "sesame" not in refusal(tmp_path, f"source: {source}\nsink: {sink}")
 
 
-def test_secrets_are_taken_where_the_pipeline_is_started(
+def test_secrets_are_resolved_where_the_pipeline_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASK_KEY", "pepper")
@@ -229,7 +229,7 @@ def test_secrets_are_taken_where_the_pipeline_is_started(
     assert settings.make_sink().kind == "mysql"
 
 
-def test_a_program_s_pipeline_is_what_a_file_s_is(tmp_path: Path) -> None:
+def test_pipeline_of_a_program_equals_that_of_a_file(tmp_path: Path) -> None:
     def enrich(batch: Any) -> Any:
         return batch
 
@@ -258,7 +258,7 @@ def test_a_program_s_pipeline_is_what_a_file_s_is(tmp_path: Path) -> None:
 # --- For editors ----------------------------------------------------------------------------
 
 
-def test_the_schema_knows_every_step_and_every_sink() -> None:
+def test_schema_contains_every_step_and_every_sink() -> None:
     run = CliRunner().invoke(make_app(), ["run", "--json-schema"])
     schema = json.loads(run.stdout)
     assert schema == json_schema()
@@ -278,7 +278,7 @@ EXAMPLES = sorted((ROOT / "examples/pipelines").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_a_pipeline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_is_a_valid_pipeline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Functions of an example stand beside it.
     monkeypatch.chdir(path.parent)
     for variable in ("SHOP_PASSWORD", "LAKE_PASSWORD", "MASK_KEY", "PENSTOCK_TOKEN"):

@@ -48,7 +48,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}/state.db"
 
 
-def test_a_batch_that_was_begun_is_found_by_the_next_runner_until_it_is_done(url: str) -> None:
+def test_started_batch_is_visible_to_the_next_runner_until_it_completes(url: str) -> None:
     first = PipelineState.open(url, "lake")
     standing = first.take()
     standing = first.write(replace(standing, loads={"shop/d.t": TableLoad(chunks=2)}, planned=True))
@@ -64,7 +64,7 @@ def test_a_batch_that_was_begun_is_found_by_the_next_runner_until_it_is_done(url
     second.close()
 
 
-def test_one_runs_a_pipeline_and_who_lost_it_writes_no_more(url: str) -> None:
+def test_only_the_lease_holder_writes_pipeline_state(url: str) -> None:
     first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
     standing = first.take()
     with pytest.raises(LeaseLost, match="run by"):
@@ -84,7 +84,7 @@ def test_one_runs_a_pipeline_and_who_lost_it_writes_no_more(url: str) -> None:
     first.store.close()
 
 
-def test_a_runner_finds_out_that_another_took_over_before_it_writes(url: str) -> None:
+def test_runner_notices_a_takeover_before_it_writes(url: str) -> None:
     first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
     with pytest.raises(LeaseLost):
         first.confirm()
@@ -113,7 +113,7 @@ def test_a_runner_finds_out_that_another_took_over_before_it_writes(url: str) ->
     first.store.close()
 
 
-def test_a_runner_that_stood_still_goes_on_unless_another_came_meanwhile(url: str) -> None:
+def test_paused_runner_continues_unless_another_took_over(url: str) -> None:
     first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
 
     def ask(statement: str) -> list[tuple[int]]:
@@ -133,7 +133,7 @@ def test_a_runner_that_stood_still_goes_on_unless_another_came_meanwhile(url: st
     first.store.close()
 
 
-def test_a_value_of_any_size_is_kept_whole(url: str) -> None:
+def test_value_of_any_size_is_stored_whole(url: str) -> None:
     state = PipelineState.open(url, "lake")
     for size in (10, 200_000, 10):
         value = [f"{number * 7919 % 1000003:x}" for number in range(size)]
@@ -145,7 +145,7 @@ def test_a_value_of_any_size_is_kept_whole(url: str) -> None:
     state.close()
 
 
-def test_requests_that_have_ended_do_not_pile_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completed_requests_do_not_accumulate(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "_ENDED_REQUESTS_KEPT", 3)
     state = PipelineState.open(url, "lake")
     state.take()
@@ -163,7 +163,7 @@ def test_requests_that_have_ended_do_not_pile_up(url: str, monkeypatch: pytest.M
     state.close()
 
 
-def test_pages_that_nothing_names_are_deleted(url: str) -> None:
+def test_unreferenced_pages_are_deleted(url: str) -> None:
     state = PipelineState.open(url, "lake")
     state.take()
     value = [uuid.uuid4().hex for _ in range(40_000)]
@@ -186,7 +186,7 @@ def test_pages_that_nothing_names_are_deleted(url: str) -> None:
     state.close()
 
 
-def test_resnapshots_are_asked_for_once_and_reset_forgets_all(url: str) -> None:
+def test_resnapshots_are_requested_once_and_a_reset_forgets_them(url: str) -> None:
     state = PipelineState.open(url, "lake")
     with pytest.raises(OptionInvalid, match="never ran"):
         state.request_resnapshot("shop", TableName("d", "t"))
@@ -221,7 +221,7 @@ def tables_in(state: PipelineState) -> dict[str, TrackedTable]:
     return {key: TrackedTable.from_json(table) for key, table in state.get_large("tables")["tables"].items()}
 
 
-def test_statement_that_comes_again_asks_for_its_table_again(url: str) -> None:
+def test_replayed_statement_requests_its_table_again(url: str) -> None:
     with closing(PipelineState.open(url, "lake")) as state:
         seen = state.write(replace(state.take(), offsets={"shop": REACHED, "other": REACHED}))
         state.put_large(
@@ -253,7 +253,7 @@ def test_statement_that_comes_again_asks_for_its_table_again(url: str) -> None:
         assert standing.offsets == {"shop": PLACE, "other": REACHED}
 
 
-def test_tables_without_a_key_are_read_anew_by_a_mirror_that_goes_back(url: str) -> None:
+def test_keyless_tables_are_reloaded_by_a_mirror_that_rewinds(url: str) -> None:
     def refuse(name: TableName) -> None:
         raise OptionInvalid(f"{name} cannot be read")
 
@@ -279,7 +279,7 @@ def test_tables_without_a_key_are_read_anew_by_a_mirror_that_goes_back(url: str)
         assert (wish.table, wish.where, wish.remove) == (TableName("d", "keyless"), None, False)
 
 
-def test_pipeline_that_went_on_meanwhile_does_not_go_back(url: str) -> None:
+def test_pipeline_that_advanced_concurrently_does_not_rewind(url: str) -> None:
     with closing(PipelineState.open(url, "lake")) as state:
         seen = state.write(replace(state.take(), offsets={"shop": PLACE}))
         state.write(replace(seen, offsets={"shop": REACHED}))
@@ -290,7 +290,7 @@ def test_pipeline_that_went_on_meanwhile_does_not_go_back(url: str) -> None:
         state.rewind("shop", PLACE, seen)
 
 
-def test_second_reset_knows_how_far_versions_rose_and_stays_paused(
+def test_second_reset_keeps_the_highest_versions_and_stays_paused(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(PipelineState.open(url, "lake")) as state:

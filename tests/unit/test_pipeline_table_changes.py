@@ -64,7 +64,7 @@ def statement(text: str) -> LoggedStatement:
         ("ALTER TABLE t DEFAULT CHARACTER SET latin1", False),
     ],
 )
-def test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows(text: str, reread: bool) -> None:
+def test_table_is_reloaded_if_its_rows_change_without_being_logged(text: str, reread: bool) -> None:
     assert (T in consequences_of(statement(text), SPELLING, BEFORE).reread) == reread
 
 
@@ -81,18 +81,18 @@ def test_a_table_is_read_again_where_its_rows_get_values_that_no_log_shows(text:
         ("ALTER TABLE t FLIP name", True),
     ],
 )
-def test_a_table_whose_keys_may_be_others_is_compared_as_well(text: str, rekeyed: bool) -> None:
+def test_table_whose_keys_may_change_is_compared_as_well(text: str, rekeyed: bool) -> None:
     assert (T in consequences_of(statement(text), SPELLING, BEFORE).rekeyed) == rekeyed
 
 
-def test_a_text_column_without_a_charset_takes_that_of_its_table() -> None:
+def test_text_column_without_a_charset_uses_that_of_its_table() -> None:
     latin = Target(T, (COLUMNS[0], Column("name", "varchar(20)", "latin1")), ("id",))
     text = statement("ALTER TABLE t MODIFY name VARCHAR(20)")
     before = TableBefore(COLUMNS, frozenset(), lambda: latin)
     assert T in consequences_of(text, SPELLING, {T: before}).reread
 
 
-def test_columns_that_a_table_lost_are_told() -> None:
+def test_dropped_columns_are_reported() -> None:
     found = consequences_of(statement("ALTER TABLE t DROP name, CHANGE id no INT"), SPELLING, BEFORE)
     assert found.dropped[T] == {"name", "id"}
     traded = "ALTER TABLE t RENAME COLUMN id TO name, RENAME COLUMN name TO id"
@@ -110,7 +110,7 @@ def test_columns_that_a_table_lost_are_told() -> None:
         (Column("w", "varchar(50)", "latin1"), False),
     ],
 )
-def test_a_copy_has_the_rows_of_its_table_where_every_value_is_kept(copied: Column, same: bool) -> None:
+def test_copy_has_the_rows_of_its_table_if_every_value_is_kept(copied: Column, same: bool) -> None:
     assert same_rows([Column("v", "varchar(50)", "latin1")], [copied]) == same
 
 
@@ -124,7 +124,7 @@ def test_a_copy_has_the_rows_of_its_table_where_every_value_is_kept(copied: Colu
         ("decimal(50,10)", "decimal(50,2)"),
     ],
 )
-def test_a_copy_of_a_narrower_type_has_other_values(old: str, new: str) -> None:
+def test_copy_with_a_narrower_type_has_other_values(old: str, new: str) -> None:
     assert not same_rows([Column("v", old)], [Column("v", new)])
 
 
@@ -160,7 +160,7 @@ def test_a_copy_of_a_narrower_type_has_other_values(old: str, new: str) -> None:
         ("ALTER TABLE t ADD PARTITION (PARTITION p1 VALUES LESS THAN (5))", set()),
     ],
 )
-def test_tables_come_and_go(text: str, what: set[str]) -> None:
+def test_created_and_dropped_tables_are_followed(text: str, what: set[str]) -> None:
     found = consequences_of(statement(text), SPELLING, BEFORE)
     fields = ("emptied", "gone", "come", "made", "unlogged", "replaced", "swapped", "copied")
     assert {name for name in fields if T in getattr(found, name)} == what
@@ -191,11 +191,11 @@ def test_columns_are_followed_through_statements() -> None:
         ("longtext", "text", False),
     ],
 )
-def test_a_type_that_widens_keeps_values(old: str, new: str, kept: bool) -> None:
+def test_widening_a_type_keeps_values(old: str, new: str, kept: bool) -> None:
     assert keeps_values(old, new) == kept
 
 
-def test_ghosts_belong_to_their_tables() -> None:
+def test_ghost_tables_belong_to_their_originals() -> None:
     for ghost in ("_t_gho", "_t_ghc", "_t_del", "_t_20261121101500_del", "_t_new", "_t_old", "__t_old"):
         assert table_of_ghost(TableName("d", ghost)) == T
     patterns = PipelinePatterns(TablePatterns("d.*"), frozenset({TableName("d", "x")}))

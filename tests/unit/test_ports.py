@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PORTS = 50
 
 
-def test_ports_are_given_once_and_only_from_those_of_servers() -> None:
+def test_ports_are_assigned_once_and_only_from_the_server_range() -> None:
     given = [ports.free_port() for _ in range(PORTS)]
     assert len(set(given)) == PORTS
     assert set(given) <= set(ports.candidates())
 
 
-def test_a_port_leaves_room_for_the_bus_port_of_a_redis_node() -> None:
+def test_port_leaves_room_for_the_bus_port_of_a_redis_node() -> None:
     assert max(ports.candidates()) + 10_000 <= 65_535
 
 
@@ -28,7 +28,7 @@ def test_a_port_leaves_room_for_the_bus_port_of_a_redis_node() -> None:
     ("lower", "first", "last"),
     [(32_768, 20_000, 32_703), (49_152, 20_000, 49_087), (16_000, 10_000, 15_935), (1024, 20_000, 32_703)],
 )
-def test_ports_lie_below_the_ephemeral_range_where_it_leaves_room(
+def test_ports_are_below_the_ephemeral_range_if_there_is_room(
     lower: int, first: int, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = tmp_path / "range"
@@ -37,7 +37,7 @@ def test_ports_lie_below_the_ephemeral_range_where_it_leaves_room(
     assert (ports.candidates()[0], ports.candidates()[-1]) == (first, last)
 
 
-def test_a_port_of_a_process_is_no_other_s_until_that_process_is_gone() -> None:
+def test_port_of_a_process_is_reserved_until_the_process_ends() -> None:
     words = "from tools.servers import ports; print(ports.free_port(), flush=True); input()"
     holder = subprocess.Popen(
         [sys.executable, "-c", words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -52,19 +52,19 @@ def test_a_port_of_a_process_is_no_other_s_until_that_process_is_gone() -> None:
     assert not ports.reserve(port), "it is this process's now"
 
 
-def test_a_port_that_somebody_is_bound_to_is_not_given() -> None:
+def test_bound_port_is_not_assigned() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert not ports.reserve(listener.getsockname()[1])
 
 
-def test_a_port_is_free_until_a_server_listens_there() -> None:
+def test_port_is_free_until_a_server_listens_there() -> None:
     port = ports.free_port()
     assert ports.is_free(port)
     with socket.create_server(("127.0.0.1", port)):
         assert not ports.is_free(port)
 
 
-def test_where_no_port_is_left_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_ports_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = ports.free_port()
     monkeypatch.setattr(ports, "candidates", lambda: range(taken, taken + 1))
     with pytest.raises(ServerFailed, match=rf"no port from {taken} to {taken} is free.*ip_local_port_range"):

@@ -49,7 +49,7 @@ class ToldServer:
         (OWN, AssertionError("there is no such table"), "ok", "kept for 720 hours"),
     ],
 )
-def test_retention_is_what_the_service_says(
+def test_retention_is_read_from_the_service(
     variables: dict[str, str], retention: Any, severity: str, words: str
 ) -> None:
     session: Any = ToldServer(variables, retention)

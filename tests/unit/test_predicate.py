@@ -92,7 +92,7 @@ ROWS = pyarrow.record_batch(
         ("_metadata.gtid = 'a:1'", [1, 4]),
     ],
 )
-def test_the_rows_that_pass(text: str, rows: list[int]) -> None:
+def test_predicate_selects_the_matching_rows(text: str, rows: list[int]) -> None:
     passes = Predicate.compile(text).passes(ROWS)
     assert [row for row, one in enumerate(passes, 1) if one] == rows
 
@@ -115,7 +115,7 @@ def test_the_rows_that_pass(text: str, rows: list[int]) -> None:
         ("(" * 3000 + "id" + ")" * 3000, "nested too deep"),
     ],
 )
-def test_what_is_not_understood_is_named(text: str, part: str) -> None:
+def test_unsupported_predicate_is_named(text: str, part: str) -> None:
     with pytest.raises(OptionInvalid, match="where: ") as refused:
         Predicate.compile(text)
     assert part in refused.value.message
@@ -141,7 +141,7 @@ def test_what_is_not_understood_is_named(text: str, part: str) -> None:
         ("LOWER(id) = '1'", "where: "),
     ],
 )
-def test_what_does_not_compare_is_told_once_the_columns_are_known(text: str, part: str) -> None:
+def test_incomparable_types_are_reported_once_the_columns_are_known(text: str, part: str) -> None:
     predicate = Predicate.compile(text)
     with pytest.raises(OptionInvalid) as refused:
         predicate.passes(ROWS)
@@ -154,7 +154,7 @@ def test_minus_zero_is_zero() -> None:
         assert Predicate.compile(text).passes(rows).tolist() == [True, True, False, False], text
 
 
-def test_a_predicate_knows_the_columns_it_reads() -> None:
+def test_predicate_lists_the_columns_it_reads() -> None:
     assert Predicate.compile("id = 1 AND (note LIKE 'x' OR _metadata.gtid = 'a')").columns == {
         "id",
         "note",

@@ -66,7 +66,7 @@ def rows_from(source: FileSource, path: Path, start: int | None = None, **option
     ]
 
 
-def test_a_search_after_an_error_finds_what_it_found_before(log: XaLog, tmp_path: Path) -> None:
+def test_repeated_search_after_an_error_gives_the_same_positions(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after[:2]])
     source, end = source_of(path), Position(0, path.name, path.stat().st_size)
     found = source.find_prepared(XID, Position(0, path.name, group_start(path, log.after[1])))
@@ -79,7 +79,9 @@ def test_a_search_after_an_error_finds_what_it_found_before(log: XaLog, tmp_path
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
-def test_rows_that_have_an_outcome_are_not_committed_again(log: XaLog, tmp_path: Path, outcome: str) -> None:
+def test_rows_already_committed_or_rolled_back_are_not_committed_again(
+    log: XaLog, tmp_path: Path, outcome: str
+) -> None:
     """The id is used again, and the log does not have what was prepared under it the second time."""
     ended = log.commit if outcome == "commit" else log.rollback()
     for number, groups in enumerate(([*log.before, log.prepare], [ended], log.after[:1]), 1):
@@ -89,7 +91,7 @@ def test_rows_that_have_an_outcome_are_not_committed_again(log: XaLog, tmp_path:
         rows_from(source_of(tmp_path), last)
 
 
-def test_a_search_repeated_at_one_position_reads_nothing(log: XaLog, tmp_path: Path) -> None:
+def test_repeated_search_at_one_position_reads_nothing(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
     source, end = source_of(path), Position(0, path.name, path.stat().st_size)
     found = source.find_prepared(XID, end)
@@ -99,7 +101,7 @@ def test_a_search_repeated_at_one_position_reads_nothing(log: XaLog, tmp_path: P
     assert source.opened == 1
 
 
-def test_a_search_does_not_remember_purged_files(log: XaLog, tmp_path: Path) -> None:
+def test_search_forgets_purged_files(log: XaLog, tmp_path: Path) -> None:
     first = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
     last = log.write(tmp_path / "mysql-bin.000002", log.after[:1])
     source, end = source_of(tmp_path), Position(0, last.name, last.stat().st_size)
@@ -114,7 +116,9 @@ def test_a_search_does_not_remember_purged_files(log: XaLog, tmp_path: Path) -> 
     [Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost"), Event(0, UNKNOWN, 1, 0, 0, b"of a later server")],
     ids=["incident", "unknown event"],
 )
-def test_old_damage_stops_no_reader_that_begins_behind_it(log: XaLog, tmp_path: Path, damage: Event) -> None:
+def test_old_damage_does_not_stop_a_reader_that_starts_after_it(
+    log: XaLog, tmp_path: Path, damage: Event
+) -> None:
     groups = [*log.before, [damage], log.prepare, log.commit, *log.after[:1]]
     path = log.write(tmp_path / "mysql-bin.000001", groups)
     whole = log.write(tmp_path / "whole.000001", [group for group in groups if group != [damage]])
@@ -124,7 +128,7 @@ def test_old_damage_stops_no_reader_that_begins_behind_it(log: XaLog, tmp_path: 
     assert found
 
 
-def test_what_is_whole_comes_before_an_error_of_prepared_bytes(log: XaLog, tmp_path: Path) -> None:
+def test_whole_transactions_come_before_an_error_in_prepared_bytes(log: XaLog, tmp_path: Path) -> None:
     groups = [*log.before, log.prepare, *log.after[:1]]
     whole = log.write(tmp_path / "whole.000001", groups)
     path = log.write(tmp_path / "mysql-bin.000001", [*groups, log.commit])
@@ -142,7 +146,7 @@ def test_what_is_whole_comes_before_an_error_of_prepared_bytes(log: XaLog, tmp_p
 
 @pytest.mark.parametrize("log", ["mysql-9.7-2"], indirect=True)
 @pytest.mark.parametrize("padding_bytes", [0, 1 << 20])
-def test_a_compressed_transaction_that_ends_its_file_is_read_in_large_pieces(
+def test_compressed_transaction_at_the_end_of_its_file_is_read_in_large_pieces(
     log: XaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding_bytes: int
 ) -> None:
     pieces = [0]

@@ -54,7 +54,7 @@ def test_rows_go_to_their_shard_and_commits_to_all() -> None:
     assert names(Events(batch_of(told), RULES, None)) == {0: [0, 2, 3], 1: [1, 3], 2: [3], 3: [3]}
 
 
-def test_a_session_gets_its_own_shards_only() -> None:
+def test_session_receives_only_its_shards() -> None:
     told = [(ROW, 4, 1), (ROW, 9, 1), (ROW, 32_766, 1), (END, -1, 1)]
     rules = replace(RULES, shards=(2,))
     assert names(Events(batch_of(told), rules, None), rules) == {2: [2, 3]}
@@ -62,7 +62,7 @@ def test_a_session_gets_its_own_shards_only() -> None:
     assert Events(batch_of(told), none, None).left == 0
 
 
-def test_commits_and_definitions_are_left_out_where_they_are_not_wanted() -> None:
+def test_unwanted_commits_and_definitions_are_omitted() -> None:
     told = [(ROW, 0, 1), (END, -1, 1), (DDL, -1, 2), (ROW, 0, 3), (END, -1, 3)]
     no_ends = replace(RULES, need_end=False)
     assert names(Events(batch_of(told), no_ends, None), no_ends)[0] == [0, 2, 3]
@@ -71,7 +71,7 @@ def test_commits_and_definitions_are_left_out_where_they_are_not_wanted() -> Non
     assert names(Events(batch_of(told), RULES, None))[3] == [1, 2, 4]
 
 
-def test_of_commits_in_a_row_the_last_one_is_sent() -> None:
+def test_last_of_consecutive_commits_is_sent() -> None:
     told = [(ROW, 1, 1), (END, -1, 1), (ROW, 2, 2), (END, -1, 2), (ROW, 1, 3), (END, -1, 3)]
     rules = replace(RULES, shards=(1,))
     # Nothing of the second transaction is for shard 1, so its commit stands for both.
@@ -100,7 +100,7 @@ def test_events_up_to_the_checkpoint_are_not_sent_again(index: int, left: list[i
     assert names(Events(batch_of(told), RULES, Skip(5, index)))[0] == left
 
 
-def test_a_batch_is_taken_in_parts_at_either_bound() -> None:
+def test_batch_is_read_in_parts_at_either_bound() -> None:
     told = [(ROW, 0, 1) for _ in range(10)]
     events = Events(batch_of(told), RULES, None)
     assert names(events, count=3) == {0: [0, 1, 2]}
@@ -111,21 +111,21 @@ def test_a_batch_is_taken_in_parts_at_either_bound() -> None:
     assert events.left == 0
 
 
-def test_an_event_for_all_shards_counts_once_for_each() -> None:
+def test_event_for_all_shards_counts_once_for_each() -> None:
     told = [(END, -1, 1), (ROW, 0, 2), (END, -1, 2), (ROW, 0, 3)]
     events = Events(batch_of(told), RULES, None)
     assert names(events, count=4) == {shard: [0] for shard in range(4)}
     assert names(events, count=5) == {0: [1, 2], 1: [2], 2: [2], 3: [2]}
 
 
-def test_the_last_checkpoint_is_that_of_the_last_event_taken() -> None:
+def test_last_checkpoint_is_that_of_the_last_consumed_event() -> None:
     events = Events(batch_of([(ROW, 0, 7), (ROW, 1, 7), (END, -1, 7)]), RULES, None)
     taken = events.take(2, 1 << 20)
     checkpoint = RdsEvent().header.checkpoint.FromString(taken.last_checkpoint())
     assert (checkpoint.binlogOffset, checkpoint.eventIndex) == (7 * 16, 1)
 
 
-def test_a_commit_at_the_end_gives_way_to_one_that_follows_at_once() -> None:
+def test_commit_at_the_end_is_replaced_by_an_immediately_following_commit() -> None:
     first = Events(batch_of([(ROW, 0, 1), (END, -1, 1)]), RULES, None).take(100, 1 << 20)
     shorter = first.without_last_end(len(RULES.shards))
     assert (shorter.count, first.count) == (1, 5)

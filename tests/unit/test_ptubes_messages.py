@@ -82,7 +82,7 @@ def framed(*events: bytes) -> pyarrow.LargeBinaryArray:
 # --- Requests -------------------------------------------------------------------------------
 
 
-def test_a_subscription_is_read_as_the_sdk_writes_it() -> None:
+def test_subscription_is_parsed_as_the_sdk_writes_it() -> None:
     found = PtubesSubscription.parse(subscription())
     assert (found.instance, found.task) == ("shop", "cache")
     assert found.tables == (TableName("shop", "orders"), TableName("shop", "odd.name"))
@@ -102,7 +102,7 @@ def test_a_subscription_is_read_as_the_sdk_writes_it() -> None:
     )
 
 
-def test_what_a_subscription_leaves_out_has_the_servers_defaults() -> None:
+def test_omitted_subscription_fields_have_the_servers_defaults() -> None:
     found = PtubesSubscription.parse(subscription(needEndTransaction=None, needDDL=None))
     assert (found.need_end, found.need_ddl) == (True, True)
 
@@ -129,12 +129,12 @@ def test_what_a_subscription_leaves_out_has_the_servers_defaults() -> None:
         subscription(needDDL="yes"),
     ],
 )
-def test_what_is_no_subscription_is_refused(body: bytes) -> None:
+def test_invalid_subscription_is_refused(body: bytes) -> None:
     with pytest.raises(OptionInvalid):
         PtubesSubscription.parse(body)
 
 
-def test_a_fetch_is_bounded_by_us_as_well() -> None:
+def test_fetch_is_bounded_by_the_daemon_as_well() -> None:
     request = FetchRequest.parse(b'{"batchSize": 1000, "timeoutMs": 50, "maxByteSize": 1000000}')
     assert (request.events_max, request.bytes_max, request.seconds_max) == (1000, 1_000_000, 0.05)
     request = FetchRequest.parse(
@@ -146,7 +146,7 @@ def test_a_fetch_is_bounded_by_us_as_well() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"batchSize": 0, "timeoutMs": 5, "maxByteSize": 5}', b"null"])
-def test_what_is_no_fetch_is_refused(body: bytes) -> None:
+def test_invalid_fetch_is_refused(body: bytes) -> None:
     with pytest.raises(OptionInvalid):
         FetchRequest.parse(body)
 
@@ -154,11 +154,11 @@ def test_what_is_no_fetch_is_refused(body: bytes) -> None:
 # --- Answers, byte for byte -----------------------------------------------------------------
 
 
-def test_the_empty_envelope_is_its_message_type() -> None:
+def test_empty_envelope_is_its_message_type() -> None:
     assert envelope([], None) == b"\x10\x01"
 
 
-def test_an_envelope_of_two_shards() -> None:
+def test_envelope_of_two_shards_is_encoded() -> None:
     one, both = ShardMessages(), ShardMessages()
     one.add(framed(b"AB"))
     both.add(framed(b"AB", b"C"))
@@ -174,7 +174,7 @@ def test_an_envelope_of_two_shards() -> None:
     )
 
 
-def test_sizes_are_told_without_framing_whatever_its_length() -> None:
+def test_sizes_are_computed_without_encoding_for_any_length() -> None:
     lengths = [0, 1, 127, 128, 129, 16_383, 16_384, 16_385, 2_097_151, 2_097_152]
     messages = ShardMessages()
     messages.add(framed(*(b"x" * length for length in lengths)))
@@ -184,7 +184,7 @@ def test_sizes_are_told_without_framing_whatever_its_length() -> None:
     assert [len(one) for one in message.messages] == lengths
 
 
-def test_a_slice_of_a_column_is_sent_and_nothing_beside_it() -> None:
+def test_slice_of_a_column_sends_only_its_rows() -> None:
     values = framed(b"first", b"second", b"third", b"fourth").slice(1, 2)
     messages = ShardMessages()
     messages.add(values)
@@ -193,7 +193,7 @@ def test_a_slice_of_a_column_is_sent_and_nothing_beside_it() -> None:
     assert list(message.messages) == [b"second", b"third"]
 
 
-def test_a_checkpoint_is_what_a_protobuf_library_reads_and_writes() -> None:
+def test_checkpoint_round_trips_through_the_protobuf_library() -> None:
     ours = PtubesCheckpoint(
         uuid="5c8e94a1-63a8-11ef-9f4e-0242ac110002",
         transaction_id=1 << 40,
@@ -218,7 +218,7 @@ def test_a_checkpoint_is_what_a_protobuf_library_reads_and_writes() -> None:
     assert PtubesCheckpoint.decode(theirs.SerializeToString()) == ours
 
 
-def test_the_checkpoint_of_an_event_is_found_wherever_it_stands() -> None:
+def test_checkpoint_of_an_event_is_parsed_at_any_field_position() -> None:
     event = RdsEvent(sql="x" * 300)
     event.header.tableName = "shop.orders"
     event.header.version = 1
@@ -230,7 +230,7 @@ def test_the_checkpoint_of_an_event_is_found_wherever_it_stands() -> None:
             checkpoint_in(value[:cut])
 
 
-def test_an_error_is_an_envelope_with_a_code() -> None:
+def test_error_is_an_envelope_with_a_code() -> None:
     found = RdsEnvelope.FromString(error_envelope(3, "purged"))
     assert (found.messageType, found.error_code, found.error_message) == (ERROR, 3, "purged")
     assert found.messageType != PARTITIONED
@@ -258,13 +258,13 @@ def test_an_error_is_an_envelope_with_a_code() -> None:
         ("用户", pyarrow.string(), 5644, 1),
     ],
 )
-def test_the_shard_of_a_key(key: object, kind: Any, slot: int, shard: int) -> None:
+def test_shard_of_a_single_column_key_is_computed(key: object, kind: Any, slot: int, shard: int) -> None:
     batch = pyarrow.record_batch({"id": pyarrow.array([key], kind)})
     (found,) = pyarrow.array(shard_slots(batch, ["id"])).to_pylist()
     assert (found, found % 11) == (slot, shard)
 
 
-def test_the_shard_of_a_key_of_two_columns() -> None:
+def test_shard_of_a_two_column_key_is_computed() -> None:
     batch = pyarrow.record_batch({"id": pyarrow.array([12]), "name": pyarrow.array(["ab"])})
     assert pyarrow.array(shard_slots(batch, ["id", "name"])).to_pylist() == [4624]
 
@@ -277,20 +277,20 @@ _NAMED = b"POST /v1/fetchMessages HTTP/1.1\r\nHost: localhost\r\ncontent-length:
 
 
 @pytest.mark.parametrize("step", [1, 7, 33, 1000])
-def test_requests_that_name_no_host_are_given_one_however_they_are_cut(step: int) -> None:
+def test_missing_host_header_is_added_for_any_packet_boundaries(step: int) -> None:
     came = (_HEAD + _BODY) * 3
     heads = RequestHeads()
     read = b"".join(heads.feed(came[at : at + step]) for at in range(0, len(came), step))
     assert read == (_NAMED + _BODY) * 3
 
 
-def test_a_body_that_looks_like_a_head_stays_as_it_is() -> None:
+def test_body_resembling_a_head_stays_unchanged() -> None:
     body = b"GET / HTTP/1.1\r\n\r\n"
     head = b"POST / HTTP/1.1\r\nContent-Length: 18\r\nHost: there\r\n\r\n"
     assert RequestHeads().feed(head + body + head) == head + body + head
 
 
-def test_a_head_without_an_end_takes_no_more_memory_than_heads_may() -> None:
+def test_unterminated_head_is_bounded_in_memory() -> None:
     heads = RequestHeads()
     read = b"".join(heads.feed(b"x" * 10_000) for _ in range(20))
     assert read == b"x" * 200_000

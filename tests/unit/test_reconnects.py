@@ -86,7 +86,7 @@ def cut_sequences(length: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_repeated_losses_cost_no_row_and_double_none(large: Path, shape: str) -> None:
+def test_repeated_connection_losses_lose_and_duplicate_no_row(large: Path, shape: str) -> None:
     expected = rows_of(CutSource(large, ()), large, **SHAPES[shape])
     assert len(expected) > 5
     for cuts in cut_sequences(large.stat().st_size):
@@ -95,7 +95,7 @@ def test_repeated_losses_cost_no_row_and_double_none(large: Path, shape: str) ->
         assert source.losses == len(cuts)
 
 
-def test_loss_before_the_first_transaction_of_a_cut_range_finds_it_again(large: Path) -> None:
+def test_loss_before_the_first_transaction_of_a_cut_range_locates_it_again(large: Path) -> None:
     data = large.read_bytes()
     expected = rows_of(CutSource(large, ()), large)
     transactions = rows_of(CutSource(large, ()), large, emit="transactions")
@@ -112,7 +112,7 @@ def test_loss_before_the_first_transaction_of_a_cut_range_finds_it_again(large: 
 
 
 @pytest.mark.parametrize("large", ["mysql-9.7-4"], indirect=True)
-def test_a_live_range_ends_behind_a_payload(
+def test_live_range_ends_after_a_payload(
     large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.source.decoding._SYNC_SECONDS_MAX", 0)
@@ -142,7 +142,7 @@ class DeadSource(CutSource):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at once", "after another loss"])
-def test_every_whole_transaction_comes_before_the_error_of_its_source(large: Path, again: bool) -> None:
+def test_whole_transactions_precede_the_error_of_their_source(large: Path, again: bool) -> None:
     whole = rows_of(CutSource(large, ()), large)
     transactions = rows_of(CutSource(large, ()), large, emit="transactions")
     for number in each(range(1, len(transactions)), least=3):
@@ -174,7 +174,7 @@ class RewrittenSource(CutSource):
 
 
 @pytest.mark.parametrize("large", ["mysql-9.7-2", "mariadb-10.11-2"], indirect=True)
-def test_a_partly_read_transaction_that_its_server_lost_is_reported(large: Path) -> None:
+def test_partly_read_transaction_lost_by_its_server_is_reported(large: Path) -> None:
     transactions = rows_of(CutSource(large, ()), large, emit="transactions")
     number, lost = next((at, one) for at, one in enumerate(transactions) if one["rows"] > 10)
     later = transactions[number + 1 :]

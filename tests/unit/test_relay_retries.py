@@ -34,7 +34,7 @@ def batch_of(number: int, *ids: int, token: int = 1) -> ChangeBatch:
         (1, [batch_of(0, 1), batch_of(1, 2)]),
     ],
 )
-def test_what_arrives_behind_a_write_that_was_lost_is_written_too(
+def test_changes_after_a_lost_write_are_written_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, later: list[ChangeBatch]
 ) -> None:
     """The sink has the first write, and knows its number."""

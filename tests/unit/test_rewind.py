@@ -65,7 +65,7 @@ steps = st.one_of(
 
 
 @given(st.lists(st.lists(steps, min_size=1, max_size=3), max_size=6))
-def test_rewinding_undoes_what_was_followed(alterations: list[list[str]]) -> None:
+def test_rewinding_reverts_followed_statements(alterations: list[list[str]]) -> None:
     # Only statements that fit the table are run by a server, so only those are in its log.
     accepted: list[str] = []
     for alteration in alterations:
@@ -75,11 +75,11 @@ def test_rewinding_undoes_what_was_followed(alterations: list[list[str]]) -> Non
     assert before(accepted) == ORIGINAL
 
 
-def test_columns_that_trade_names_get_their_own_back() -> None:
+def test_columns_that_swapped_names_get_their_names_back() -> None:
     assert before(["ALTER TABLE t RENAME COLUMN a TO b, RENAME COLUMN b TO a"]) == ORIGINAL
 
 
-def test_a_name_is_followed_to_what_it_is_called_now() -> None:
+def test_table_name_is_followed_to_its_current_name() -> None:
     assert (
         before(["RENAME TABLE t TO u", "ALTER TABLE u ADD d INT, RENAME v", "CREATE TABLE t (z INT)"])
         == ORIGINAL
@@ -101,7 +101,7 @@ def test_a_name_is_followed_to_what_it_is_called_now() -> None:
         "FROBNICATE EVERYTHING",
     ],
 )
-def test_what_cannot_be_taken_back_is_named(statement: str) -> None:
+def test_irreversible_statement_is_named(statement: str) -> None:
     harmless = LoggedStatement(at(1), "shop", "ALTER TABLE t ADD e INT")
     hiding = LoggedStatement(at(2), "shop", statement)
     history = followed([harmless.text])
@@ -118,7 +118,7 @@ def test_unread_statement_of_other_databases_hides_nothing() -> None:
     assert known == newest(history, NAME) is not None
 
 
-def test_other_tables_statements_hide_nothing() -> None:
+def test_statements_of_other_tables_hide_nothing() -> None:
     assert (
         before(["CREATE TABLE o (a INT)", "ALTER TABLE o DROP COLUMN a, ADD b INT", "DROP TABLE o"])
         == ORIGINAL
@@ -155,7 +155,7 @@ STATEMENTS = [
 
 
 @given(st.lists(st.sampled_from(STATEMENTS), max_size=5))
-def test_statements_that_concern_a_table_tell_of_it_what_all_do(texts: list[str]) -> None:
+def test_filtered_statements_rewind_a_table_as_all_statements_do(texts: list[str]) -> None:
     logged = [LoggedStatement(at(number), "shop", text) for number, text in enumerate(texts)]
     of_table = statements_by_table(logged, SPELLING)
     for table in ("t", "u", "v", "w", "x"):
@@ -163,7 +163,7 @@ def test_statements_that_concern_a_table_tell_of_it_what_all_do(texts: list[str]
         assert told(name, of_table(name)) == told(name, logged)
 
 
-def test_statements_about_other_tables_concern_none() -> None:
+def test_statements_about_other_tables_do_not_concern_the_table() -> None:
     logged = [LoggedStatement(at(number), "shop", f"ALTER TABLE t{number} ADD b INT") for number in range(9)]
     of_table = statements_by_table(logged, SPELLING)
     assert of_table(TableName("shop", "t3")) == [logged[3]]

@@ -34,7 +34,7 @@ def reached(row: dict[str, Any], gtid_set: str = "") -> dict[str, Any]:
     return {"epoch": 0, "file": row["file"], "offset": row["end_offset"], "gtid_set": gtid_set}
 
 
-def test_pipeline_goes_back_to_where_a_transaction_begins_or_ends(
+def test_pipeline_rewinds_to_the_start_or_end_of_a_transaction(
     source: PipelineSource, transactions: list[dict[str, Any]]
 ) -> None:
     stands = reached(transactions[-1])
@@ -49,7 +49,7 @@ def test_pipeline_goes_back_to_where_a_transaction_begins_or_ends(
         earlier_offset(source, stands, parse_bound(f"{stands['file']}:{transactions[1]['offset'] + 1}"))
 
 
-def test_place_that_the_pipeline_has_not_reached_is_refused(
+def test_position_that_the_pipeline_has_not_reached_is_refused(
     source: PipelineSource, transactions: list[dict[str, Any]]
 ) -> None:
     stands = reached(transactions[1])
@@ -62,7 +62,7 @@ def test_place_that_the_pipeline_has_not_reached_is_refused(
     assert found.position.offset == stands["offset"]
 
 
-def test_pipeline_goes_back_by_gtid_set_and_by_time(
+def test_pipeline_rewinds_by_gtid_set_and_by_time(
     source: PipelineSource, transactions: list[dict[str, Any]]
 ) -> None:
     first, last = (row["gtid"].rpartition(":") for row in (transactions[0], transactions[-1]))

@@ -131,7 +131,7 @@ def test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once(
     assert [(one["state"], one["what"]) for one in shown] == [("retrying", "the server is away")]
 
 
-def test_store_that_is_away_at_the_start_is_waited_for(
+def test_unavailable_store_at_the_start_is_retried(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = PipelineState.open
@@ -161,7 +161,7 @@ def test_outage_that_outlasts_the_settings_ends_the_run_as_failed(
     assert [one["state"] for one in told][-2:] == ["retrying", "failed"]
 
 
-def test_table_without_a_key_is_not_waited_for_longer_than_the_settings_say(
+def test_keyless_table_is_not_waited_for_beyond_the_configured_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_with(tmp_path, retry_for="50ms")
@@ -191,7 +191,7 @@ def test_table_without_a_key_is_not_waited_for_longer_than_the_settings_say(
     assert numbers == list(range(1, len(numbers) + 1)), "no number is used for two reads"
 
 
-def test_lost_lease_is_taken_again_where_nobody_else_took_it(
+def test_lost_lease_is_acquired_again_if_it_is_still_free(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(state: PipelineState, standing: Standing) -> Standing:
@@ -206,7 +206,7 @@ def test_lost_lease_is_taken_again_where_nobody_else_took_it(
 
 
 @pytest.mark.parametrize("what", ["taken", "reset"])
-def test_pipeline_that_another_process_took_or_reset_is_left_to_it(
+def test_pipeline_taken_over_or_reset_by_another_process_is_left_to_it(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     def lose(state: PipelineState, standing: Standing) -> Standing:
@@ -236,7 +236,7 @@ def test_lease_of_a_killed_runner_is_waited_for(
     assert told[0]["error"] == "LeaseLost"
 
 
-def test_refused_second_runner_leaves_what_is_shown_of_the_first(
+def test_refused_second_runner_leaves_the_status_of_the_first(
     settings: PipelineSettings, state: PipelineState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_LEASE_MARGIN_SECONDS", -9.9)
@@ -248,7 +248,7 @@ def test_refused_second_runner_leaves_what_is_shown_of_the_first(
     assert state.shown() == {"state": "running"}
 
 
-def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
+def test_run_stopped_during_a_retry_ends_without_an_error(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: 60.0)
@@ -266,7 +266,7 @@ def test_run_that_is_stopped_while_it_retries_ends_without_an_error(
 # --- State ----------------------------------------------------------------------------------
 
 
-def test_feed_whose_state_is_gone_is_not_written_twice(
+def test_feed_with_missing_state_is_not_written_twice(
     settings: PipelineSettings, state: PipelineState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = settings.make_sink()
@@ -291,7 +291,7 @@ def test_feed_whose_state_is_gone_is_not_written_twice(
         assert later.get_large("reset") is None
 
 
-def test_mirror_whose_state_is_gone_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirror_with_missing_state_is_left_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows may be those of another pipeline of the same name."""
     table = target_of({"id": "int"}, name="shop.orders")
     monkeypatch.setattr(beginning, "targets_of", lambda *_: [table])
@@ -355,7 +355,7 @@ def port_in_use(servers: SourceServers) -> int:
     return source.server.port
 
 
-def test_server_that_is_away_is_replaced_by_the_next_that_answers(
+def test_unavailable_server_is_replaced_by_the_next_reachable_one(
     cluster: tuple[SourceServers, dict[int, str]],
 ) -> None:
     chosen, answering = cluster
@@ -403,7 +403,7 @@ def test_planning_leaves_it_to_the_run_to_wait_for_a_server(
     assert planned_with[0].source.reconnect_tries <= 1, "each try would wait, and each question has several"
 
 
-def test_server_that_lacks_transactions_is_left_though_it_answers(
+def test_server_missing_transactions_is_left_even_if_it_answers(
     cluster: tuple[SourceServers, dict[int, str]],
 ) -> None:
     chosen, _ = cluster
@@ -411,7 +411,7 @@ def test_server_that_lacks_transactions_is_left_though_it_answers(
     assert port_in_use(chosen) == 2
 
 
-def test_run_begins_at_the_server_that_its_positions_belong_to(
+def test_run_starts_at_the_server_of_its_positions(
     cluster: tuple[SourceServers, dict[int, str]],
 ) -> None:
     chosen, _ = cluster
@@ -421,13 +421,13 @@ def test_run_begins_at_the_server_that_its_positions_belong_to(
     assert port_in_use(chosen) == 2
 
 
-def test_further_servers_without_a_first_one_are_refused(tmp_path: Path) -> None:
+def test_further_servers_without_a_first_server_are_refused(tmp_path: Path) -> None:
     source = {"path": "/logs", "servers": ["127.0.0.1:2"]}
     with pytest.raises(OptionInvalid, match="neither url nor server names one"):
         pipeline_of_values({"name": "test", "source": source, "sink": "stdout"}, tmp_path)
 
 
-def test_server_that_does_not_answer_is_reported_while_its_tasks_retry(
+def test_unresponsive_server_is_reported_while_its_tasks_retry(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_WATCH_SECONDS", 0.01)
@@ -455,7 +455,7 @@ class LogAtAnotherServer:
         return self.here
 
 
-def test_run_reads_under_the_epoch_of_the_server_that_answers() -> None:
+def test_run_uses_the_epoch_of_the_answering_server() -> None:
     before = Offset(Position(0, "bin.000500", 4), server_key="mysql:a")
     after = Offset(Position(1, "bin.000003", 900), server_key="mysql:b")
     moved = replace(before, position=Position(0, "bin.000501", 4))

@@ -74,7 +74,7 @@ def test_rollback_to_savepoint_keeps_the_rows_before_it(parts: list[Event]) -> N
     ],
     ids=["unknown", "too many"],
 )
-def test_rollback_to_a_savepoint_that_is_not_known_stops_readers_of_any_row(parts: list[Event]) -> None:
+def test_rollback_to_an_unknown_savepoint_stops_readers_of_any_row(parts: list[Event]) -> None:
     with pytest.raises(TransactionRolledBack):
         decode_transaction(parts, "fuzzed.t")
     assert decode_transaction(parts, "fuzzed.other").rows() == []

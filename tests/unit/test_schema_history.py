@@ -45,7 +45,7 @@ def test_each_position_has_the_schema_in_force_there() -> None:
     assert (newest.version, newest.primary_key) == (3, ())
 
 
-def test_a_table_dropped_and_created_again_is_another_version() -> None:
+def test_recreated_table_has_a_new_version() -> None:
     history = followed("CREATE TABLE t (a INT)", "DROP TABLE t", "CREATE TABLE t (a BIGINT)")
     assert columns(history, "t", at(150)) == ["a int"]
     assert columns(history, "t", at(250)) is None
@@ -55,7 +55,7 @@ def test_a_table_dropped_and_created_again_is_another_version() -> None:
     assert schema.version == 2
 
 
-def test_an_online_schema_change_swaps_tables_by_renaming() -> None:
+def test_online_schema_change_swaps_tables_by_renaming() -> None:
     history = followed(
         "CREATE TABLE orders (id INT PRIMARY KEY)",
         "CREATE TABLE _orders_gho LIKE orders",
@@ -89,7 +89,7 @@ def test_charsets_come_from_column_then_table_then_database_then_server() -> Non
     assert charsets("young", "t") == ["utf8mb4"]
 
 
-def test_a_charset_that_cannot_be_told_is_not_guessed() -> None:
+def test_unknown_charset_is_not_guessed() -> None:
     history = SchemaHistory()
     history.apply("CREATE TABLE t (a CHAR(1))", "shop", at(4))
     assert history.needs_reread(TableName("shop", "t"))
@@ -108,7 +108,7 @@ def test_a_charset_that_cannot_be_told_is_not_guessed() -> None:
         "FROBNICATE t",
     ],
 )
-def test_a_statement_that_does_not_fit_puts_the_table_in_doubt(statement: str) -> None:
+def test_contradictory_statement_puts_the_table_in_doubt(statement: str) -> None:
     history = followed("CREATE TABLE t (a INT)")
     moved = history.apply(statement, "shop", at(500))
     assert TableName("shop", "t") in moved
@@ -193,13 +193,13 @@ def test_doubt_moves_with_a_renamed_table_and_ends_with_a_dropped_one() -> None:
     assert not history.needs_reread(TableName("shop", "u"))
 
 
-def test_a_table_that_is_nowhere_is_unknown_by_name() -> None:
+def test_missing_table_is_refused_by_name() -> None:
     with pytest.raises(SchemaUnknown, match=r"shop\.nowhere") as unknown:
         SchemaHistory(DEFAULTS).definition_for("shop", "nowhere", at(7))
     assert unknown.value.position == "bin.000001:7"
 
 
-def test_statements_that_change_nothing_move_nothing() -> None:
+def test_statements_without_effect_create_no_version() -> None:
     history = followed("CREATE TABLE t (a INT)")
     for statement in ["TRUNCATE t", "ALTER TABLE t ENGINE=InnoDB", "ALTER TABLE t MODIFY a INT", "BEGIN"]:
         assert history.apply(statement, "shop", at(300)) == set()
@@ -208,12 +208,12 @@ def test_statements_that_change_nothing_move_nothing() -> None:
     assert schema.version == 1
 
 
-def test_if_not_exists_leaves_a_known_table_alone() -> None:
+def test_if_not_exists_leaves_a_known_table_unchanged() -> None:
     history = followed("CREATE TABLE t (a INT)", "CREATE TABLE IF NOT EXISTS t (b INT)")
     assert columns(history, "t") == ["a int"]
 
 
-def test_folded_names_are_one_table() -> None:
+def test_names_that_differ_only_in_case_are_one_table_if_folded() -> None:
     folding = ServerDefaults(ServerSpelling(), "utf8mb4", {}, True)
     history = SchemaHistory(folding)
     history.apply("CREATE TABLE Orders (a INT)", "Shop", at(4))
@@ -221,13 +221,13 @@ def test_folded_names_are_one_table() -> None:
     assert followed("CREATE TABLE Orders (a INT)").schema("shop", "orders") is None
 
 
-def test_a_dropped_database_takes_its_tables_with_it() -> None:
+def test_dropped_database_drops_its_tables() -> None:
     history = followed("CREATE TABLE t (a INT)", "CREATE TABLE other.t (a INT)", "DROP DATABASE shop")
     assert history.schema("shop", "t") is None
     assert history.schema("other", "t") is not None
 
 
-def test_a_saved_history_loads_as_it_was(tmp_path: Path) -> None:
+def test_saved_history_loads_unchanged(tmp_path: Path) -> None:
     history = followed(
         "CREATE TABLE t (a INT PRIMARY KEY, `o``dd` ENUM('x','y''z'))",
         "ALTER TABLE t ADD b NOVELTY",
@@ -243,7 +243,7 @@ def test_a_saved_history_loads_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["history.json"]
 
 
-def test_a_sql_file_of_a_dump_gives_its_schemas(tmp_path: Path) -> None:
+def test_sql_dump_file_provides_its_schemas(tmp_path: Path) -> None:
     file = tmp_path / "schema.sql"
     file.write_text(
         "/*!40101 SET NAMES utf8mb4 */;\nCREATE DATABASE /*!32312 IF NOT EXISTS*/ `shop`"
@@ -261,7 +261,7 @@ def test_a_sql_file_of_a_dump_gives_its_schemas(tmp_path: Path) -> None:
     assert schema.primary_key == ("id",)
 
 
-def test_a_json_file_gives_its_schemas(tmp_path: Path) -> None:
+def test_json_file_provides_its_schemas(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     schema = TableSchema("shop", "t", (Column("a", "int"),))
     file.write_text(json.dumps([schema.to_json()]))
@@ -282,12 +282,12 @@ def test_a_json_file_gives_its_schemas(tmp_path: Path) -> None:
         ("a.sql", "USE d; CREATE TABLE t (a INT) COMMENT 'open"),
     ],
 )
-def test_a_schema_file_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str) -> None:
+def test_invalid_schema_file_is_refused(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(SchemaInvalid):
         SchemaHistory.from_file(tmp_path / name)
 
 
-def test_a_schema_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_missing_schema_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaInvalid):
         SchemaHistory.from_file(tmp_path / "nowhere.json")

@@ -49,7 +49,7 @@ def description_of(content: bytes) -> bytes:
     return content[4 : first_event_end(content)]
 
 
-def test_a_head_says_what_it_was_told(log: Path) -> None:
+def test_head_round_trips_its_fields(log: Path) -> None:
     content, flavor = log.read_bytes(), flavor_of(log)
     description = description_of(content)
     for gtid_set in SETS[flavor]:
@@ -66,7 +66,7 @@ def test_a_head_says_what_it_was_told(log: Path) -> None:
             assert event.encode() == head[event.offset : event.offset + event.size]
 
 
-def test_a_head_of_a_log_without_checksums_has_none() -> None:
+def test_head_of_a_log_without_checksums_has_no_checksum() -> None:
     found = next(events(SMALL_LOGS[-1].read_bytes()))
     description = replace(found, body=found.body[:-1] + b"\x00").encode()
     head = segment_head(description, FILE, 4, "", "mysql", 1, 2)
@@ -89,7 +89,7 @@ def is_prepared(content: bytes) -> bool:
     return decoder.prepared_place("X'78',X'',1") is not None
 
 
-def test_a_segment_is_a_file_that_the_decoder_reads(log: Path) -> None:
+def test_decoder_reads_a_segment_as_a_file(log: Path) -> None:
     content, flavor = log.read_bytes(), flavor_of(log)
     part = cut(content, flavor=flavor, block_bytes=100).parts[0]
     whole = rows_of(content)
@@ -107,7 +107,7 @@ def test_a_segment_is_a_file_that_the_decoder_reads(log: Path) -> None:
     ) == (whole)
 
 
-def test_a_segment_is_not_split_as_no_event_is_found_from_its_middle(tmp_path: Path) -> None:
+def test_segment_is_not_split_because_no_event_can_be_located_from_its_middle(tmp_path: Path) -> None:
     content = SMALL_LOGS[-1].read_bytes()
     part = cut(content).parts[0]
     found = list(events(content))
@@ -122,7 +122,7 @@ def test_a_segment_is_not_split_as_no_event_is_found_from_its_middle(tmp_path: P
         assert source.extents()[0].splittable
 
 
-def test_a_rotation_anywhere_else_in_a_file_allows_no_holes() -> None:
+def test_rotation_elsewhere_in_a_file_allows_no_gaps() -> None:
     content = SMALL_LOGS[-1].read_bytes()
     part = cut(content).parts[0]
     head = segment_head(part.format_description, FILE, part.offset, "", "mysql", 1, 2)
@@ -133,14 +133,14 @@ def test_a_rotation_anywhere_else_in_a_file_allows_no_holes() -> None:
         decode(moved, FILE)
 
 
-def test_a_head_that_ends_early_is_truncated() -> None:
+def test_short_head_is_truncated() -> None:
     head = segment_head(description_of(SMALL_LOGS[-1].read_bytes()), FILE, 4, SETS["mysql"][2], "mysql", 1, 2)
     for length in each(range(len(head))):
         with pytest.raises(FileTruncated):
             read_segment_head(head[:length])
 
 
-def test_damage_to_a_head_is_found() -> None:
+def test_damaged_head_is_detected() -> None:
     head = segment_head(description_of(SMALL_LOGS[-1].read_bytes()), FILE, 4, SETS["mysql"][1], "mysql", 1, 2)
     for at in range(4, len(head)):
         if at == 4 + 17:
@@ -156,12 +156,12 @@ def test_damage_to_a_head_is_found() -> None:
         read_segment_head(b"\x00" + head[1:])
 
 
-def test_a_binlog_file_is_no_segment(log: Path) -> None:
+def test_binlog_file_is_not_a_segment(log: Path) -> None:
     with pytest.raises(EventMalformed, match="no segment"):
         read_segment_head(log.read_bytes())
 
 
-def test_what_does_not_fit_the_flavor_is_refused() -> None:
+def test_head_that_does_not_fit_the_flavor_is_refused() -> None:
     mysql = description_of(SMALL_LOGS[-1].read_bytes())
     mariadb = description_of(SMALL_LOGS[0].read_bytes())
     for description, gtid_set, flavor, kind in (
@@ -178,7 +178,7 @@ def test_what_does_not_fit_the_flavor_is_refused() -> None:
             segment_head(description, FILE, 4, gtid_set, flavor, 1, 2)
 
 
-def test_a_description_marked_as_in_use_passes_as_it_was_sent() -> None:
+def test_format_description_marked_as_in_use_is_accepted_unchanged() -> None:
     description = bytearray(description_of(SMALL_LOGS[-1].read_bytes()))
     description[17] ^= 1
     head = segment_head(description, FILE, 4, "", "mysql", 1, 2)

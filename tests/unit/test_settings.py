@@ -22,7 +22,7 @@ def refusal(tmp_path: Path, text: str, **environment: str) -> str:
     return refused.value.message
 
 
-def test_the_smallest_file_is_an_instance_and_its_source(tmp_path: Path) -> None:
+def test_smallest_file_is_an_instance_and_its_source(tmp_path: Path) -> None:
     settings = load(tmp_path, SMALLEST)
     assert (settings.listen.host, settings.listen.port) == ("127.0.0.1", 7070)
     assert [str(one) for one in settings.instances["shop"].addresses()] == ["mysql://repl@db1:3306"]
@@ -30,7 +30,7 @@ def test_the_smallest_file_is_an_instance_and_its_source(tmp_path: Path) -> None
     assert settings.log_of("shop").retention.age == 24 * 3600
 
 
-def test_an_instance_may_set_parts_of_its_log_apart(tmp_path: Path) -> None:
+def test_instance_may_override_parts_of_its_log(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
@@ -75,7 +75,7 @@ def test_further_servers_share_account_password_and_tls(tmp_path: Path, shop_pas
     assert [one.tls.mode for one in servers[:4]] == ["required"] * 4
 
 
-def test_every_problem_is_told_at_once_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
+def test_every_problem_is_reported_at_once_with_its_line_and_a_suggestion(tmp_path: Path) -> None:
     message = refusal(
         tmp_path,
         "\n".join(
@@ -122,9 +122,7 @@ def test_every_problem_is_told_at_once_with_its_line_and_the_nearest_name(tmp_pa
         ("{http: '0.0.0.0:7070', insecure: true}", True),
     ],
 )
-def test_listening_elsewhere_than_on_loopback_needs_a_token(
-    tmp_path: Path, listen: str, allowed: bool
-) -> None:
+def test_listening_beyond_loopback_needs_a_token(tmp_path: Path, listen: str, allowed: bool) -> None:
     (tmp_path / "token").write_text("from-a-file\n")
     text = f"listen: {listen}\n{SMALLEST}".replace("TOKEN_FILE", str(tmp_path / "token"))
     if allowed:
@@ -137,7 +135,7 @@ def test_listening_elsewhere_than_on_loopback_needs_a_token(
         assert "insecure: true" in refusal(tmp_path, text)
 
 
-def test_a_variable_stands_for_its_value_and_a_missing_one_is_told(tmp_path: Path) -> None:
+def test_variable_is_replaced_by_its_value_and_a_missing_one_is_reported(tmp_path: Path) -> None:
     text = "instances: {shop: {source: 'mysql://repl@${HOST}', password: 'a$$b-${WORD}'}}"
     settings = load(tmp_path, text, HOST="db9", WORD="open")
     address = settings.instances["shop"].addresses()[0]
@@ -146,7 +144,7 @@ def test_a_variable_stands_for_its_value_and_a_missing_one_is_told(tmp_path: Pat
     assert "instances.shop.password: the environment has no variable WORD" in message
 
 
-def test_no_secret_shows(tmp_path: Path, shop_password: str) -> None:
+def test_settings_print_no_secret(tmp_path: Path, shop_password: str) -> None:
     text = f"""
     listen: {{token: {shop_password}}}
     instances:
@@ -162,19 +160,19 @@ def test_no_secret_shows(tmp_path: Path, shop_password: str) -> None:
         assert shop_password not in message
 
 
-def test_a_secret_is_given_one_way(tmp_path: Path, shop_password: str) -> None:
+def test_secret_is_configured_in_only_one_way(tmp_path: Path, shop_password: str) -> None:
     text = "instances: {shop: {source: mysql://repl@db1, password: a, password_env: SHOP_PASSWORD}}"
     assert "is enough" in refusal(tmp_path, text)
     text = "instances: {shop: {source: mysql://repl@db1, password_file: /nowhere}}"
     assert "/nowhere cannot be read" in refusal(tmp_path, text)
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_name_is_refused(tmp_path: Path) -> None:
     message = refusal(tmp_path, f"log: {{}}\n{SMALLEST}\nlog: {{fsync: never}}")
     assert "penstock.yaml:3: log: it stands twice, here and on line 1" in message
 
 
-def test_what_is_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_invalid_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "penstock.yaml").write_text("listen:\n  http: [\n")
     with pytest.raises(OptionInvalid) as refused:
         load_settings(tmp_path / "penstock.yaml", {})
@@ -198,14 +196,14 @@ def test_bytes_have_units(text: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "h", "1 week", "-1s", -1, True, None, "1GiBs"])
-def test_what_is_no_amount_is_refused(wrong: Any) -> None:
+def test_invalid_amount_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"number|duration|below"):
         seconds_of(wrong)
     with pytest.raises(ValueError, match=r"number|below"):
         bytes_of(wrong)
 
 
-def test_a_port_alone_is_no_address(tmp_path: Path) -> None:
+def test_port_alone_is_not_an_address(tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("listen: {canal: '11111'}\n", encoding="utf-8")
     with pytest.raises(OptionInvalid, match=r"listen\.canal: write host:port: 127\.0\.0\.1:11111"):
@@ -226,7 +224,7 @@ def test_a_port_alone_is_no_address(tmp_path: Path) -> None:
         ("listen: {canal: null, ptubes: '127.0.0.1:0'}", None),
     ],
 )
-def test_each_listener_elsewhere_than_on_loopback_needs_credentials(
+def test_each_listener_beyond_loopback_needs_credentials(
     tmp_path: Path, further: str, refused: str | None
 ) -> None:
     text = f"{further}\n{SMALLEST}"
@@ -239,14 +237,14 @@ def test_each_listener_elsewhere_than_on_loopback_needs_credentials(
         assert message.count("can be reached") == 1
 
 
-def test_listeners_that_ask_nobody_are_named_among_those_there_are(tmp_path: Path) -> None:
+def test_unauthenticated_listeners_are_named(tmp_path: Path) -> None:
     message = refusal(tmp_path, f"listen: {{insecure: [kanal]}}\n{SMALLEST}")
     assert "listen.insecure: write true, false, or listeners: http, canal" in message
     listen = load(tmp_path, f"listen: {{canal: '[::1]:0'}}\n{SMALLEST}").listen
     assert listen.places() == {"http": ("127.0.0.1", 7070), "canal": ("::1", 0)}
 
 
-def test_accounts_are_read_and_their_secrets_hidden(tmp_path: Path, shop_password: str) -> None:
+def test_accounts_are_parsed_and_their_secrets_hidden(tmp_path: Path, shop_password: str) -> None:
     text = f"""
     access:
       - {{name: cache, token: {shop_password}, instances: shop, tables: shop.*, bytes_per_second: 10MiB}}
@@ -262,7 +260,7 @@ def test_accounts_are_read_and_their_secrets_hidden(tmp_path: Path, shop_passwor
     assert shop_password not in f"{settings!r} {settings}"
 
 
-def test_every_problem_of_an_account_is_told(tmp_path: Path) -> None:
+def test_every_problem_of_an_account_is_reported(tmp_path: Path) -> None:
     message = refusal(
         tmp_path,
         "\n".join(
@@ -291,7 +289,7 @@ def test_every_problem_of_an_account_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["name: a, token: b", "name: b, token: a", "name: c, user: u, password: x"])
-def test_two_accounts_are_told_apart(tmp_path: Path, what: str) -> None:
+def test_two_accounts_are_distinguished(tmp_path: Path, what: str) -> None:
     text = f"access: [{{name: a, token: a, user: u, password: p}}, {{{what}}}]\n{SMALLEST}"
     assert "have the same" in refusal(tmp_path, text)
 
@@ -309,7 +307,7 @@ def test_two_accounts_are_told_apart(tmp_path: Path, what: str) -> None:
         ("zookeeper:h1", None),
     ],
 )
-def test_the_coordination_store_has_a_place(
+def test_coordination_store_has_a_default_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, meant: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -321,7 +319,7 @@ def test_the_coordination_store_has_a_place(
         assert load(tmp_path, text).coordination_url() == expected
 
 
-def test_shard_columns_stand_by_table_pattern(tmp_path: Path) -> None:
+def test_shard_columns_are_listed_by_table_pattern(tmp_path: Path) -> None:
     text = "instances: {shop: {source: mysql://repl@db1, shard_columns: {SHARDS}}}"
     settings = load(tmp_path, text.replace("SHARDS", "shop.orders: [customer_id], '*.*': [id, part]"))
     assert settings.instances["shop"].shard_columns == {
@@ -332,12 +330,12 @@ def test_shard_columns_stand_by_table_pattern(tmp_path: Path) -> None:
         assert "instances.shop.shard_columns: " in refusal(tmp_path, text.replace("SHARDS", wrong))
 
 
-def test_a_time_may_stand_without_quotes(tmp_path: Path) -> None:
+def test_time_may_be_written_without_quotes(tmp_path: Path) -> None:
     text = "instances: {shop: {source: mysql://repl@db1, start: 2026-11-21T08:00:00Z}}"
     assert load(tmp_path, text).instances["shop"].start == "2026-11-21T08:00:00Z"
 
 
-def test_the_schema_for_editors_names_every_section() -> None:
+def test_editor_schema_names_every_section() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == {"listen", "log", "instances", "access", "coordination"}
     assert schema["additionalProperties"] is False

@@ -152,7 +152,7 @@ def failed_over(tmp_path: Path, server: ToldServer) -> SchemaLog[SchemaHistory]:
     return kept
 
 
-def test_doubt_of_an_earlier_server_is_refused_and_never_told_by_the_next(
+def test_doubt_of_an_earlier_server_is_refused_and_never_settled_by_the_next(
     failed_over: SchemaLog[SchemaHistory], settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     asked(settler_of(failed_over, epoch=1), Question(ORDERS, at(100)), Question(ORDERS, at(300, epoch=1)))
@@ -165,7 +165,7 @@ def test_doubt_of_an_earlier_server_is_refused_and_never_told_by_the_next(
     assert not failed_over.at().doubts()
 
 
-def test_question_of_an_epoch_to_come_holds_up_no_other(
+def test_question_for_a_future_epoch_blocks_no_other(
     failed_over: SchemaLog[SchemaHistory], settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     settler = settler_of(failed_over, epoch=1)
@@ -191,7 +191,7 @@ class ReceivedLog:
 @pytest.mark.parametrize(
     "position", [at(951, epoch=1), Position(1, "mysql-bin.999999", 4), at(4, epoch=5), at(100)], ids=str
 )
-def test_definition_is_read_again_only_where_the_log_is_of_the_server(
+def test_definition_is_read_again_only_if_the_log_belongs_to_the_server(
     tmp_path: Path, position: Position
 ) -> None:
     kept, log = kept_from(tmp_path, at(4), orders("id")), ReceivedLog(at(950, epoch=1))
@@ -202,7 +202,7 @@ def test_definition_is_read_again_only_where_the_log_is_of_the_server(
     assert log.asked == [at(950, epoch=1)]
 
 
-def test_definition_is_never_kept_past_what_was_received(tmp_path: Path) -> None:
+def test_definition_is_never_kept_past_the_received_position(tmp_path: Path) -> None:
     kept = kept_from(tmp_path, at(4), orders("id"))
     with pytest.raises(PositionInvalid, match="received up to"):
         kept.settle(at(600), [definition_line(orders("id", "z").to_json())], received=at(599))
@@ -210,7 +210,7 @@ def test_definition_is_never_kept_past_what_was_received(tmp_path: Path) -> None
     assert columns_at(kept, None) == ["id", "a"]
 
 
-def test_definition_that_decodes_alike_is_kept_as_it_is(
+def test_definition_that_decodes_alike_is_kept_unchanged(
     tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     kept = kept_from(tmp_path, at(4), orders("id", "a", key=("id",)))
@@ -226,7 +226,7 @@ def test_definition_that_decodes_alike_is_kept_as_it_is(
     assert sum(file.read_bytes().count(b'{"definition"') for file in kept.folder.iterdir()) == 0
 
 
-def test_definition_that_decodes_otherwise_is_kept(
+def test_definition_that_decodes_differently_is_replaced(
     tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     kept = kept_from(tmp_path, at(4), orders("id", "a"))
@@ -237,7 +237,7 @@ def test_definition_that_decodes_otherwise_is_kept(
     assert (columns_at(kept, at(299)), columns_at(kept, at(300))) == (["id", "a"], ["a", "id"])
 
 
-def test_answers_that_are_remembered_are_bounded(
+def test_cached_answers_are_bounded(
     tmp_path: Path, settler_of: Callable[..., DefinitionSettler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "_QUESTIONS_MAX", 3)
@@ -289,7 +289,7 @@ def test_table_is_read_once_the_log_has_its_statement(
     assert not kept.at().doubts()
 
 
-def test_defect_while_definitions_are_read_is_shown_and_tried_again(
+def test_defect_while_definitions_are_read_is_reported_and_retried(
     tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     kept = kept_from(tmp_path, at(4), orders("id", "a"))
@@ -344,7 +344,7 @@ def test_closed_settler_ends_its_session_and_the_next_waits_for_it(
 # --- What is said -----------------------------------------------------------------------------
 
 
-def test_status_says_no_more_of_a_statement_than_its_first_words(
+def test_status_shows_only_the_first_words_of_a_statement(
     tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     kept = kept_from(tmp_path, at(4), orders("id", "a"))
@@ -360,7 +360,7 @@ def test_status_says_no_more_of_a_statement_than_its_first_words(
     assert "secret" not in str(settler.listed())
 
 
-def test_statements_are_read_once_however_many_tables_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statements_are_read_once_for_any_number_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
 
     def counted(text: str, *rest: Any) -> list[Any]:
@@ -419,7 +419,7 @@ def test_definition_that_cannot_be_written_is_not_in_memory_either(
     assert kept.at().needs_reread(ORDERS)
 
 
-def test_definition_that_a_crash_left_half_kept_is_kept_whole(
+def test_definition_half_written_at_a_crash_is_rewritten_whole(
     tmp_path: Path, settler_of: Callable[..., DefinitionSettler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_generations(tmp_path, monkeypatch).close()
@@ -434,7 +434,7 @@ def test_definition_that_a_crash_left_half_kept_is_kept_whole(
     assert not kept.at().doubts()
 
 
-def test_doubt_before_a_statement_too_long_to_keep_is_settled_behind_it(
+def test_doubt_before_an_overlong_statement_is_settled_after_it(
     tmp_path: Path,
     server: ToldServer,
     settler_of: Callable[..., DefinitionSettler],
@@ -454,7 +454,7 @@ def test_doubt_before_a_statement_too_long_to_keep_is_settled_behind_it(
     assert server.readings == 1
 
 
-def test_survey_whose_statements_are_unknown_tells_nothing_before_them(
+def test_survey_with_unknown_statements_settles_nothing_before_them(
     tmp_path: Path,
     server: ToldServer,
     settler_of: Callable[..., DefinitionSettler],
@@ -478,7 +478,7 @@ def test_survey_whose_statements_are_unknown_tells_nothing_before_them(
     assert server.readings == 1
 
 
-def test_doubt_older_than_what_is_kept_counts_from_there_on(
+def test_doubt_older_than_the_kept_log_applies_from_its_start(
     tmp_path: Path, settler_of: Callable[..., DefinitionSettler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = two_generations(tmp_path, monkeypatch)
@@ -490,7 +490,7 @@ def test_doubt_older_than_what_is_kept_counts_from_there_on(
     assert not kept.at().doubts()
 
 
-def test_doubt_that_an_earlier_version_kept_without_its_place_is_settled(
+def test_doubt_stored_without_a_position_by_an_earlier_version_is_settled(
     tmp_path: Path, settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     value = SchemaHistory(DEFAULTS).to_json()
@@ -511,7 +511,7 @@ def since_of_doubt(kept: SchemaLog[SchemaHistory]) -> Position:
     return doubt.since
 
 
-def test_session_that_is_interrupted_ends_for_the_server() -> None:
+def test_interrupted_session_ends_on_the_server() -> None:
     own, far = socketpair()
     session: Any = SimpleNamespace(_sock=own)
     with own, far:

@@ -47,18 +47,18 @@ def messages(folder: Path, code: int, body: bytes, **selected: Any) -> list[dict
     return [row for row in found if row["kind"] <= 2]
 
 
-def test_a_row_without_its_shard_column_is_refused_by_name(tmp_path: Path) -> None:
+def test_row_without_its_shard_column_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(EventUnsupported, match="shard column `id`"):
         messages(tmp_path, WRITE_ROWS, NOTE_ALONE + b"\x00" + note(b"a"))
 
 
-def test_a_null_in_the_shard_column_is_a_value(tmp_path: Path) -> None:
+def test_null_in_the_shard_column_is_a_value(tmp_path: Path) -> None:
     by_note = {"shard_columns": (("*.*", ("note",)),)}
     (row,) = messages(tmp_path, WRITE_ROWS, BOTH + b"\x02" + b"\x01\0\0\0", **by_note)
     assert row["slot"] == NULL_SLOT
 
 
-def test_the_delete_half_of_a_move_has_the_slot_of_a_shard_column_that_is_not_shown(tmp_path: Path) -> None:
+def test_delete_half_of_a_move_has_the_slot_of_an_absent_shard_column(tmp_path: Path) -> None:
     by_note: dict[str, Any] = {"shard_columns": (("*.*", ("note",)),), "columns": ("id",)}
     one, two = (b"\x00" + bytes([number, 0, 0, 0]) + note(text) for number, text in ((1, b"a"), (2, b"b")))
     inserts = [messages(tmp_path, WRITE_ROWS, BOTH + image, **by_note)[0] for image in (one, two)]
@@ -67,7 +67,7 @@ def test_the_delete_half_of_a_move_has_the_slot_of_a_shard_column_that_is_not_sh
     assert len({row["slot"] for row in update}) == 2
 
 
-def test_the_delete_half_of_a_move_without_its_shard_column_is_refused(tmp_path: Path) -> None:
+def test_delete_half_of_a_move_without_its_shard_column_is_refused(tmp_path: Path) -> None:
     images = b"\x00" + b"\x01\0\0\0" + b"\x00" + b"\x02\0\0\0" + note(b"b")
     with pytest.raises(EventUnsupported, match="shard column `note`"):
         messages(tmp_path, UPDATE_ROWS, ID_ALONE + BOTH + images, shard_columns=(("*.*", ("note",)),))
@@ -84,7 +84,7 @@ def images_in_part(*absent: Sequence[str]) -> pyarrow.RecordBatch:
     return pyarrow.record_batch({**shown, "_metadata": metadata})
 
 
-def test_an_image_before_does_not_take_its_shard_from_the_image_after() -> None:
+def test_before_image_does_not_borrow_its_shard_from_the_after_image() -> None:
     rows = images_in_part(["region"], ["id"])
     with pytest.raises(ServerUnsupported, match="lacks the shard column region"):
         slots_of(rows, ["region"], NOTES, preimages_of(rows))
@@ -93,7 +93,7 @@ def test_an_image_before_does_not_take_its_shard_from_the_image_after() -> None:
     assert first == second
 
 
-def test_the_delete_half_of_a_move_does_not_take_its_key_from_the_image_after() -> None:
+def test_delete_half_of_a_move_does_not_borrow_its_key_from_the_after_image() -> None:
     orders = changes_of(
         target_of({"id": "int", "region": "varchar(20)"}),
         [

@@ -21,7 +21,7 @@ with signals.stopped_by_signals(lambda: None):
 """
 
 
-def test_signal_stops_the_block_though_the_interrupted_thread_holds_a_lock() -> None:
+def test_signal_stops_the_block_even_if_the_interrupted_thread_holds_a_lock() -> None:
     lock, stopped = threading.Lock(), threading.Event()
 
     def stop() -> None:
@@ -35,7 +35,7 @@ def test_signal_stops_the_block_though_the_interrupted_thread_holds_a_lock() -> 
         assert stopped.wait(WAIT_SECONDS_MAX)
 
 
-def test_block_that_does_not_end_is_ended_by_its_deadline() -> None:
+def test_endless_block_is_ended_by_its_deadline() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STUBBORN], timeout=WAIT_SECONDS_MAX, capture_output=True, check=False
     )

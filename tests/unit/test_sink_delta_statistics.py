@@ -44,7 +44,7 @@ def moment(second: int, microsecond: int) -> datetime:
     ],
     ids=lambda value: str(value) if isinstance(value, pyarrow.DataType) else "",
 )
-def test_bounds_are_stored_as_they_are(
+def test_bounds_are_stored_exactly(
     tmp_path: Path, kind: pyarrow.DataType, low: object, high: object, stored: tuple[object, object]
 ) -> None:
     statistics = stored_statistics(tmp_path, kind, Bounds(low, high, 1))
@@ -72,7 +72,7 @@ def test_bounds_of_times_are_rounded_away_from_the_values(tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_bounds_that_cannot_be_stored_exactly_are_left_out(
+def test_bounds_without_an_exact_form_are_omitted(
     tmp_path: Path, kind: pyarrow.DataType, low: object, high: object
 ) -> None:
     statistics = stored_statistics(tmp_path, kind, Bounds(low, high, 2))

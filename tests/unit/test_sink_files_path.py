@@ -12,7 +12,7 @@ TARGET = Target(TableName("shop", "orders"), (Column("id", "int", None, False),)
 
 
 @pytest.mark.parametrize("form", ["{folder}", "file://{folder}", "feed"])
-def test_feed_begins_in_the_folder_that_a_path_or_url_names(
+def test_feed_starts_in_the_folder_named_by_a_path_or_url(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -72,7 +72,7 @@ def change(version: int, before: str, after: str, key: int = 1) -> list[Made]:
     return update(version, {"id": key, "note": before}, {"id": key, "note": after})
 
 
-def test_each_batch_ends_rows_of_those_before_it(lake: Lake) -> None:
+def test_each_batch_closes_rows_of_earlier_batches(lake: Lake) -> None:
     batches = [
         log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="x")),
         log(change(2, "a", "b"), change(3, "b", "c")),
@@ -88,7 +88,7 @@ def test_each_batch_ends_rows_of_those_before_it(lake: Lake) -> None:
     assert ends["y"][1] is None
 
 
-def test_a_row_that_gets_another_key_ends_under_the_old_one(lake: Lake) -> None:
+def test_row_with_a_changed_key_ends_under_its_old_key(lake: Lake) -> None:
     lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
     swap = log(
         update(2, {"id": 1, "note": "a"}, {"id": 9, "note": "a"}),
@@ -106,7 +106,7 @@ def test_a_row_that_gets_another_key_ends_under_the_old_one(lake: Lake) -> None:
     assert sorted(ended) == [(1, "a"), (2, "b")]
 
 
-def test_each_emptying_ends_what_was_open_then(lake: Lake) -> None:
+def test_each_truncation_closes_the_rows_open_at_that_time(lake: Lake) -> None:
     lake.batch(1, log(insert(1, id=1, note="a")))
     steps: list[Step] = [
         log(insert(3, id=5, note="e")),
@@ -120,7 +120,7 @@ def test_each_emptying_ends_what_was_open_then(lake: Lake) -> None:
     assert lake.periods() == [("a", 1, 4), ("e", 3, 4), ("b", 5, 6), ("c", 7, None)]
 
 
-def test_image_in_part_is_refused(lake: Lake) -> None:
+def test_partial_image_is_refused(lake: Lake) -> None:
     images = [
         Made("update_preimage", 2, {"id": 1}, absent=("note",)),
         Made("update_postimage", 2, {"note": "b"}, absent=("id",)),
@@ -131,19 +131,19 @@ def test_image_in_part_is_refused(lake: Lake) -> None:
     assert lake.periods() == [("a", 1, None)]
 
 
-def test_an_emptying_alone_ends_all(lake: Lake) -> None:
+def test_truncation_alone_closes_all_rows(lake: Lake) -> None:
     lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
     lake.batch(2, (ORDERS, 3))
     assert lake.periods() == [("a", 1, 3), ("b", 1, 3)]
 
 
-def test_a_load_behind_the_log_begins_rows_anew(lake: Lake) -> None:
+def test_load_after_the_log_starts_new_row_versions(lake: Lake) -> None:
     lake.batch(1, log(insert(1, id=1, note="a"), insert(2, id=2, note="b")))
     lake.batch(2, load(insert(5, id=2, note="B"), insert(5, id=3, note="c")), loads=True)
     assert lake.periods() == [("a", 1, None), ("b", 2, 5), ("B", 5, None), ("c", 5, None)]
 
 
-def test_no_row_ends_before_it_begins_where_the_log_tells_of_a_load_what_came_before_it(lake: Lake) -> None:
+def test_no_row_ends_before_it_starts_when_the_log_repeats_changes_before_a_load(lake: Lake) -> None:
     """A load reads the last of what the log tells behind it."""
     lake.batch(1, load(insert(10, id=1, note="c"), insert(10, id=2, note="x")), loads=True)
     lake.batch(2, log(change(5, "a", "b")))
@@ -151,7 +151,7 @@ def test_no_row_ends_before_it_begins_where_the_log_tells_of_a_load_what_came_be
     assert lake.periods() == [("b", 5, 6), ("c", 6, 12), ("x", 10, None), ("d", 12, None)]
 
 
-def test_log_behind_a_row_that_was_read_again_ends_the_row_before_it(lake: Lake) -> None:
+def test_log_after_a_reread_row_ends_the_earlier_row(lake: Lake) -> None:
     """Rows that are read again are ahead of the log, which then has changes between the two."""
     lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="x"), insert(1, 2, id=3, note="p")))
     lake.batch(2, load(insert(10, id=1, note="c"), insert(10, id=2, note="x")))
@@ -165,7 +165,7 @@ def test_another_generation_writes_batches_of_the_same_number(lake: Lake) -> Non
     assert lake.periods() == [("a", 1, 2), ("b", 2, None)]
 
 
-def test_columns_that_come_are_null_in_rows_before(lake: Lake) -> None:
+def test_added_columns_are_null_in_earlier_rows(lake: Lake) -> None:
     wider = target_of({"id": "bigint", "note": "varchar(40)", "more": "int"})
     lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
     lake.batch(2, changes_of(wider, update(2, {"id": 1, "note": "a"}, {"id": 1, "note": "a", "more": 7})))
@@ -187,7 +187,7 @@ def test_columns_that_come_are_null_in_rows_before(lake: Lake) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", ["mirror", "history"])
-def test_files_that_a_commit_names_stay_though_its_answer_is_lost(
+def test_files_named_by_a_commit_survive_its_lost_response(
     mode: str, write: Callable[[Lake], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, mode)
@@ -209,7 +209,7 @@ def test_files_that_a_commit_names_stay_though_its_answer_is_lost(
     assert {row["note"] for row in lake.rows()} == wanted
 
 
-def test_a_feed_keeps_each_change_of_each_batch_once(tmp_path: Path) -> None:
+def test_feed_keeps_each_change_of_each_batch_once(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "feed")
     batches: list[list[Step]] = [
         [load(insert(1, id=1, note="a"))],
@@ -232,7 +232,7 @@ def test_a_feed_keeps_each_change_of_each_batch_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_a_disk_that_fails_is_told_by_name(kind: str, tmp_path: Path) -> None:
+def test_disk_failure_is_reported_by_name(kind: str, tmp_path: Path) -> None:
     sink = make_sink(kind, settings_of(kind).model_validate({"path": str(tmp_path)}))
     lake = Lake(tmp_path)
     lake.sink = sink
@@ -251,7 +251,7 @@ def test_a_disk_that_fails_is_told_by_name(kind: str, tmp_path: Path) -> None:
     ],
     ids=["sql", "rest"],
 )
-def test_a_catalog_that_does_not_answer_is_tried_again_and_its_password_is_not_told(
+def test_unresponsive_catalog_is_retried_and_its_password_is_hidden(
     catalog: dict[str, str], tmp_path: Path
 ) -> None:
     sink = make_sink("iceberg", settings_of("iceberg").model_validate({"catalog": catalog}))
@@ -263,7 +263,7 @@ def test_a_catalog_that_does_not_answer_is_tried_again_and_its_password_is_not_t
 
 
 @pytest.mark.parametrize("mode", ["mirror", "history"])
-def test_a_column_that_came_later_may_be_of_the_key(mode: str, tmp_path: Path) -> None:
+def test_added_column_may_belong_to_the_key(mode: str, tmp_path: Path) -> None:
     wider = target_of({"id": "int", "shard": "int", "note": "varchar(40)"}, key=("id", "shard"))
     lake = Lake(tmp_path, mode)
     lake.batch(1, log(insert(1, id=1, note="a")))
@@ -272,7 +272,7 @@ def test_a_column_that_came_later_may_be_of_the_key(mode: str, tmp_path: Path) -
     assert sorted(found, key=str) == [(1, 1, "b"), (1, None, "a")]
 
 
-def test_a_time_of_day_on_no_date_is_no_key(tmp_path: Path) -> None:
+def test_time_of_day_without_a_date_is_not_a_key(tmp_path: Path) -> None:
     target = target_of({"id": "int", "at": "datetime"}, key=("id", "at"))
     lake = Lake(tmp_path, "mirror")
     lake.batch(1, changes_of(target, [Made("insert", 1, {"id": 1}, 0, {"at": "0000-00-00 00:00:00"})]))

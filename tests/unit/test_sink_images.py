@@ -22,7 +22,7 @@ def seen(rows: pyarrow.Table, *columns: str) -> list[tuple[Any, ...]]:
     )
 
 
-def test_the_last_event_of_each_key_is_left() -> None:
+def test_last_event_of_each_key_remains() -> None:
     changes = changes_of(
         ORDERS,
         insert(1, id=1, note="a"),
@@ -33,7 +33,7 @@ def test_the_last_event_of_each_key_is_left() -> None:
     assert seen(last_images(ORDERS, [changes])) == [("delete", 2, "b"), ("update_postimage", 1, "c")]
 
 
-def test_update_between_two_places_is_a_delete_and_an_insert() -> None:
+def test_update_across_targets_is_a_delete_and_an_insert() -> None:
     changes = changes_of(
         ORDERS,
         insert(1, id=1),
@@ -47,12 +47,12 @@ def test_update_between_two_places_is_a_delete_and_an_insert() -> None:
     assert separated(changes, ids * 0) is changes
 
 
-def test_a_row_that_changes_its_key_ends_one_and_begins_another() -> None:
+def test_key_change_ends_one_row_and_starts_another() -> None:
     changes = changes_of(ORDERS, update(2, {"id": 1, "note": "a"}, {"id": 9, "note": "a"}))
     assert seen(last_images(ORDERS, [changes])) == [("update_postimage", 9, "a"), ("update_preimage", 1, "a")]
 
 
-def test_keys_that_are_swapped_keep_both_rows() -> None:
+def test_swapped_keys_keep_both_rows() -> None:
     changes = changes_of(
         ORDERS,
         update(2, {"id": 1, "note": "a"}, {"id": 3, "note": "a"}),
@@ -66,7 +66,7 @@ def test_keys_that_are_swapped_keep_both_rows() -> None:
     ]
 
 
-def test_the_version_decides_and_not_the_order_of_arrival() -> None:
+def test_commit_version_decides_instead_of_arrival_order() -> None:
     logged = changes_of(ORDERS, delete(5, id=1, note="a"), insert(6, id=2, note="new"))
     loaded = changes_of(ORDERS, insert(4, id=1, note="a"), insert(4, id=2, note="old"), origin=Origin.LOAD)
     expected = [("delete", 1, "a"), ("insert", 2, "new")]
@@ -74,13 +74,13 @@ def test_the_version_decides_and_not_the_order_of_arrival() -> None:
     assert seen(last_images(ORDERS, [loaded, logged])) == expected
 
 
-def test_a_load_gives_way_to_the_log_at_the_same_version() -> None:
+def test_loaded_row_yields_to_a_logged_row_of_the_same_version() -> None:
     logged = changes_of(ORDERS, insert(4, id=1, note="log"))
     loaded = changes_of(ORDERS, insert(4, id=1, note="load"), origin=Origin.LOAD)
     assert seen(last_images(ORDERS, [logged, loaded])) == [("insert", 1, "log")]
 
 
-def test_keys_of_several_columns_and_types() -> None:
+def test_keys_of_several_columns_and_types_are_compacted() -> None:
     target = target_of(
         {"a": "varchar(9)", "b": "decimal(20,2)", "c": "time(6)", "n": "int"}, key=("a", "b", "c")
     )
@@ -90,13 +90,13 @@ def test_keys_of_several_columns_and_types() -> None:
     assert seen(last_images(target, [changes]), "n") == [("insert", 2), ("insert", 3)]
 
 
-def test_the_two_zeros_are_one_key() -> None:
+def test_positive_and_negative_zero_are_one_key() -> None:
     target = target_of({"id": "double", "note": "varchar(9)"})
     changes = changes_of(target, insert(1, id=0.0, note="a"), delete(2, id=-0.0, note="a"))
     assert seen(last_images(target, [changes]), "note") == [("delete", "a")]
 
 
-def test_keys_that_their_type_cannot_hold_are_told_apart_by_their_text() -> None:
+def test_unrepresentable_keys_are_distinguished_by_their_text() -> None:
     target = target_of({"day": "date", "note": "varchar(9)"}, key=("day",))
 
     def day(text: str, version: int, note: str) -> list[Made]:
@@ -108,19 +108,19 @@ def test_keys_that_their_type_cannot_hold_are_told_apart_by_their_text() -> None
     assert seen(last_images(target, [changes]), "note") == [("insert", "b"), ("insert", "c")]
 
 
-def test_without_a_key_every_row_is_left_in_commit_order() -> None:
+def test_without_a_key_every_row_remains_in_commit_order() -> None:
     target = target_of({"id": "int"}, key=())
     late, early = changes_of(target, insert(2, id=1)), changes_of(target, insert(1, id=1), insert(1, id=1))
     assert last_images(target, [late, early]).column("_commit_version").to_pylist() == [1, 1, 2]
 
 
-def test_puts_are_told_from_takes() -> None:
+def test_upserts_are_distinguished_from_deletes() -> None:
     changes = changes_of(ORDERS, insert(1, id=1), delete(2, id=1), update(3, {"id": 1}, {"id": 1}))
     assert puts(changes.rows).to_pylist() == [True, False, False, True]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_gathering_is_the_same_as_applying_change_by_change(seed: int) -> None:
+def test_compaction_equals_applying_each_change(seed: int) -> None:
     chance = random.Random(seed)
     state: dict[int, str] = {}
     images = LastImages(ORDERS, bytes_between=8_000)
@@ -146,7 +146,7 @@ def test_gathering_is_the_same_as_applying_change_by_change(seed: int) -> None:
     assert rows.num_rows == len({row["id"] for row in rows.to_pylist()})
 
 
-def test_what_was_loaded_before_the_table_was_emptied_is_let_go() -> None:
+def test_rows_loaded_before_a_truncation_are_dropped() -> None:
     images = LastImages(ORDERS)
     images.add(changes_of(ORDERS, insert(1, id=1)))
     images.empty(5)
@@ -157,7 +157,7 @@ def test_what_was_loaded_before_the_table_was_emptied_is_let_go() -> None:
     assert images.emptied == 5
 
 
-def test_memory_stays_in_the_order_of_the_keys() -> None:
+def test_buffered_rows_stay_in_key_order() -> None:
     images = LastImages(ORDERS)
     batch = changes_of(ORDERS, *(insert(1, id=key, note="x" * 20) for key in range(1000)))
     for _ in range(1000):

@@ -47,7 +47,7 @@ def test_rows_become_messages_of_their_kind(form: Format, field: str, kinds: lis
     assert [json.loads(value)[field] for value in messages.value.to_pylist()] == kinds
 
 
-def test_row_that_moves_is_a_delete_of_its_old_key() -> None:
+def test_moved_row_is_a_delete_of_its_old_key() -> None:
     messages = messages_of(order_changes(), "debezium", ("id",))
     old, new = b'{"id":1}', b'{"id":2}'
     assert messages.key.to_pylist() == [old, old, old, new, new]
@@ -73,16 +73,16 @@ PARTIAL = changes_of(
         ("canal_flat", [b'{"id":5}', b'{"id":6}']),
     ],
 )
-def test_key_of_an_update_is_whole_though_its_images_are_not(form: Format, keys: list[bytes]) -> None:
+def test_key_of_an_update_is_complete_even_if_its_images_are_not(form: Format, keys: list[bytes]) -> None:
     assert messages_of(PARTIAL, form, ("id",)).key.to_pylist() == keys
 
 
-def test_key_that_no_image_holds_is_refused() -> None:
+def test_key_absent_from_every_image_is_refused() -> None:
     with pytest.raises(EventUnsupported, match="`status`"):
         messages_of(PARTIAL, "debezium", ("status",))
 
 
-def test_debezium_takes_a_unique_key_without_nulls_for_a_missing_primary_key() -> None:
+def test_debezium_uses_a_unique_key_without_nulls_if_there_is_no_primary_key() -> None:
     columns = {name: Column(name, "int", None, nullable) for name, nullable in (("a", True), ("b", False))}
     table = target_of(columns, key=(), unique=(("a",), ("b",)))
     moved = changes_of(table, update(1, {"a": 1, "b": 1}, {"a": 1, "b": 2}))
@@ -98,7 +98,7 @@ def test_loaded_row_is_marked_as_a_snapshot() -> None:
     assert (message["op"], message["source"]["snapshot"]) == ("r", "true")
 
 
-def test_every_member_of_a_set_is_told() -> None:
+def test_every_member_of_a_set_is_included() -> None:
     members = target_of({"id": "int", "s": "set('x','y z','')", "t": "set('','x')"})
     (message,) = messages_of(
         changes_of(members, insert(1, id=1, s="x,", t=",x")), "json", ("id",)
@@ -106,7 +106,7 @@ def test_every_member_of_a_set_is_told() -> None:
     assert json.loads(message)["after"] == {"id": 1, "s": "x,", "t": ",x"}
 
 
-def test_schema_of_debezium_has_names_and_types_of_its_own() -> None:
+def test_debezium_schema_has_its_own_names_and_types() -> None:
     types = {"id": "int", "e": "enum('d,e','a\\\\b')", "f": "float(7,4)", "g": "float"}
     changes = changes_of(target_of(types), insert(1, id=1, e="d,e", f=999.0001, g=999.0001))
     (message,) = messages_of(changes, "debezium_schema", ("id",)).value.to_pylist()
@@ -117,14 +117,14 @@ def test_schema_of_debezium_has_names_and_types_of_its_own() -> None:
     assert (payload["after"]["f"], payload["after"]["g"]) == (999.0001220703125, 999.0001)
 
 
-def test_letters_that_names_of_topics_lack_become_underscores() -> None:
+def test_invalid_letters_in_topic_names_become_underscores() -> None:
     changes = changes_of(replace(ORDERS, name=TableName("shop", "dot.t-b$é")), insert(1, id=1, status="new"))
     (message,) = messages_of(changes, "debezium_schema", ("id",)).value.to_pylist()
     assert json.loads(message)["schema"]["name"].endswith("shop.dot.t-b__.Envelope")
     assert topic_of("{database}.{table}", changes.target) == "shop.dot.t-b__"
 
 
-def test_partition_of_a_key_is_that_of_kafka_s_own_producers() -> None:
+def test_partition_of_a_key_equals_that_of_kafkas_producers() -> None:
     # Hashes from the tests of Kafka's Java client.
     hashes = {b"21": -973_932_308, b"foobar": -790_332_482, b"abc": 479_470_107}
     keys = pyarrow.record_batch([pyarrow.array(list(hashes), pyarrow.large_binary())], ["key"])

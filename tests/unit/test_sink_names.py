@@ -22,7 +22,7 @@ def redis(**told: Any) -> Sink:
     return make_sink("redis", settings_of("redis").model_validate(told))
 
 
-def test_keys_of_one_table_that_may_be_those_of_another_are_refused() -> None:
+def test_keys_that_two_tables_could_share_are_refused() -> None:
     tables = [table("orders"), table("items"), table("orders:lines")]
     with pytest.raises(
         OptionInvalid,
@@ -39,16 +39,14 @@ def test_keys_of_one_table_that_may_be_those_of_another_are_refused() -> None:
     redis(key="item:{id}", write="list").check_together(tables)
 
 
-def test_many_tables_are_looked_at_once_each() -> None:
+def test_many_tables_are_checked_once_each() -> None:
     redis().check_together([table(f"orders_{number}") for number in range(5000)])
 
 
 @pytest.mark.parametrize(
     ("database", "name"), [("..", "t"), ("a/b", "t"), ("shop", ".."), ("shop", "a/../b")]
 )
-def test_a_name_that_would_leave_the_folder_of_a_catalog_is_refused(
-    tmp_path: Path, database: str, name: str
-) -> None:
+def test_name_that_escapes_the_catalog_folder_is_refused(tmp_path: Path, database: str, name: str) -> None:
     sink = make_sink("iceberg", settings_of("iceberg").model_validate({"path": str(tmp_path / "lake")}))
     with pytest.raises(OptionInvalid, match="would be the folder"):
         sink.plan(table(name, database), "evolve")  # type: ignore[arg-type]
@@ -58,7 +56,7 @@ def test_a_name_that_would_leave_the_folder_of_a_catalog_is_refused(
     )  # type: ignore[arg-type]
 
 
-def test_a_server_elsewhere_that_proves_nothing_is_told() -> None:
+def test_remote_server_without_verification_is_reported() -> None:
     address = ServerAddress.parse("mysql://repl@db1:3306")
     (finding,) = encryption_findings(address)
     assert not finding.fatal

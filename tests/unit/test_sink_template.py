@@ -70,7 +70,7 @@ def texts(template: str) -> list[str | None]:
         (default_key(TARGET), "shop:orders:18446744073709551615:ff000001", "shop:orders:1:61626364"),
     ],
 )
-def test_a_template_makes_a_text_of_each_row(template: str, first: str | None, second: str | None) -> None:
+def test_template_renders_a_text_for_each_row(template: str, first: str | None, second: str | None) -> None:
     assert texts(template) == [first, second]
 
 
@@ -89,13 +89,13 @@ def test_a_template_makes_a_text_of_each_row(template: str, first: str | None, s
         "{id[x]}",
     ],
 )
-def test_what_names_nothing_is_refused(template: str) -> None:
+def test_template_with_an_unknown_name_is_refused(template: str) -> None:
     with pytest.raises(OptionInvalid) as refused:
         Template(template, TARGET)
     assert repr(template) in str(refused.value)
 
 
-def test_a_pattern_stands_for_every_text_it_makes() -> None:
+def test_pattern_covers_every_rendered_text() -> None:
     assert Template("a*[{database}]:{id}:{day}", TARGET).glob() == r"a\*\[shop\]:*:*"
     assert Template("{table}", TARGET).constant == "orders"
     assert Template("{id}", TARGET).constant is None
@@ -118,13 +118,13 @@ def test_a_pattern_stands_for_every_text_it_makes() -> None:
         ("fixed", "fixe", False),
     ],
 )
-def test_templates_meet_where_both_can_make_one_text(one: str, other: str, meet: bool) -> None:
+def test_templates_overlap_if_both_can_render_the_same_text(one: str, other: str, meet: bool) -> None:
     first, second = Template(one, TARGET), Template(other, TARGET)
     assert first.may_equal(second) is meet
     assert second.may_equal(first) is meet
 
 
-def test_a_vector_is_a_list_of_numbers() -> None:
+def test_vector_is_a_list_of_numbers() -> None:
     column = ("v", "vector(3)", None, True)
     for mariadb in (False, True):
         schema = pyarrow.schema(_native.arrow_schema([column], mariadb=mariadb))

@@ -29,11 +29,11 @@ SECOND = 1_000_000
         ("1970-01-01 02:00:00+02:00", Bound(time_us=0)),
     ],
 )
-def test_text_is_a_position_a_gtid_set_or_a_time(text: str, bound: Bound) -> None:
+def test_text_is_parsed_as_a_position_a_gtid_set_or_a_time(text: str, bound: Bound) -> None:
     assert parse_bound(text) == bound
 
 
-def test_a_time_without_a_zone_is_utc() -> None:
+def test_time_without_a_zone_is_utc() -> None:
     naive = datetime(2026, 11, 21, 8, 30)
     assert parse_bound(naive) == parse_bound(naive.replace(tzinfo=UTC)) == parse_bound("2026-11-21T08:30:00Z")
     elsewhere = naive.replace(tzinfo=timezone(timedelta(hours=5, minutes=30)))
@@ -41,12 +41,12 @@ def test_a_time_without_a_zone_is_utc() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "mysql-bin.000003", f"{UUID}", "1-2"])
-def test_other_text_is_refused_with_an_example(text: str) -> None:
+def test_invalid_text_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(OptionInvalid) as caught:
         parse_bound(text)
     assert "mysql-bin.000003:1542" in str(caught.value.hint)
 
 
-def test_a_bound_prints_as_it_is_written() -> None:
+def test_bound_round_trips_through_text() -> None:
     for text in ("mysql-bin.000003:1542", "2026-11-21T08:30:00.000005+00:00", f"gtid:{UUID}:1-5"):
         assert parse_bound(str(parse_bound(text))) == parse_bound(text)

@@ -20,18 +20,18 @@ def _names(*paths: str) -> list[str]:
     return [located.file for located in list_files(paths)]
 
 
-def test_a_folder_is_read_in_the_order_of_numbers_not_of_letters(tmp_path: Path) -> None:
+def test_folder_is_read_in_numeric_order(tmp_path: Path) -> None:
     _make(tmp_path, "bin.1000000", "bin.999999", "bin.000002")
     assert _names(str(tmp_path)) == ["bin.000002", "bin.999999", "bin.1000000"]
 
 
-def test_index_files_and_everything_without_a_number_are_passed_over(tmp_path: Path) -> None:
+def test_index_files_and_files_without_a_number_are_skipped(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001", "bin.000001.idx", "bin.index", "ibdata1", "error.log", "error.log.1")
     assert _names(str(tmp_path)) == ["bin.000001"]
     assert _names(str(tmp_path / "bin.*")) == ["bin.000001"]
 
 
-def test_compressed_files_are_known_by_the_name_they_had_before(tmp_path: Path) -> None:
+def test_compressed_files_are_recognized_by_their_original_name(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001.gz", "bin.000002.zst", "bin.000003")
     located = list_files((str(tmp_path),))
     assert [(one.file, one.compression) for one in located] == [
@@ -41,25 +41,25 @@ def test_compressed_files_are_known_by_the_name_they_had_before(tmp_path: Path) 
     ]
 
 
-def test_a_file_given_plain_and_compressed_is_taken_plain(tmp_path: Path) -> None:
+def test_plain_file_is_preferred_to_its_compressed_copy(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001", "bin.000001.gz")
     assert [one.compression for one in list_files((str(tmp_path),))] == [None]
 
 
-def test_a_folder_with_two_logs_is_refused_and_both_are_named(tmp_path: Path) -> None:
+def test_folder_with_two_logs_is_refused_and_both_are_named(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001", "relay.000001")
     with pytest.raises(OptionInvalid, match="bin, relay") as caught:
         list_files((str(tmp_path),))
     assert str(tmp_path / "bin.*") in str(caught.value.hint)
 
 
-def test_numbered_files_of_a_data_directory_that_are_no_binlogs_are_passed_over(tmp_path: Path) -> None:
+def test_numbered_files_that_are_not_binlogs_are_skipped(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001", "bin.000002")
     (tmp_path / "aria_log.00000001").write_bytes(b"\xfe\xfe\xf0\x01")
     assert _names(str(tmp_path)) == ["bin.000001", "bin.000002"]
 
 
-def test_a_log_renamed_on_the_way_is_read_on_where_both_parts_are_named(tmp_path: Path) -> None:
+def test_renamed_log_is_continuous_if_both_parts_are_named(tmp_path: Path) -> None:
     _make(tmp_path, "old.000001", "new.000002")
     assert _names(str(tmp_path / "old.*"), str(tmp_path / "new.*")) == ["old.000001", "new.000002"]
 
@@ -70,19 +70,19 @@ def test_two_files_with_one_number_are_refused(tmp_path: Path) -> None:
         list_files((str(tmp_path / "one.000001"), str(tmp_path / "two.000001")))
 
 
-def test_the_same_name_in_two_folders_is_refused(tmp_path: Path) -> None:
+def test_same_name_in_two_folders_is_refused(tmp_path: Path) -> None:
     _make(tmp_path / "a", "bin.000001")
     _make(tmp_path / "b", "bin.000001")
     with pytest.raises(OptionInvalid):
         list_files((str(tmp_path / "a"), str(tmp_path / "b")))
 
 
-def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+def test_repeated_file_is_read_once(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001", "bin.000002")
     assert _names(str(tmp_path / "bin.000001"), str(tmp_path)) == ["bin.000001", "bin.000002"]
 
 
-def test_one_file_without_a_number_may_stand_alone(tmp_path: Path) -> None:
+def test_single_file_needs_no_number(tmp_path: Path) -> None:
     _make(tmp_path, "orders.binlog")
     located = list_files((str(tmp_path / "orders.binlog"),))
     assert [(one.file, one.number) for one in located] == [("orders.binlog", 0)]
@@ -92,14 +92,14 @@ def test_one_file_without_a_number_may_stand_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["nothing.000001", "nothing.*", "."])
-def test_a_source_without_files_is_missing_by_name(tmp_path: Path, text: str) -> None:
+def test_source_without_files_is_refused_by_name(tmp_path: Path, text: str) -> None:
     with pytest.raises(SourceMissing) as caught:
         list_files((str(tmp_path / text),))
     assert str(tmp_path) in caught.value.message
     assert caught.value.hint
 
 
-def test_a_hole_in_the_sequence_names_the_file_that_is_missing(tmp_path: Path) -> None:
+def test_gap_in_the_sequence_names_the_missing_file(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000008", "bin.000009", "bin.000011")
     with pytest.raises(SequenceGap, match=r"bin\.000010 is missing") as caught:
         check_sequence(list_files((str(tmp_path),)))

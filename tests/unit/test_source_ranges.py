@@ -29,7 +29,7 @@ def _file(number: int) -> str:
     range_bytes=st.integers(1, 300 * MIB),
     splittable=st.booleans(),
 )
-def test_ranges_follow_one_another_without_a_hole(
+def test_ranges_are_contiguous(
     sizes: list[int], start: int, end: int | None, ranges_min: int, range_bytes: int, splittable: bool
 ) -> None:
     extents = [Extent(_file(number), size, splittable) for number, size in enumerate(sizes, start=1)]
@@ -52,14 +52,14 @@ def test_ranges_follow_one_another_without_a_hole(
     assert empty <= {_file(len(sizes))}, "only the last file can have nothing in it"
 
 
-def test_no_range_is_too_small_to_be_worth_finding_its_first_transaction() -> None:
+def test_no_range_is_too_small_to_pay_for_locating_its_first_transaction() -> None:
     extents = [Extent(_file(1), 100 * MIB, splittable=True)]
     ranges = cut(extents, Position(0, _file(1), 4), None, ranges_min=1000)
     assert all((one.stop or 100 * MIB) - one.start >= RANGE_BYTES_MIN // 2 for one in ranges)
     assert len(ranges) > 8
 
 
-def test_boundaries_make_every_range_aligned_and_none_empty() -> None:
+def test_boundaries_make_every_range_aligned_and_nonempty() -> None:
     extents = [Extent(_file(1), 100 * MIB, splittable=True)]
     boundaries = [4, 30 * MIB, 70 * MIB]
     ranges = cut(
@@ -78,32 +78,32 @@ def test_boundaries_make_every_range_aligned_and_none_empty() -> None:
     assert [one.is_cut for one in ranges] == [True, True, False]
 
 
-def test_ranges_that_are_joined_end_at_no_cut() -> None:
+def test_joined_ranges_end_at_no_cut() -> None:
     extents = [Extent(_file(1), 100 * MIB, splittable=True)]
     ranges = cut(extents, Position(0, _file(1), 4), Position(0, _file(1), 90 * MIB), ranges_min=5)
     assert len(ranges) > 1
     assert whole_files(ranges) == [ByteRange(0, _file(1), 4, 90 * MIB, aligned=True)]
 
 
-def test_as_many_ranges_as_executors_are_made_where_the_bytes_suffice() -> None:
+def test_number_of_ranges_equals_that_of_executors_if_there_are_enough_bytes() -> None:
     extents = [Extent(_file(1), 1000 * MIB, splittable=True)]
     assert len(cut(extents, Position(0, _file(1), 4), None, ranges_min=16)) >= 16
 
 
-def test_an_empty_stretch_has_no_range() -> None:
+def test_empty_interval_has_no_range() -> None:
     extents = [Extent(_file(1), 1000, splittable=True)]
     place = Position(0, _file(1), 500)
     assert cut(extents, place, place) == []
 
 
-def test_ranges_and_options_travel_to_executors() -> None:
+def test_ranges_and_options_pickle_for_executors() -> None:
     byte_range = ByteRange(1, _file(3), 4, None, aligned=True)
     assert pickle.loads(pickle.dumps(byte_range)) == byte_range
     options = SourceOptions.parse("mysql://repl:secret@db.example:3307", instance="shop")
     assert pickle.loads(pickle.dumps(options)) == options
 
 
-def test_no_password_is_shown() -> None:
+def test_source_prints_no_password() -> None:
     options = SourceOptions.parse("mysql://repl:hunter2@db.example", password="hunter2")
     assert "hunter2" not in repr(options)
     assert options.address is not None
@@ -111,6 +111,6 @@ def test_no_password_is_shown() -> None:
 
 
 @pytest.mark.parametrize("sources", [[], ["mysql://a@b", "bin.000001"], ["mysql://a@b", "mysql://c@d"]])
-def test_a_source_is_files_or_one_server(sources: list[str]) -> None:
+def test_source_is_files_or_one_server(sources: list[str]) -> None:
     with pytest.raises(OptionInvalid):
         SourceOptions.parse(sources)

@@ -48,7 +48,7 @@ def port_of(settings: PipelineSettings) -> int:
         ({}, {"server_key": "mysql:a"}, 1),
     ],
 )
-def test_server_of_the_position_is_read_else_the_first_that_answers(
+def test_server_of_the_position_is_read_or_else_the_first_reachable_one(
     settings: PipelineSettings,
     monkeypatch: pytest.MonkeyPatch,
     answering: dict[int, str],
@@ -59,7 +59,7 @@ def test_server_of_the_position_is_read_else_the_first_that_answers(
     assert port_of(at_answering_servers(settings, {"shop": offset})) == port
 
 
-def test_comparison_reads_a_server_that_answers(
+def test_comparison_reads_a_reachable_server(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -77,7 +77,7 @@ def test_comparison_reads_a_server_that_answers(
         verify_module.verify(settings)
 
 
-def test_relay_asks_the_next_server_for_definitions_where_one_is_away(
+def test_relay_asks_the_next_server_for_definitions_if_one_is_unreachable(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def targets_of(address: ServerAddress, _: object) -> list[Target]:

@@ -140,7 +140,7 @@ def test_change_says_why_it_may_change_other_tables(text: str, reason: str, tabl
         ("INSERT INTO crm.t VALUES (f(1))", ["crm"], ""),
     ],
 )
-def test_accessed_databases_show_changes_behind_a_statement(
+def test_accessed_databases_reveal_changes_of_a_statement(
     text: str, accessed: list[str] | None, doubt: str
 ) -> None:
     change = change_of(text, "shop", MYSQL)
@@ -190,7 +190,9 @@ def test_comments_of_the_other_server_are_not_read() -> None:
         (None, ServerSpelling()),
     ],
 )
-def test_spelling_follows_the_version_in_the_log(version: str | None, spelling: ServerSpelling) -> None:
+def test_comment_version_follows_the_version_in_the_log(
+    version: str | None, spelling: ServerSpelling
+) -> None:
     assert ServerSpelling.of_server(version) == spelling
 
 

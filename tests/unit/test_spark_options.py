@@ -28,7 +28,7 @@ blob|json|geometry|vector(3)|char(4)|varchar(9)|text|enum('a','b')|set('a','b')"
 _TEXT_WORDS = ("char", "varchar", "text", "enum", "set")
 
 
-def test_names_of_options_are_read_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     settings = parse_settings(
         {
             **SERVER,
@@ -43,12 +43,12 @@ def test_names_of_options_are_read_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(("text", "count"), [("5", 5), ("1k", 1024), ("2MB", 2 << 20), ("1g", 1 << 30)])
-def test_a_size_may_have_a_unit(text: str, count: int) -> None:
+def test_size_may_have_a_unit(text: str, count: int) -> None:
     assert parse_settings({**SERVER, "rangeBytes": text}).range_bytes == count
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "m", "1.5g", "1x", "12 apples", ""])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(OptionInvalid, match="rangeBytes"):
         parse_settings({**SERVER, "rangeBytes": text})
 
@@ -64,12 +64,12 @@ def test_columns_may_have_any_name() -> None:
     assert settings.columns == ("id", "odd,name", "total")
 
 
-def test_several_paths_come_as_spark_gives_them() -> None:
+def test_several_paths_are_passed_as_spark_encodes_them() -> None:
     settings = parse_settings({"paths": '["/a/bin.000001", "file:///a/bin.000002"]', "tables": "a.b"})
     assert settings.source.paths == ("/a/bin.000001", "/a/bin.000002")
 
 
-def test_an_offset_is_the_same_after_a_checkpoint() -> None:
+def test_offset_round_trips_through_a_checkpoint() -> None:
     offset = Offset(Position(2, "mysql-bin.000003", 1542), "uuid:1-5", "mysql:uuid", by_set=True)
     assert Offset.from_json(offset.to_json()) == offset
     assert parse_settings({**SERVER, "startingOffsets": '{"file": "b.000001", "offset": 4}'}).start == Offset(
@@ -80,12 +80,12 @@ def test_an_offset_is_the_same_after_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     "text", ['{"file": 3}', '{"file": "b.1", "offset": 4, "more": 1}', "{", '{"offset": 4}']
 )
-def test_what_is_no_offset_is_refused(text: str) -> None:
+def test_invalid_offset_is_refused(text: str) -> None:
     with pytest.raises(OptionInvalid):
         parse_settings({**SERVER, "startingOffsets": text})
 
 
-def test_filters_on_system_columns_narrow_what_is_read() -> None:
+def test_filters_on_system_columns_narrow_the_read() -> None:
     time = datetime(2026, 1, 1, tzinfo=UTC)
     filters = [
         IsNotNull(("id",)),
@@ -103,7 +103,7 @@ def test_filters_on_system_columns_narrow_what_is_read() -> None:
     assert unsure == [filters[0], *filters[2:]], "only the change type is taken over whole"
 
 
-def test_ranges_that_a_version_leaves_out_are_not_planned() -> None:
+def test_ranges_excluded_by_a_version_filter_are_not_planned() -> None:
     narrowing, _ = narrow([EqualTo(("_commit_version",), 3 << 32 | 1000 >> 4)], envelope=False)
     whole = ByteRange(0, "b.000003", 4, None, aligned=True)
     assert narrowing.keeps(whole)
@@ -112,13 +112,13 @@ def test_ranges_that_a_version_leaves_out_are_not_planned() -> None:
     assert not narrowing.keeps(ByteRange(0, "b.000003", 4, 500, aligned=True))
 
 
-def test_an_update_of_an_envelope_is_one_row_with_both_images() -> None:
+def test_update_in_an_envelope_is_one_row_with_both_images() -> None:
     narrowing, unsure = narrow([EqualTo(("_change_type",), "update")], envelope=True)
     assert narrowing.changes == ("update_preimage", "update_postimage")
     assert unsure == []
 
 
-def test_spark_takes_every_type_as_it_comes() -> None:
+def test_spark_accepts_every_type_unchanged() -> None:
     texts = TYPE_TEXTS.replace("\n", "|").split("|")
     charsets = ["utf8mb4" if text.startswith(_TEXT_WORDS) else None for text in texts]
     columns = tuple(

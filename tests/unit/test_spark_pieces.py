@@ -15,7 +15,7 @@ def _batch(rows: int, text_bytes: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize(("rows", "text_bytes"), [(20_003, 600), (9, 4_000_000), (2, 6_000_000)])
-def test_the_slices_of_a_large_batch_hold_its_rows_in_order(rows: int, text_bytes: int) -> None:
+def test_slices_of_a_large_batch_hold_its_rows_in_order(rows: int, text_bytes: int) -> None:
     batch = _batch(rows, text_bytes)
     found = list(pieces(batch))
     assert pa.Table.from_batches(found).equals(pa.Table.from_batches([batch]))
@@ -24,6 +24,6 @@ def test_the_slices_of_a_large_batch_hold_its_rows_in_order(rows: int, text_byte
 
 
 @pytest.mark.parametrize("rows", [0, 1, 1000])
-def test_a_small_batch_is_handed_over_whole(rows: int) -> None:
+def test_small_batch_is_returned_whole(rows: int) -> None:
     batch = _batch(rows, 20)
     assert [piece.num_rows for piece in pieces(batch)] == [rows]

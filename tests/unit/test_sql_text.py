@@ -13,7 +13,7 @@ def batch(**columns: pyarrow.Array) -> pyarrow.RecordBatch:
     return pyarrow.RecordBatch.from_pydict(columns)
 
 
-def test_values_are_literals_of_mysql() -> None:
+def test_values_are_mysql_literals() -> None:
     target = target_of(
         {
             "id": "int",
@@ -45,7 +45,7 @@ def test_values_are_literals_of_mysql() -> None:
     )
 
 
-def test_pieces_keep_to_their_bounds() -> None:
+def test_statement_parts_stay_within_their_bounds() -> None:
     rows = batch(n=pyarrow.array(range(1000)))
     pieces = _native.sql_values(rows, ["n"], bytes_max=64)
     assert all(len(text) <= 64 for _, text in pieces)
@@ -55,7 +55,7 @@ def test_pieces_keep_to_their_bounds() -> None:
     assert [count for count, _ in _native.sql_values(long, ["n"], bytes_max=10)] == [1, 1, 1]
 
 
-def test_a_frame_stands_around_values() -> None:
+def test_frame_surrounds_the_values() -> None:
     rows = batch(a=pyarrow.array([1, None]), b=pyarrow.array(["x", "y"]))
     ((_, text),) = _native.sql_values(rows, ["a", "b"], before=["(a<=>", " AND b<=>"], between=" OR ")
     assert text == b"(a<=>1 AND b<=>'x') OR (a<=>NULL AND b<=>'y')"
@@ -65,7 +65,7 @@ def test_a_frame_stands_around_values() -> None:
         _native.sql_values(rows, ["c"])
 
 
-def test_copy_escapes_and_counts_what_postgresql_lacks() -> None:
+def test_copy_escapes_text_and_counts_values_that_postgresql_cannot_hold() -> None:
     target = target_of(
         {"id": "int", "text": "varchar(20)", "bytes": "blob", "day": "date", "at": "timestamp"}
     )
@@ -86,7 +86,7 @@ def groups(rows: pyarrow.RecordBatch, *keys: list[str]) -> list[int]:
     return pyarrow.array(_native.key_groups(rows, list(keys))).to_pylist()
 
 
-def test_rows_that_share_a_value_of_a_key_are_one_group() -> None:
+def test_rows_sharing_a_key_value_are_one_group() -> None:
     rows = batch(id=pyarrow.array([1, 2, 3, 1, 4]), seat=pyarrow.array([7, 8, None, 9, 8]))
     assert groups(rows, ["id"]) == [0, 1, 2, 0, 3]
     assert groups(rows, ["id"], ["seat"]) == [0, 1, 2, 0, 1]
@@ -94,19 +94,19 @@ def test_rows_that_share_a_value_of_a_key_are_one_group() -> None:
     assert groups(batch(seat=pyarrow.array([None, None], pyarrow.int32())), ["seat"]) == [0, 1]
 
 
-def test_rows_are_joined_through_others() -> None:
+def test_rows_are_grouped_transitively() -> None:
     rows = batch(
         id=pyarrow.array([1, 2, 3, 4]), seat=pyarrow.array([1, 2, 1, 9]), label=pyarrow.array([5, 6, 6, 7])
     )
     assert groups(rows, ["id"], ["seat"], ["label"]) == [0, 0, 0, 1]
 
 
-def test_parts_of_a_key_do_not_run_together() -> None:
+def test_adjacent_key_parts_are_not_confused() -> None:
     rows = batch(a=pyarrow.array(["a", "ab"]), b=pyarrow.array(["bc", "c"]))
     assert groups(rows, ["a", "b"]) == [0, 1]
 
 
-def test_texts_of_any_script_never_part_what_may_be_the_same() -> None:
+def test_texts_of_any_script_stay_together_if_they_may_be_equal() -> None:
     rows = batch(name=pyarrow.array(["a", "A", "á", "b", "a "]))
     assert groups(rows, ["name"]) == [0, 0, 0, 1, 0]
     # In doubt all stay together.

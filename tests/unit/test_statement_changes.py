@@ -71,7 +71,7 @@ def test_change_stops_readers_of_the_tables_it_names(tmp_path: Path, server: Eve
     assert why_stopped(file, "crm.*") == ""
 
 
-def test_error_says_where_the_change_is_and_how_to_pass_over_it(tmp_path: Path) -> None:
+def test_error_locates_the_change_and_names_how_to_skip_it(tmp_path: Path) -> None:
     file = log_of(tmp_path, MYSQL, event(QUERY, query_body("DELETE FROM shop.orders")))
     with pytest.raises(StatementLogged) as stopped:
         list(penstock.read_binlog(file, "shop.orders"))
@@ -82,7 +82,7 @@ def test_error_says_where_the_change_is_and_how_to_pass_over_it(tmp_path: Path) 
     assert f"penstock inspect FILE --start {FILE}:{change.offset}" in hint
 
 
-def test_error_says_where_the_transaction_ends_if_the_log_does(tmp_path: Path) -> None:
+def test_error_locates_the_end_of_the_transaction_if_logged(tmp_path: Path) -> None:
     logged = list(events(MYSQL_LOG.read_bytes()))
     table_map = next(index for index, each in enumerate(logged) if each.code == TABLE_MAP)
     gtid, begin, _, rows, commit = logged[table_map - 2 : table_map + 3]

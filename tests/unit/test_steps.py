@@ -17,7 +17,7 @@ from tests.support.pipeline.changes_made import Made, changes_of, delete, insert
 from tests.support.pipeline.steps_run import ORDERS, rows, run, step
 
 
-def test_the_verbs_are_those_of_the_guide() -> None:
+def test_step_verbs_equal_those_of_the_guide() -> None:
     assert verbs() == [
         "dedupe",
         "filter",
@@ -49,7 +49,7 @@ def as_it_is(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 
 @pytest.mark.parametrize("verb", verbs())
-def test_a_step_pickles_and_passes_tables_over_that_it_is_not_for(verb: str) -> None:
+def test_step_pickles_and_skips_tables_that_it_does_not_match(verb: str) -> None:
     told = STEPS[verb]
     made = step(verb, told)
     changes = changes_of(ORDERS, insert(1, id=1, total=Decimal("1.00"), email="a@b"))
@@ -62,7 +62,7 @@ def test_a_step_pickles_and_passes_tables_over_that_it_is_not_for(verb: str) -> 
 # --- filter ---------------------------------------------------------------------------------
 
 
-def test_a_row_that_enters_a_filter_is_inserted_and_one_that_leaves_is_deleted() -> None:
+def test_row_entering_a_filter_is_inserted_and_row_leaving_it_is_deleted() -> None:
     changes = changes_of(
         ORDERS,
         insert(1, id=1, status="draft"),
@@ -86,7 +86,7 @@ def test_a_row_that_enters_a_filter_is_inserted_and_one_that_leaves_is_deleted()
     assert found.rows.column("_commit_version").to_pylist() == [2, 3, 4, 5, 5, 7]
 
 
-def test_several_rows_of_one_commit_are_told_apart() -> None:
+def test_several_rows_of_one_commit_are_distinguished() -> None:
     changes = changes_of(
         ORDERS,
         update(1, {"id": 1, "status": "a"}, {"id": 1, "status": "b"}, row=0),
@@ -96,12 +96,12 @@ def test_several_rows_of_one_commit_are_told_apart() -> None:
     assert rows(found) == [("insert", 1, "b", None, None), ("delete", 2, "b", None, None)]
 
 
-def test_null_does_not_pass_and_names_know_no_case() -> None:
+def test_null_does_not_pass_and_names_are_case_insensitive() -> None:
     changes = changes_of(ORDERS, insert(1, id=1), insert(2, id=2, total=Decimal("5.00")))
     assert [row[1] for row in rows(run(step("filter", "TOTAL > 1 and `Id` > 0"), changes))] == [2]
 
 
-def test_a_filter_sees_when_and_whence_a_change_comes() -> None:
+def test_filter_sees_the_time_and_source_of_a_change() -> None:
     changes = changes_of(ORDERS, insert(1, id=1), insert(2, id=2))
     where = "_commit_timestamp > '2026-03-01 00:00:01' and _metadata.`table` = 'orders'"
     assert [row[1] for row in rows(run(step("filter", where), changes))] == [2]
@@ -122,7 +122,7 @@ def test_a_filter_sees_when_and_whence_a_change_comes() -> None:
         ("case when ratio is null then 'x' else 'y' end = 'y'", True),
     ],
 )
-def test_conditions_are_spark_s_sql_over_every_type(where: str, passes: bool) -> None:
+def test_conditions_have_spark_sql_semantics_for_every_type(where: str, passes: bool) -> None:
     target = target_of(
         {
             "id": "int",
@@ -168,12 +168,12 @@ def test_conditions_are_spark_s_sql_over_every_type(where: str, passes: bool) ->
         "total as t",
     ],
 )
-def test_what_is_not_one_value_for_one_row_for_good_is_refused(where: str) -> None:
+def test_nondeterministic_or_aggregate_condition_is_refused(where: str) -> None:
     with pytest.raises(ValidationError):
         settings_of("filter").model_validate(where)
 
 
-def test_a_column_that_is_not_there_is_told_with_the_nearest() -> None:
+def test_missing_column_is_reported_with_the_nearest_name() -> None:
     with pytest.raises(OptionInvalid) as refused:
         step("filter", "statsu = 'paid'").target(ORDERS)
     assert refused.value.hint == "Did you mean status?"
@@ -187,7 +187,7 @@ def test_files_cannot_be_read_by_a_condition(tmp_path: Path) -> None:
         )
 
 
-def test_an_image_without_the_column_stops_by_name() -> None:
+def test_image_without_the_column_is_refused_by_name() -> None:
     partial = [Made("update_preimage", 1, {"id": 1}, absent=["status"])]
     with pytest.raises(ServerUnsupported) as stopped:
         list(step("filter", "status = 'x'").apply(changes_of(ORDERS, partial)))
@@ -199,7 +199,7 @@ def test_an_image_without_the_column_stops_by_name() -> None:
 # --- shard, only, soft_delete, dedupe -------------------------------------------------------
 
 
-def test_shards_part_the_rows_and_a_key_moves_between_them() -> None:
+def test_shards_partition_the_rows_and_a_key_moves_between_them() -> None:
     steps = [step("shard", {"of": 3, "keep": number}) for number in range(3)]
     changes = changes_of(ORDERS, *(insert(number, id=number) for number in range(1, 200)))
     parts = [[row[1] for row in rows(run(one, changes))] for one in steps]
@@ -212,14 +212,14 @@ def test_shards_part_the_rows_and_a_key_moves_between_them() -> None:
     assert not list(through([steps[2]], moved))
 
 
-def test_a_shard_needs_a_key_and_a_number_in_range() -> None:
+def test_shard_needs_a_key_and_a_number_in_range() -> None:
     with pytest.raises(OptionInvalid):
         step("shard", {"of": 2, "keep": 0}).target(target_of({"a": "int"}, ()))
     with pytest.raises(ValidationError):
         settings_of("shard").model_validate({"of": 2, "keep": [2]})
 
 
-def test_only_some_kinds_pass_and_a_load_passes_unless_it_is_said() -> None:
+def test_only_selected_kinds_pass_and_loads_pass_by_default() -> None:
     changes = changes_of(ORDERS, insert(1, id=1), update(2, {"id": 1}, {"id": 2}), delete(3, id=2))
     assert [row[0] for row in rows(run(step("only", ["update"]), changes))] == [
         "update_preimage",
@@ -233,7 +233,7 @@ def test_only_some_kinds_pass_and_a_load_passes_unless_it_is_said() -> None:
     assert not list(through([step("only", {"kinds": ["delete"], "load": False})], loaded))
 
 
-def test_a_deleted_row_stays_and_says_so() -> None:
+def test_soft_deleted_row_stays_and_is_marked() -> None:
     changes = changes_of(
         ORDERS,
         insert(1, id=1, status="a"),
@@ -262,7 +262,7 @@ def test_a_deleted_row_stays_and_says_so() -> None:
         step("soft_delete", "status").target(ORDERS)
 
 
-def test_updates_that_change_nothing_that_counts_do_not_come() -> None:
+def test_updates_without_relevant_changes_are_dropped() -> None:
     changes = changes_of(
         ORDERS,
         update(1, {"id": 1, "status": "a"}, {"id": 1, "status": "a", "email": "x"}),
@@ -280,7 +280,7 @@ def test_updates_that_change_nothing_that_counts_do_not_come() -> None:
         step("dedupe", ["id"]).target(ORDERS)
 
 
-def test_an_update_of_a_value_no_type_can_hold_counts_as_one() -> None:
+def test_changed_value_that_no_type_can_hold_counts_as_an_update() -> None:
     odd = [
         Made("update_preimage", 1, {"id": 1}, unrepresentable={"email": "0xfe"}),
         Made("update_postimage", 1, {"id": 1}, unrepresentable={"email": "0xff"}),
@@ -288,7 +288,7 @@ def test_an_update_of_a_value_no_type_can_hold_counts_as_one() -> None:
     assert len(run(step("dedupe", {}), changes_of(ORDERS, odd))) == 2
 
 
-def test_of_each_key_only_the_last_comes_where_it_is_asked() -> None:
+def test_only_the_last_change_of_each_key_remains_if_requested() -> None:
     changes = changes_of(
         ORDERS,
         insert(1, id=1, status="a"),
@@ -321,7 +321,7 @@ def test_of_each_key_only_the_last_comes_where_it_is_asked() -> None:
         ("shard", {"of": 1, "keep": 0}, (("email",),)),
     ],
 )
-def test_a_value_that_stays_behind_is_no_longer_unique(verb: str, told: object, unique: object) -> None:
+def test_masked_value_is_no_longer_unique(verb: str, told: object, unique: object) -> None:
     found = run(step(verb, told), changes_of(ORDERS, insert(1, id=1)))
     assert found.target.unique_keys == unique
 
@@ -329,7 +329,7 @@ def test_a_value_that_stays_behind_is_no_longer_unique(verb: str, told: object, 
 # --- Chains ---------------------------------------------------------------------------------
 
 
-def test_steps_run_in_the_order_written_and_what_fails_tells_how_far_it_came() -> None:
+def test_steps_run_in_written_order_and_an_error_reports_its_step() -> None:
     chain = [
         step("filter", {"tables": "shop.orders", "where": "id < 10"}),
         step("route", {"to": "lake.orders"}),
@@ -346,7 +346,7 @@ def test_steps_run_in_the_order_written_and_what_fails_tells_how_far_it_came() -
     assert len(again) == 1
 
 
-def test_a_table_that_a_step_does_not_fit_is_named_and_how_to_leave_it_out() -> None:
+def test_table_that_does_not_fit_a_step_is_named_with_how_to_exclude_it() -> None:
     items = target_of({"id": "int", "name": "varchar(40)"}, name="shop.items")
     with pytest.raises(OptionInvalid, match=r"shop\.items: filter: there is no column 'total'") as raised:
         target_through([step("only", ["insert"]), step("filter", "total > 0")], items)

@@ -32,7 +32,7 @@ from tests.support.pipeline.steps_run import ORDERS, rows, run, step
 # --- map ------------------------------------------------------------------------------------
 
 
-def test_a_map_adds_casts_drops_and_renames_and_keys_follow() -> None:
+def test_map_adds_casts_drops_and_renames_and_keys_follow() -> None:
     made = step(
         "map",
         {
@@ -61,7 +61,7 @@ def test_a_map_adds_casts_drops_and_renames_and_keys_follow() -> None:
     ]
 
 
-def test_a_projection_gives_exactly_its_columns_in_its_order() -> None:
+def test_projection_returns_exactly_its_columns_in_order() -> None:
     made = step("map", {"columns": {"mail": "email", "id": None, "cents": "cast(total * 100 as bigint)"}})
     found = run(made, changes_of(ORDERS, insert(1, id=7, email="a@b", total=Decimal("0.50"))))
     assert rows(found) == [("insert", "a@b", 7, 50)]
@@ -69,14 +69,14 @@ def test_a_projection_gives_exactly_its_columns_in_its_order() -> None:
     assert found.target.column("mail").type_text == "varchar(100)"
 
 
-def test_a_key_that_is_worked_out_stays_a_key_of_bounded_text() -> None:
+def test_computed_key_stays_a_key_of_bounded_text() -> None:
     made = step("map", {"add": {"id": "concat('o-', id)"}})
     found = run(made, changes_of(ORDERS, delete(1, id=7)))
     assert (found.target.primary_key, found.target.column("id").type_text) == (("id",), "varchar(255)")
     assert rows(found)[0][:2] == ("delete", "o-7")
 
 
-def test_a_key_is_not_lost_unless_it_is_said() -> None:
+def test_key_is_not_dropped_unless_requested() -> None:
     with pytest.raises(OptionInvalid, match="primary key"):
         step("map", {"drop": ["id"]}).target(ORDERS)
     without = step("map", {"drop": ["id"], "key": []}).target(ORDERS)
@@ -87,7 +87,7 @@ def test_a_key_is_not_lost_unless_it_is_said() -> None:
     assert other.primary_key == ("mail",)
 
 
-def test_what_is_told_of_single_values_follows_its_column() -> None:
+def test_properties_of_single_values_follow_their_column() -> None:
     odd = [
         Made(
             "insert",
@@ -117,13 +117,13 @@ def test_what_is_told_of_single_values_follows_its_column() -> None:
         ("_metadata.`table`", "longtext"),
     ],
 )
-def test_a_result_s_type_becomes_a_column_s(expression: str, type_text: str) -> None:
+def test_type_of_an_expression_becomes_its_column_type(expression: str, type_text: str) -> None:
     made = step("map", {"add": {"result": expression}})
     found = run(made, changes_of(ORDERS, insert(1, id=1, status="a")))
     assert found.target.column("result").type_text == type_text
 
 
-def test_a_cast_that_fails_stops_with_the_position_or_puts_the_row_aside() -> None:
+def test_failed_cast_stops_with_the_position_or_rejects_the_row() -> None:
     changes = changes_of(
         ORDERS,
         insert(1, id=1, status="7"),
@@ -170,14 +170,14 @@ def choking_on_poison(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     return batch
 
 
-def test_a_function_gets_arrow_and_its_columns_are_declared() -> None:
+def test_function_receives_arrow_and_declares_its_columns() -> None:
     told = {"function": f"{__name__}:doubled", "columns": {"double": "bigint"}, "drop": ["email"]}
     found = run(step("python", told), changes_of(ORDERS, insert(1, id=4)))
     assert rows(found) == [("insert", 4, None, None, 8)]
     assert found.target.unique_keys == ()
 
 
-def test_a_function_may_be_a_file_s_and_travels_with_the_step(tmp_path: Path) -> None:
+def test_function_may_be_in_a_file_and_pickles_with_the_step(tmp_path: Path) -> None:
     file = tmp_path / "rules.py"
     file.write_text("def keep(batch):\n    return batch.slice(0, 1)\n")
     settings = settings_of("python").model_validate({"function": f"{file}:keep"})
@@ -187,7 +187,7 @@ def test_a_function_may_be_a_file_s_and_travels_with_the_step(tmp_path: Path) ->
     assert len(run(made, changes_of(ORDERS, insert(1, id=1), insert(2, id=2)))) == 1
 
 
-def test_half_an_update_that_a_function_leaves_is_a_delete_or_an_insert() -> None:
+def test_half_an_update_kept_by_a_function_is_a_delete_or_an_insert() -> None:
     changes = changes_of(
         ORDERS,
         update(1, {"id": 1, "status": "draft"}, {"id": 1, "status": "paid"}),
@@ -197,7 +197,7 @@ def test_half_an_update_that_a_function_leaves_is_a_delete_or_an_insert() -> Non
     assert [row[0] for row in rows(found)] == ["insert", "delete"]
 
 
-def test_a_poison_row_is_found_and_put_aside_alone() -> None:
+def test_poison_row_is_isolated_and_rejected_alone() -> None:
     changes = changes_of(
         ORDERS,
         *(insert(number, id=number, status="poison" if number == 37 else "fine") for number in range(1, 100)),
@@ -221,7 +221,7 @@ def test_a_poison_row_is_found_and_put_aside_alone() -> None:
         (lambda batch: batch.take(pyarrow.array([1, 0])), "another order"),
     ],
 )
-def test_what_a_function_may_not_give_stops(function: Any, what: str) -> None:
+def test_invalid_return_value_of_a_function_stops(function: Any, what: str) -> None:
     with pytest.raises(StepFailed, match=what):
         list(
             step("python", {"function": function}).apply(changes_of(ORDERS, insert(1, id=1), insert(2, id=2)))
@@ -229,7 +229,7 @@ def test_what_a_function_may_not_give_stops(function: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["no_such_module:f", "json:no_such_function", "no_such.py:f"])
-def test_a_function_that_is_not_there_is_told_before_the_start(function: str) -> None:
+def test_missing_function_is_reported_before_the_start(function: str) -> None:
     with pytest.raises((OptionInvalid, ValidationError)):
         step("python", {"function": function})
 
@@ -237,7 +237,7 @@ def test_a_function_that_is_not_there_is_told_before_the_start(function: str) ->
 # --- mask -----------------------------------------------------------------------------------
 
 
-def test_hashes_keep_equal_values_equal_and_keys_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_masks_keep_equal_values_equal_and_keys_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASK_KEY", "pepper")
     made = step("mask", {"columns": {"id": "hash", "email": "hash"}, "key_env": "MASK_KEY"})
     monkeypatch.delenv("MASK_KEY")
@@ -254,7 +254,7 @@ def test_hashes_keep_equal_values_equal_and_keys_keys(monkeypatch: pytest.Monkey
     assert "pepper" not in repr(made.settings)  # type: ignore[attr-defined]
 
 
-def test_other_masks_leave_nothing_that_tells() -> None:
+def test_other_masks_reveal_nothing() -> None:
     target = target_of(
         {"id": "int", "phone": "varchar(20)", "note": "text", "born": "date", "code": "char(2)", "n": "int"}
     )
@@ -280,14 +280,14 @@ def test_other_masks_leave_nothing_that_tells() -> None:
     ]
 
 
-def test_a_masked_value_that_no_type_could_hold_shows_nowhere() -> None:
+def test_masked_value_that_no_type_could_hold_is_hidden_everywhere() -> None:
     odd = [Made("insert", 1, {"id": 1}, unrepresentable={"email": "0xdeadbeef", "status": "0xfe"})]
     found = run(step("mask", {"columns": {"email": "hash"}}), changes_of(ORDERS, odd))
     assert found.rows.column("_metadata")[0].as_py()["unrepresentable"] == [("status", "0xfe")]
     assert rows(found)[0][3] == hashlib.sha256(b"0xdeadbeef").hexdigest()
 
 
-def test_a_mask_must_fit_its_column() -> None:
+def test_mask_must_fit_its_column() -> None:
     for told, what in (
         ({"id": "redact"}, "primary key"),
         ({"total": {"last": 2}}, "no text"),
@@ -330,7 +330,7 @@ def test_sixty_four_shards_become_one_table_whose_keys_have_the_shard() -> None:
     assert len(seen) == 1
 
 
-def test_a_merge_without_a_shard_column_promises_no_further_unique_key() -> None:
+def test_merge_without_a_shard_column_keeps_no_unique_key() -> None:
     merged = step("route", {"tables": "shop.orders_*", "to": "lake.orders"})
     one = Target(TableName("shop", "orders_1"), ORDERS.columns, ORDERS.primary_key, ORDERS.unique_keys)
     made = merged.target(one)
@@ -343,7 +343,7 @@ def test_a_merge_without_a_shard_column_promises_no_further_unique_key() -> None
     assert (str(kept.name), kept.unique_keys) == ("lake.orders_EU", (("email",),))
 
 
-def test_the_instance_tells_servers_apart() -> None:
+def test_instance_column_distinguishes_servers() -> None:
     made = step(
         "route",
         {
@@ -357,7 +357,7 @@ def test_the_instance_tells_servers_apart() -> None:
     assert rows(found)[0][-1] == "test"
 
 
-def test_groups_of_a_regular_expression_and_numbers_in_a_shard_column() -> None:
+def test_shard_columns_accept_regular_expression_groups_and_numbers() -> None:
     made = step(
         "route",
         {
@@ -373,7 +373,7 @@ def test_groups_of_a_regular_expression_and_numbers_in_a_shard_column() -> None:
     assert (str(found.target.name), rows(found)[0][-1]) == ("shop.ords", 7)
 
 
-def test_a_row_that_changes_its_table_leaves_the_one_and_enters_the_other() -> None:
+def test_row_that_changes_its_table_leaves_one_and_enters_the_other() -> None:
     made = step("route", {"to": "{database}.orders_{status:lower}"})
     changes = changes_of(
         ORDERS,
@@ -395,7 +395,7 @@ def test_a_row_that_changes_its_table_leaves_the_one_and_enters_the_other() -> N
     }
 
 
-def test_a_row_without_a_value_for_its_table_is_put_aside() -> None:
+def test_row_without_a_value_for_its_table_is_rejected() -> None:
     changes = changes_of(ORDERS, insert(1, id=1), insert(2, id=2, status="eu"))
     with pytest.raises(StepFailed, match="status is null"):
         list(step("route", {"to": "shop.orders_{status}"}).apply(changes))
@@ -408,12 +408,12 @@ def test_a_row_without_a_value_for_its_table_is_put_aside() -> None:
 
 
 @pytest.mark.parametrize("to", ["orders", "shop.{table!r}", "shop.{}", "shop.{table:title}", "a.b{"])
-def test_a_template_that_is_none_is_refused(to: str) -> None:
+def test_invalid_template_is_refused(to: str) -> None:
     with pytest.raises(ValidationError):
         settings_of("route").model_validate({"to": to})
 
 
-def test_a_group_or_column_that_is_not_there_is_refused() -> None:
+def test_missing_group_or_column_is_refused() -> None:
     for to in ("shop.orders_{1}", "shop.orders_{regoin}"):
         with pytest.raises(OptionInvalid):
             step("route", {"to": to}).target(ORDERS)

@@ -185,7 +185,7 @@ def test_run_reads_each_outcome_from_the_report(tmp_path: Path) -> None:
     )
 
 
-def test_run_over_its_time_limit_is_ended_and_said_to_be(tmp_path: Path) -> None:
+def test_run_over_its_time_limit_is_ended_and_reported(tmp_path: Path) -> None:
     tests = write_tests(tmp_path, "import time\ndef test_slow(): time.sleep(3600)\n")
     run = run_pytest([tests], seconds_max=0.5)
     assert (run.outcome, run.tests) == ("timed out", {})
@@ -321,7 +321,7 @@ def test_sweep_during_which_files_change_has_no_result(tmp_path: Path) -> None:
     assert [pending([task], results, tree) for tree in ("this", "other")] == [[task], [task]]
 
 
-def test_sweep_that_only_skips_is_neither_good_nor_final(
+def test_sweep_with_only_skips_is_neither_successful_nor_final(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (
@@ -375,7 +375,7 @@ def test_sweeps_without_a_seed_run_once_for_any_range() -> None:
     assert plan([fixed, seeded], parse_seeds("2-3")) == [Task(fixed, None), Task(seeded, 2), Task(seeded, 3)]
 
 
-def test_results_file_keeps_what_is_forgotten_and_takes_one_writer(tmp_path: Path) -> None:
+def test_results_file_keeps_forgotten_failures_and_allows_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "build" / "long.json"
     with only_writer(path):
         with pytest.raises(ResultsInUse, match=r"long\.json"), only_writer(path):

@@ -7,7 +7,7 @@ from penstock.errors import OptionInvalid
 from penstock.sinks.sql.table_owner import comment_of, is_taken_over, owner_of, refuse_foreign
 
 
-def test_a_comment_names_the_pipeline_that_made_a_table() -> None:
+def test_comment_names_the_pipeline_that_created_a_table() -> None:
     assert owner_of(comment_of("shop-pg")) == "shop-pg"
     assert owner_of(comment_of("")) == ""
     # As tables were made before they named their pipeline.
@@ -17,12 +17,12 @@ def test_a_comment_names_the_pipeline_that_made_a_table() -> None:
 
 
 @pytest.mark.parametrize("owner", [None, "", "mine"])
-def test_a_table_of_nobody_or_of_the_pipeline_itself_is_altered(owner: str | None) -> None:
+def test_unowned_or_own_table_is_altered(owner: str | None) -> None:
     refuse_foreign("shop.t", owner, "mine", ["DROP COLUMN a"], take_over=False)
     assert not is_taken_over(owner, "mine")
 
 
-def test_a_table_of_another_pipeline_is_altered_only_where_that_is_said() -> None:
+def test_table_of_another_pipeline_is_altered_only_if_permitted() -> None:
     refuse_foreign("shop.t", "theirs", "mine", [], take_over=False)
     refuse_foreign("shop.t", "theirs", "mine", ["DROP COLUMN a"], take_over=True)
     refuse_foreign("shop.t", "theirs", "", ["DROP COLUMN a"], take_over=False)

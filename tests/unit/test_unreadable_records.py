@@ -32,7 +32,7 @@ VALUES = [None, [], {}, "text", 7, {"loads": 1}, {"format": 9, "later": {}}, {"r
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 @pytest.mark.parametrize("kind", READERS)
-def test_a_record_of_another_version_is_refused_by_name(kind: str, value: object) -> None:
+def test_record_of_another_version_is_refused_by_name(kind: str, value: object) -> None:
     text = json.dumps(value).encode()
     with pytest.raises(SchemaInvalid, match="cannot be read") as caught:
         READERS[kind](zlib.compress(text) if kind in PACKED else text)

@@ -103,7 +103,7 @@ def test_rows_have_the_version_and_the_order_of_their_commit(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_rolled_back_transaction_leaves_nothing(log: XaLog, tmp_path: Path, shape: str) -> None:
+def test_rolled_back_transaction_returns_no_rows(log: XaLog, tmp_path: Path, shape: str) -> None:
     def rows(name: str, *groups: Group) -> list[Any]:
         folder = tmp_path / name
         folder.mkdir()
@@ -117,7 +117,7 @@ def test_a_rolled_back_transaction_leaves_nothing(log: XaLog, tmp_path: Path, sh
     )
 
 
-def test_every_cut_between_prepare_and_commit_gives_each_row_once(log: XaLog, tmp_path: Path) -> None:
+def test_every_cut_between_prepare_and_commit_returns_each_row_once(log: XaLog, tmp_path: Path) -> None:
     path = log.write(
         tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after[:2], log.commit, *log.after[2:]]
     )
@@ -134,7 +134,7 @@ def test_every_cut_between_prepare_and_commit_gives_each_row_once(log: XaLog, tm
 
 
 @pytest.mark.parametrize("files_between", [0, 2])
-def test_a_commit_in_a_later_file_finds_what_was_prepared(
+def test_commit_in_a_later_file_locates_the_prepared_rows(
     log: XaLog, tmp_path: Path, files_between: int
 ) -> None:
     paths = [log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])]
@@ -151,7 +151,7 @@ def test_a_commit_in_a_later_file_finds_what_was_prepared(
     assert caught.value.hint is not None
 
 
-def test_what_is_whole_before_a_missing_prepare_is_handed_out(log: XaLog, tmp_path: Path) -> None:
+def test_whole_transactions_before_a_missing_prepare_are_returned(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, *log.after, log.commit])
     expected = all_rows(log.write(tmp_path / "whole.000001", [*log.before, *log.after]), emit="envelope")
     found: list[Any] = []
@@ -162,7 +162,7 @@ def test_what_is_whole_before_a_missing_prepare_is_handed_out(log: XaLog, tmp_pa
     assert versions(found) == versions(expected)
 
 
-def test_an_id_that_is_used_again_commits_the_newer_rows(log: XaLog, tmp_path: Path) -> None:
+def test_reused_id_commits_the_newer_rows(log: XaLog, tmp_path: Path) -> None:
     """A server that crashed may have lost the older one, and its log has no outcome of it."""
     rows = [one for one in log.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE, ANNOTATE)]
     older = [one for one in log.prepare if one not in rows]
@@ -193,7 +193,7 @@ def test_events_of_another_transaction_are_refused(log: XaLog, tmp_path: Path) -
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("options", [{}, FORGETFUL], ids=["kept", "forgetful"])
 @pytest.mark.parametrize("log", SAMPLES[:2], indirect=True)
-def test_lost_connections_cost_no_row_and_double_none(
+def test_lost_connections_lose_and_duplicate_no_row(
     log: XaLog, tmp_path: Path, shape: str, options: dict[str, Any]
 ) -> None:
     prepared = log.many_rows(6)
@@ -219,7 +219,7 @@ def test_lost_connections_cost_no_row_and_double_none(
         assert source.losses >= len(cuts)
 
 
-def test_files_and_ranges_give_the_same_rows(log: XaLog, tmp_path: Path) -> None:
+def test_files_and_ranges_return_the_same_rows(log: XaLog, tmp_path: Path) -> None:
     log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
     log.write(tmp_path / "mysql-bin.000002", [log.after[0], log.commit, *log.after[1:]])
     one = log.write(
@@ -232,7 +232,7 @@ def test_files_and_ranges_give_the_same_rows(log: XaLog, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("options", [{}, FORGETFUL], ids=["kept", "forgetful"])
-def test_a_live_range_ends_behind_a_commit(
+def test_live_range_ends_after_a_commit(
     log: XaLog, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.source.decoding._SYNC_SECONDS_MAX", 0)
@@ -243,7 +243,7 @@ def test_a_live_range_ends_behind_a_commit(
     assert rows
 
 
-def test_a_cut_is_proved_against_events_of_its_own_file_alone(log: XaLog, tmp_path: Path) -> None:
+def test_cut_is_proved_only_against_events_of_its_own_file(log: XaLog, tmp_path: Path) -> None:
     first = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.many_rows(20)])
     last = log.write(tmp_path / "mysql-bin.000002", [log.commit, *log.after * 4])
     source, start = source_of(first, last), first_event_end(last.read_bytes())
@@ -263,7 +263,7 @@ def test_a_cut_is_proved_against_events_of_its_own_file_alone(log: XaLog, tmp_pa
         assert found == expected, cut
 
 
-def test_a_transaction_that_begins_inside_an_xa_transaction_is_refused(log: XaLog, tmp_path: Path) -> None:
+def test_transaction_inside_an_xa_transaction_is_refused(log: XaLog, tmp_path: Path) -> None:
     unended = log.prepare[:-1]
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, unended, log.after[0]])
     with pytest.raises(EventMalformed, match="a transaction begins inside") as caught:
@@ -271,9 +271,7 @@ def test_a_transaction_that_begins_inside_an_xa_transaction_is_refused(log: XaLo
     assert caught.value.position == f"{path.name}:{group_start(path, log.after[0])}"
 
 
-def test_an_incident_inside_an_xa_transaction_that_is_rolled_back_is_reported(
-    log: XaLog, tmp_path: Path
-) -> None:
+def test_incident_inside_a_rolled_back_xa_transaction_is_reported(log: XaLog, tmp_path: Path) -> None:
     incident = Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost")
     prepare = [*log.prepare[:-1], incident, log.prepare[-1]]
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, prepare, log.rollback()])
@@ -281,7 +279,7 @@ def test_an_incident_inside_an_xa_transaction_that_is_rolled_back_is_reported(
         all_rows(path, emit="envelope")
 
 
-def test_a_file_that_a_server_closes_inside_an_xa_transaction_is_closed(log: XaLog, tmp_path: Path) -> None:
+def test_file_closed_inside_an_xa_transaction_ends_there(log: XaLog, tmp_path: Path) -> None:
     stop = Event(0, STOP, 1, 0, 0, b"")
     path = log.write(tmp_path / "mysql-bin.000001", [[*log.prepare[:-1], stop]])
     decoder = Decoder(instance="test", file=path.name, emit="envelope")
@@ -289,7 +287,7 @@ def test_a_file_that_a_server_closes_inside_an_xa_transaction_is_closed(log: XaL
     assert decoder.closed
 
 
-def test_a_statement_of_an_xa_transaction_is_reported_where_it_commits(log: XaLog, tmp_path: Path) -> None:
+def test_statement_of_an_xa_transaction_is_reported_at_its_commit(log: XaLog, tmp_path: Path) -> None:
     commit = log.commit[-1]
     statement = replace(commit, body=commit.body[: commit.body.rindex(COMMIT)] + b"INSERT INTO t VALUES (1)")
     prepare = [*log.prepare[:-1], statement, log.prepare[-1]]
@@ -301,7 +299,7 @@ def test_a_statement_of_an_xa_transaction_is_reported_where_it_commits(log: XaLo
     assert caught.value.position == f"{last.name}:{place}"
 
 
-def test_rows_handed_out_are_counted_where_prepared_bytes_begin_again(log: XaLog, tmp_path: Path) -> None:
+def test_returned_rows_are_counted_when_prepared_bytes_start_again(log: XaLog, tmp_path: Path) -> None:
     prepared = log.many_rows(6)
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, prepared, log.commit])
     data = path.read_bytes()

@@ -11,7 +11,7 @@ from tools.servers import Server
 
 
 @pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
-def test_compressed_columns_come_plain(
+def test_compressed_columns_are_decompressed(
     flavor: str, server_of: Callable[[str], Server], fresh_database: FreshDatabase
 ) -> None:
     server = server_of(flavor)

@@ -16,7 +16,7 @@ from tools.servers import Server
 
 
 @pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
-def test_encrypted_mariadb_files_stop_by_name_and_their_stream_is_read(
+def test_encrypted_mariadb_files_are_refused_by_name_and_their_stream_is_read(
     flavor: str, start_server: StartServer, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -56,7 +56,7 @@ def test_encrypted_mariadb_files_stop_by_name_and_their_stream_is_read(
     assert [row["id"] for batch in live for row in batch.to_arrow().to_pylist()] == [1, 2]
 
 
-def test_encrypted_mysql_files_are_told_by_their_magic(
+def test_encrypted_mysql_files_are_detected_by_their_magic(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     path = run_logged(

@@ -22,9 +22,7 @@ def server(mariadb11_server: Server) -> Iterator[Server]:
     mariadb11_server.sql(f"SET GLOBAL binlog_large_commit_threshold = {before}")
 
 
-def test_positions_are_right_where_events_do_not_tell_them(
-    server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_positions_are_right_even_if_events_omit_them(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     path = run_logged(
         server,
@@ -46,7 +44,7 @@ def test_positions_are_right_where_events_do_not_tell_them(
     assert decode(data, path.name).position == (path.name, len(data))
 
 
-def test_a_commit_that_became_a_file_of_its_own_is_read_like_any_other(
+def test_commit_written_as_its_own_file_is_read_like_any_other(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)

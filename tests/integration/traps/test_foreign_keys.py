@@ -6,9 +6,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 
-def test_cascades_come_in_the_order_in_which_the_server_logged_them(
-    server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_cascades_are_returned_in_logged_order(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     path = run_logged(
         server,

@@ -33,7 +33,7 @@ def shifted_log(server: Server, database: str, start: int) -> tuple[bytes, bytes
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
 @pytest.mark.parametrize("live", [False, True])
-def test_positions_go_on_past_four_gibibytes(
+def test_positions_continue_past_four_gibibytes(
     flavor: str, live: bool, server_of: Callable[[str], Server], fresh_database: FreshDatabase
 ) -> None:
     server = server_of(flavor)
@@ -81,7 +81,7 @@ def test_ranges_past_four_gibibytes_are_cut_anywhere(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_one_real_transaction_of_over_four_gibibytes(start_server: StartServer) -> None:
+def test_real_transaction_of_over_four_gibibytes_is_read(start_server: StartServer) -> None:
     server = start_server(
         "mysql", innodb_redo_log_capacity="2G", max_binlog_cache_size="8G", max_binlog_size="1G"
     )

@@ -53,7 +53,7 @@ def test_sets_and_enums_wider_than_one_byte_are_right(server: Server, fresh_data
     assert found == select(server, f"{database}.t")
 
 
-def test_years_and_floats_are_the_servers(server: Server, fresh_database: FreshDatabase) -> None:
+def test_years_and_floats_equal_the_servers(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     path = run_logged(
         server,
@@ -70,9 +70,7 @@ def test_years_and_floats_are_the_servers(server: Server, fresh_database: FreshD
     assert [row["f"] for row in rows] == singles
 
 
-def test_geometries_are_the_bytes_that_the_server_gives(
-    server: Server, fresh_database: FreshDatabase
-) -> None:
+def test_geometries_equal_the_servers_bytes(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
     shapes = [
         "POINT(1 2)",

@@ -6,7 +6,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 
-def test_binary_values_are_filled_up_and_char_values_are_as_selected(
+def test_binary_values_are_padded_and_char_values_are_as_selected(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)

@@ -33,7 +33,7 @@ def test_definitions_from_sessions_of_any_charset_name_their_tables(
     assert decoded.statements[1].text.endswith(f"COMMENT '{name}'")
 
 
-def test_a_table_created_from_a_query_is_defined_before_its_rows(
+def test_create_table_as_select_is_defined_before_its_rows(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)

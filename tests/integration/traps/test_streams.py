@@ -21,7 +21,7 @@ from tools.servers import Server
 
 @pytest.mark.deep(keep=("mysql",))
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
-def test_events_over_sixteen_mebibytes_give_their_rows(flavor: str, start_server: StartServer) -> None:
+def test_events_over_sixteen_mebibytes_return_their_rows(flavor: str, start_server: StartServer) -> None:
     log = "innodb_redo_log_capacity" if flavor == "mysql" else "innodb_log_file_size"
     server = start_server(flavor, max_allowed_packet="256M", **{log: "512M"})
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY, text LONGTEXT)")
@@ -40,7 +40,7 @@ def test_events_over_sixteen_mebibytes_give_their_rows(flavor: str, start_server
         assert found == list(enumerate(sizes))
 
 
-def test_a_packet_of_any_length_around_the_limit_gives_its_event() -> None:
+def test_packet_of_any_length_around_the_limit_returns_its_event() -> None:
     limit = 0xFFFFFF
     for size in (limit - 2, limit - 1, limit, limit + 1, 2 * limit - 1, 2 * limit):
         event = bytes(range(256)) * (size // 256) + bytes(size % 256)
@@ -59,7 +59,7 @@ def test_a_packet_of_any_length_around_the_limit_gives_its_event() -> None:
 
 
 @pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
-def test_a_stream_without_annotations_has_holes_and_its_positions_are_right(
+def test_stream_without_annotations_has_gaps_and_correct_positions(
     flavor: str,
     server_of: Callable[[str], Server],
     fresh_database: FreshDatabase,
@@ -108,7 +108,7 @@ def ends(data: bytes, file: str, **options: Any) -> list[tuple[int, int]]:
     return [(row["offset"], row["end_offset"]) for row in rows]
 
 
-def test_a_replica_with_the_same_identity_takes_the_stream_and_we_say_so(server: Server) -> None:
+def test_duplicate_replica_identity_takes_over_the_stream_and_is_reported(server: Server) -> None:
     address = ServerAddress.parse(server.url())
     name = ReplicaName.choose(None)
     # At the head: a server that waits for us to read on ends no dump before its write times out.
