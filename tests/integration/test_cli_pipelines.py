@@ -5,15 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from penstock.cli.app import make_app
 from penstock.errors import OptionInvalid
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from tests.support.pipeline.running import run_to_end
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -75,7 +74,6 @@ def test_resnapshot_by_a_missing_column_is_refused_at_once(pipeline: Path) -> No
 
 
 def test_pipeline_is_shown_paused_resumed_and_reset(
-    spark: SparkSession,  # noqa: F811
     pipeline: Path,
 ) -> None:
     def shown() -> dict[str, object]:
@@ -86,14 +84,14 @@ def test_pipeline_is_shown_paused_resumed_and_reset(
     settings = load_pipeline(pipeline)
     penstock("pipelines", "pause", str(pipeline), "--why", "the target is moved")
     with pytest.raises(OptionInvalid, match="paused: the target is moved, so it has not caught up"):
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
     assert "pipelines resume" in penstock("run", str(pipeline)), "without --until it ends as it was asked to"
     unfinished = CliRunner().invoke(make_app(), ["run", str(pipeline), "--until", "caught-up"])
     assert unfinished.exit_code == 2
     assert f"penstock pipelines resume {pipeline}" in " ".join(unfinished.output.split())
     assert shown()["state"] == "paused"
     penstock("pipelines", "resume", str(pipeline))
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     told = shown()
     assert (told["state"], told["batches"], told["tables_loaded"]) == ("stopped", 1, 1)
     assert settings.name in penstock("pipelines", "list", str(pipeline))

@@ -4,13 +4,12 @@
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
+from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.state import PipelineState
 from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end, running, wait_for_batches
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -19,7 +18,6 @@ from tools.servers import Server
     guard="tests/integration/test_pipeline_altered_loads.py::test_pipeline_continues_without_a_table_until_it_is_reloaded"
 )
 def test_table_may_be_altered_during_its_load(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -32,7 +30,7 @@ def test_table_may_be_altered_during_its_load(
         mysql_server.sql(f"INSERT INTO {table} VALUES {rows}; ANALYZE TABLE {table}", database=database)
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 80})
-    with running(spark, settings):
+    with running(LocalDriver(2), settings):
         done = 0
         for statement in (
             "ADD COLUMN c INT NOT NULL DEFAULT 7",
@@ -45,14 +43,13 @@ def test_table_may_be_altered_during_its_load(
             mysql_server.sql("UPDATE altered SET c = c + 1 WHERE id % 100 = 0", database=database)
         mysql_server.sql("DROP TABLE dropped", database=database)
         wait_for_batches(settings, done + 1)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     wanted = source_rows(mysql_server, database, "altered")
     assert list(wanted.types) == ["e", "id", "d", "c"]
     assert_same(wanted, mysql_rows(mariadb_server, database, "altered"), key=["id"])
 
 
 def test_pipeline_continues_without_a_table_until_it_is_reloaded(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -64,13 +61,13 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
         mysql_server.sql(f"INSERT INTO {table} VALUES (1, 1, 1), (2, 2, 2), (3, 3, 3)", database=database)
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     # What the row is now cannot be told from such an image.
     mysql_server.sql(
         "SET SESSION binlog_row_image = MINIMAL; UPDATE bad SET a = 7 WHERE id = 1", database=database
     )
     mysql_server.sql("UPDATE good SET a = 8 WHERE id = 1; DELETE FROM bad WHERE id = 2", database=database)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     assert_equal(mysql_server, mariadb_server, database, "good")
     assert mariadb_server.sql(f"SELECT COUNT(*) FROM {database}.bad") == [(3,)]
     state = PipelineState.open(settings.state, settings.name)
@@ -80,7 +77,7 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
         assert "logged without id, b" in standing.stopped[f"shop/{database}.bad"]
         mysql_server.sql("ALTER TABLE bad ADD COLUMN c INT DEFAULT 5", database=database)
         number = state.request_resnapshot("shop", TableName(database, "bad"))
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
         asked = state.request(number)
         assert asked is not None
         assert asked.state == "done", asked
@@ -88,7 +85,7 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
         state.close()
     assert_equal(mysql_server, mariadb_server, database, "bad")
     mysql_server.sql("UPDATE bad SET a = 9", database=database)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     assert_equal(mysql_server, mariadb_server, database, "bad")
 
 

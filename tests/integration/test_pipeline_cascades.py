@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from penstock.errors import OptionInvalid
+from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.cascades import CascadeWatch, may_cascade
 from penstock.pipeline.preview import preview
@@ -16,7 +16,6 @@ from penstock.pipeline.settings import PipelineSettings
 from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 from tests.support.pipeline.oracle import differences, mysql_rows, source_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -101,7 +100,6 @@ def test_children_and_grandchildren_are_reloaded_if_configured(
     "test_children_and_grandchildren_are_reloaded_if_configured"
 )
 def test_pipeline_follows_changes_made_by_foreign_keys(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -111,15 +109,15 @@ def test_pipeline_follows_changes_made_by_foreign_keys(
     mariadb_server.sql(_TABLES, database=database)
     sink = {"mysql": {"url": mysql_server.url("root")}}
     with pytest.raises(OptionInvalid, match="of_parent"):
-        run_to_end(spark, settings_of(mariadb_server, database, tmp_path, sink))
+        run_to_end(LocalDriver(2), settings_of(mariadb_server, database, tmp_path, sink))
     settings = settings_of(mariadb_server, database, tmp_path, sink, on_cascade="reread")
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     mariadb_server.sql(
         "UPDATE parent SET name = 'x'; DELETE FROM parent WHERE id = 1;"
         "UPDATE parent SET id = 4 WHERE id = 3; INSERT INTO child VALUES (40, 4)",
         database=database,
     )
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     for table in ("parent", "child", "grandchild"):
         wanted = source_rows(mariadb_server, database, table)
         assert not differences(wanted, mysql_rows(mysql_server, database, table), key=("id",)), table

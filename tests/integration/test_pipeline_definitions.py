@@ -5,13 +5,12 @@ from pathlib import Path
 
 import deltalake
 import pytest
-from pyspark.sql import SparkSession
 
 from penstock.errors import SchemaChanged
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.state import PipelineState
 from tests.support.pipeline.oracle import differences, mysql_rows, source_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -145,7 +144,6 @@ CASES = {
 
 
 def test_changed_definitions_are_followed(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -159,13 +157,13 @@ def test_changed_definitions_are_followed(
             database=database,
         )
     settings = pipeline_of(mysql_server, database, {"mysql": {"url": mariadb_server.url("root")}}, tmp_path)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     for table, (statements, _) in CASES.items():
         mysql_server.sql(statements.format(t=table), database=database)
     mysql_server.sql(
         "CREATE TABLE later (id INT PRIMARY KEY); INSERT INTO later VALUES (1)", database=database
     )
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     tables = [str(row[0]) for row in mysql_server.sql("SHOW TABLES", database=database)]
     found = {
         table: differences(
@@ -188,7 +186,6 @@ def test_changed_definitions_are_followed(
 
 
 def test_policy_restricts_schema_changes(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -198,18 +195,17 @@ def test_policy_restricts_schema_changes(
     mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", database=database)
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     stopping = pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="stop")
-    run_to_end(spark, stopping)
+    run_to_end(LocalDriver(2), stopping)
     mysql_server.sql("ALTER TABLE t ADD COLUMN a INT; INSERT INTO t VALUES (1, 'a', 2)", database=database)
     with pytest.raises(SchemaChanged):
-        run_to_end(spark, stopping)
+        run_to_end(LocalDriver(2), stopping)
     # The same batch goes on under another policy, which leaves the target as it is.
-    run_to_end(spark, pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="ignore"))
+    run_to_end(LocalDriver(2), pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="ignore"))
     assert mariadb_server.sql(f"SELECT * FROM {database}.t") == [(1, "a")]
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
 def test_columns_are_only_added_if_configured(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -223,7 +219,7 @@ def test_columns_are_only_added_if_configured(
     )
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="add_only")
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     mysql_server.sql(
         "ALTER TABLE t ADD COLUMN more INT, DROP INDEX code, MODIFY code INT NULL;"
         "INSERT INTO t VALUES (2, 1, 'b', 5); INSERT INTO t VALUES (3, NULL, 'c', 6);"
@@ -231,7 +227,7 @@ def test_columns_are_only_added_if_configured(
         "ALTER TABLE t MODIFY code BIGINT; UPDATE t SET code = 2 WHERE id = 1",
         database=database,
     )
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     followed = [(1, 2, None), (2, 1, 5), (3, None, 6), (4, 1, 7)]
     assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
     # Rows that were written since have no name any more.
@@ -247,7 +243,7 @@ def test_columns_are_only_added_if_configured(
     ):
         mysql_server.sql(statement, database=database)
         with pytest.raises(SchemaChanged, match=why):
-            run_to_end(spark, settings)
+            run_to_end(LocalDriver(2), settings)
     assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
     mariadb_server.sql(f"DROP DATABASE {database}")
 
@@ -259,7 +255,6 @@ def test_columns_are_only_added_if_configured(
 @pytest.mark.parametrize("sink", ["delta", "add_only"])
 def test_recreated_column_has_none_of_its_old_values(
     sink: str,
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -281,7 +276,7 @@ def test_recreated_column_has_none_of_its_old_values(
         "ALTER TABLE t ADD COLUMN name VARCHAR(20); INSERT INTO t VALUES (4, 'd')",
     ):
         mysql_server.sql(statement, database=database)
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
     if sink == "delta":
         rows = deltalake.DeltaTable(str(tmp_path / "lake" / database / "t")).to_pyarrow_table().to_pylist()
         found = sorted((row["id"], row["name"]) for row in rows)

@@ -8,10 +8,9 @@ from typing import Any
 import deltalake
 import pyarrow.dataset
 import pytest
-from pyspark.sql import SparkSession
 
+from penstock.local.driver import LocalDriver
 from tests.support.pipeline.running import pipeline_of, run_to_end
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -121,7 +120,6 @@ SINKS = {
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
 def test_feeds_and_histories_hold_every_change_of_tables_altered_within_a_batch(
     flavor: str,
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -144,7 +142,7 @@ def test_feeds_and_histories_hold_every_change_of_tables_altered_within_a_batch(
         sink, read = make(folder, database, other)
         steps = [{"route": {"to": f"{database}_feed.{{table}}"}}] if name == "mysql_feed" else []
         settings = pipeline_of(source, database, sink, folder, name=name, steps=steps)
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
         pipelines[name] = settings, read
     for table, (statements, _) in TABLES.items():
         source.sql(
@@ -152,7 +150,7 @@ def test_feeds_and_histories_hold_every_change_of_tables_altered_within_a_batch(
         )
     differences = {}
     for name, (settings, read) in pipelines.items():
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
         for table, (_, expected) in TABLES.items():
             found = [{key: row.get(key) for key in expected[0]} for row in read(table)]
             if found != expected:

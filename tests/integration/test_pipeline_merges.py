@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from penstock.cli.verify import EXIT_INCOMPLETE
+from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
@@ -18,7 +18,6 @@ from penstock.pipeline.verify.verify import verify
 from tests.support.logstore.kept_log import penstock
 from tests.support.pipeline.oracle import delta_rows
 from tests.support.pipeline.running import opened, run_to_end
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -82,20 +81,19 @@ def shards(
 )
 @pytest.mark.parametrize("shards", ["shard"], indirect=True)
 def test_truncated_shard_loses_only_its_own_rows(
-    spark: SparkSession,  # noqa: F811
     shards: Shards,
 ) -> None:
-    run_to_end(spark, shards.settings)
+    run_to_end(LocalDriver(2), shards.settings)
     assert shards.keys() == [1, 2, 3, 11, 12, 13, 21, 22, 23]
     # A row that no step can work on leaves `b` behind; `c` is dropped, and its rows are left.
     shards.server.sql(
         "INSERT INTO orders_b VALUES (14, 'none'); DELETE FROM orders_b WHERE id = 11; DROP TABLE orders_c",
         database=shards.database,
     )
-    run_to_end(spark, shards.settings)
+    run_to_end(LocalDriver(2), shards.settings)
     assert shards.stopped() == [f"shop/{shards.table('b')}"]
     shards.server.sql("TRUNCATE orders_a; INSERT INTO orders_a VALUES (4, '4')", database=shards.database)
-    run_to_end(spark, shards.settings)
+    run_to_end(LocalDriver(2), shards.settings)
     assert shards.keys() == [4, 11, 12, 13, 21, 22, 23]
     assert shards.stopped() == [f"shop/{shards.table('b')}"]
     # The rows of `b` are not compared; those of `c` no source has.
@@ -114,17 +112,16 @@ def test_truncated_shard_loses_only_its_own_rows(
 )
 @pytest.mark.parametrize("shards", [None], indirect=True)
 def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
-    spark: SparkSession,  # noqa: F811
     shards: Shards,
 ) -> None:
-    run_to_end(spark, shards.settings)
+    run_to_end(LocalDriver(2), shards.settings)
     shards.server.sql(
         "INSERT INTO orders_b VALUES (14, 'none'); DELETE FROM orders_b WHERE id = 11",
         database=shards.database,
     )
-    run_to_end(spark, shards.settings)
+    run_to_end(LocalDriver(2), shards.settings)
     shards.server.sql("TRUNCATE orders_a; INSERT INTO orders_a VALUES (4, '4')", database=shards.database)
-    run_to_end(spark, shards.settings)
+    run_to_end(LocalDriver(2), shards.settings)
     # Nothing tells the rows that `a` lost from those of `b`, so it is left as well, by name.
     assert shards.stopped() == [f"shop/{shards.table(name)}" for name in "ab"]
     assert set(shards.keys()) >= {11, 12, 13, 21, 22, 23}
@@ -138,6 +135,6 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
         "UPDATE orders_b SET n = 14 WHERE id = 14; DROP TABLE orders_c", database=shards.database
     )
     shards.ask("a", "b")
-    run_to_end(spark, shards.settings)
+    run_to_end(LocalDriver(2), shards.settings)
     assert shards.stopped() == []
     assert shards.keys() == [4, 12, 13, 14]

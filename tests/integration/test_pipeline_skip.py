@@ -5,20 +5,18 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from penstock.errors import StatementLogged
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import load_pipeline
 from tests.support.logstore.kept_log import penstock
 from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
 from tests.support.pipeline.running import run_to_end
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 
 def test_change_logged_as_a_statement_is_skipped(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -32,26 +30,26 @@ def test_change_logged_as_a_statement_is_skipped(
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     file.write_text(json.dumps({"source": source, "sink": sink, "batch": {"interval": 0}}))
     settings = load_pipeline(file)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     mysql_server.sql("UPDATE orders SET n = 20 WHERE id = 2", database=database)
     with mysql_server.connect(database=database) as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION binlog_format = STATEMENT")
         cursor.execute("UPDATE orders SET n = 30 WHERE id = 3")
     mysql_server.sql("UPDATE orders SET n = 10 WHERE id = 1", database=database)
     with pytest.raises(StatementLogged) as stopped:
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
     assert stopped.value.position is not None
     assert penstock("pipelines", "skip", file, "mysql-bin.000001:4").code == 2
     told = penstock("pipelines", "skip", file, stopped.value.position)
     assert told.code == 0, told
     assert "passed over" in told.out
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     # All but what the statement changed is as in the source.
     found = mariadb_server.sql(f"SELECT id, n FROM {database}.orders ORDER BY id")
     assert found == [(1, 10), (2, 20), (3, 3)]
     assert penstock("verify", file, "--repair").code == 0
     mysql_server.sql("UPDATE orders SET n = n + 1", database=database)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     wanted = source_rows(mysql_server, database, "orders")
     assert_same(wanted, mysql_rows(mariadb_server, database, "orders"), key=["id"])
 
@@ -60,7 +58,6 @@ def test_change_logged_as_a_statement_is_skipped(
     guard="tests/integration/test_pipeline_skip.py::test_change_logged_as_a_statement_is_skipped"
 )
 def test_hint_of_a_logged_statement_skips_it(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -78,17 +75,17 @@ def test_hint_of_a_logged_statement_skips_it(
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     file.write_text(json.dumps({"source": source, "sink": sink, "batch": {"interval": 0}}))
     settings = load_pipeline(file)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     mysql_server.sql(
         f"SET SESSION binlog_format = STATEMENT; USE {database}; INSERT INTO outside VALUES (abs(7)), (8);"
         " UPDATE orders SET n = n + 1; SET SESSION binlog_format = ROW; INSERT INTO orders VALUES (3, 3)"
     )
     with pytest.raises(StatementLogged) as stopped:
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
     assert stopped.value.position is not None
     assert "start behind it (at " in str(stopped.value.hint)
     assert penstock("pipelines", "skip", file, stopped.value.position).code == 0
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     assert penstock("verify", file, "--repair").code == 0
     wanted = source_rows(mysql_server, database, "orders")
     assert_same(wanted, mysql_rows(mariadb_server, database, "orders"), key=["id"])
@@ -96,7 +93,6 @@ def test_hint_of_a_logged_statement_skips_it(
 
 @pytest.mark.deep(guard="tests/unit/test_rewinding.py::test_pipeline_rewinds_by_gtid_set_and_by_time")
 def test_changes_are_replayed_from_an_earlier_position(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -111,10 +107,10 @@ def test_changes_are_replayed_from_an_earlier_position(
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     file.write_text(json.dumps({"source": source, "sink": sink, "batch": {"interval": 0}}))
     settings = load_pipeline(file)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     executed = str(mysql_server.sql("SELECT @@GLOBAL.gtid_executed")[0][0]).replace("\n", "")
     mysql_server.sql("INSERT INTO t VALUES (2, 2); UPDATE t SET n = 10 WHERE id = 1", database=database)
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     # What was lost in the target since then comes again.
     mariadb_server.sql("DELETE FROM t WHERE id = 2; UPDATE t SET n = 0 WHERE id = 1", database=database)
     mariadb_server.sql("INSERT INTO t VALUES (9, 9)", database=database)
@@ -125,7 +121,7 @@ def test_changes_are_replayed_from_an_earlier_position(
     assert "bytes of its log are read again" in dry.out
     assert "twice" not in dry.out, "a mirror shows each change once"
     assert penstock("pipelines", "reset", file, "--gtid-set", executed, "--yes").code == 0
-    run_to_end(spark, settings)
+    run_to_end(LocalDriver(2), settings)
     rows = mariadb_server.sql("SELECT * FROM t ORDER BY id", database=database)
     assert rows == [(1, 10), (2, 2), (9, 9)], "nothing is deleted from the target"
     mariadb_server.sql(f"DROP DATABASE {database}")

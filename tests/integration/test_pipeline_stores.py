@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines on Spark into ClickHouse, Redis, MongoDB and Elasticsearch, whose own clients read them back."""
+"""Pipelines into ClickHouse, Redis, MongoDB and Elasticsearch, whose own clients read them back."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.verify.verify import verify
 from tests.support.pipeline.oracle import assert_same, source_rows
 from tests.support.pipeline.running import opened, pipeline_of, run_to_end
 from tests.support.pipeline.workload import Workload
 from tests.support.sinks.backends import SinkBackend, sink_backends
 from tests.support.sinks.store_reading import READERS, as_source
-from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tools.servers import PartMissing, Server
 
@@ -33,7 +32,6 @@ def store(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterator
 
 @pytest.mark.deep(keep=("redis",))
 def test_store_equals_its_source(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
     store: Any,
@@ -45,11 +43,11 @@ def test_store_equals_its_source(
     sink = {store.NAME: {"url": store.server.url}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, load={"chunk_rows": 60})
     workload.run(60)
-    assert run_to_end(spark, settings)
+    assert run_to_end(LocalDriver(2), settings)
     workload.run(200)
     mysql_server.sql(f"TRUNCATE TABLE {database}.tokens")
     mysql_server.sql(f"INSERT INTO {database}.tokens VALUES (REPEAT('x', 16), 1, NULL)")
-    assert run_to_end(spark, settings)
+    assert run_to_end(LocalDriver(2), settings)
     for table in workload.tables:
         wanted = source_rows(mysql_server, database, table)
         found = READERS[store.NAME](store.server, database, table)
@@ -59,7 +57,6 @@ def test_store_equals_its_source(
 
 @pytest.mark.deep(guard="tests/unit/test_pipeline_state.py::test_value_of_any_size_is_stored_whole")
 def test_rows_of_another_server_replace_those_before_a_reset(
-    spark: SparkSession,  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -88,18 +85,18 @@ def test_rows_of_another_server_replace_those_before_a_reset(
             rows = READERS["clickhouse"](backend.server, database, "t")
             return sorted((int(row["id"]), bytes(row["note"]).decode()) for row in rows)
 
-        run_to_end(spark, pipeline_of(mysql_server, database, sink, tmp_path))
+        run_to_end(LocalDriver(2), pipeline_of(mysql_server, database, sink, tmp_path))
         mysql_server.sql("UPDATE t SET note = 'changed'", database=database)
         settings = pipeline_of(mysql_server, database, sink, tmp_path)
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
         assert notes() == [(1, "changed")]
         with opened(settings) as state:
             state.reset()
         settings = pipeline_of(mariadb_server, database, sink, tmp_path)
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
         assert notes() == [(1, "after")]
         mariadb_server.sql("UPDATE t SET note = 'later'; INSERT INTO t VALUES (2, 'new')", database=database)
-        run_to_end(spark, settings)
+        run_to_end(LocalDriver(2), settings)
         assert notes() == [(1, "later"), (2, "new")]
         assert verify(settings).equal
     finally:
