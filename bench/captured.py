@@ -13,7 +13,7 @@ from penstock.daemon import start_of
 from penstock.errors import ServerBusy
 from penstock.logstore.log import Log
 from penstock.model import Position, ServerAddress
-from penstock.mysql.start import Places
+from penstock.mysql.start import LogLookup
 from penstock.settings.daemon import Settings
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
@@ -87,13 +87,13 @@ def _capture(settings: Settings, name: str) -> Capture:
     instance, log = settings.instances[name], settings.log_of(name)
     parts = CaptureParts(
         open_log=lambda: Log.open(log.folder, log, instance=name),
-        places_of=_places_of,
+        open_lookup=_open_lookup,
         arrived=lambda instance: None,
     )
     return Capture(name, instance, log, start_of(instance), parts)
 
 
-def _places_of(address: ServerAddress, epoch: int, server_key: str) -> Places:
+def _open_lookup(address: ServerAddress, epoch: int, server_key: str) -> LogLookup:
     return ServerSource(SourceOptions(address=address, epoch=epoch, server_key=server_key))
 
 

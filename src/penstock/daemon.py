@@ -33,7 +33,7 @@ from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.upkeep import Upkeep
 from penstock.model import ServerAddress
-from penstock.mysql.start import Places, StartAt
+from penstock.mysql.start import LogLookup, StartAt
 from penstock.serve.access import Access
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
@@ -101,7 +101,7 @@ def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) 
     instance, log = settings.instances[name], settings.log_of(name)
     parts = CaptureParts(
         open_log=lambda: _open_log(name, log),
-        places_of=_places_of,
+        open_lookup=_open_lookup,
         arrived=arrived,
         schemas_of=follow_schemas,
     )
@@ -264,7 +264,7 @@ def _open_log(name: str, settings: LogSettings) -> Log:
         raise
 
 
-def _places_of(address: ServerAddress, epoch: int, server_key: str) -> Places:
+def _open_lookup(address: ServerAddress, epoch: int, server_key: str) -> LogLookup:
     options = SourceOptions(
         address=replace(address, server_id=None), instance=str(address), epoch=epoch, server_key=server_key
     )

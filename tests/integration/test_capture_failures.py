@@ -34,7 +34,7 @@ from penstock.logstore.log import Log
 from penstock.model import Position, ServerAddress, StatementSession
 from penstock.mysql.connection import Connection, connect
 from penstock.mysql.replica import DumpStart, ReplicaName, ReplicaStream
-from penstock.mysql.start import Places, StartAt
+from penstock.mysql.start import LogLookup, StartAt
 from penstock.settings.daemon import Settings
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
@@ -72,7 +72,7 @@ class FailingDisk(SimulatedDisk):
         return super().free_bytes(folder)
 
 
-def places_of(address: ServerAddress, epoch: int, server_key: str) -> Places:
+def places_of(address: ServerAddress, epoch: int, server_key: str) -> LogLookup:
     return ServerSource(
         SourceOptions(address=address, instance=str(address), epoch=epoch, server_key=server_key)
     )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking the log from a server: session, replica stream, schema history, precheck."""
+"""Capture of a server's log: session, replica stream, schema history, precheck."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried next after a failure: which server of a cluster, and after what pause.
+"""Decides what to try after a failure: which server of a cluster, and after what backoff.
 
-Nothing here waits or connects; it counts.
+This module only counts. It neither waits nor connects.
 """
 
 import time
@@ -33,27 +33,27 @@ from penstock.limits import (
 )
 from penstock.retry import RECONNECT
 
-# Bytes that cannot be read may have been spoilt on the way: they are asked for again so often.
+# Unreadable bytes may have been corrupted in transit, so they are requested again at most this often.
 STREAM_TRIES_MAX = 3
 
-# Two replicas under one id throw each other out as often as they connect, and each receives a little before:
-# that progress forgets no replacement younger than this.
-_REPLACED_REMEMBERED_SECONDS = 60.0
+# Two replicas with the same id keep disconnecting each other, and each receives a little before. So progress
+# does not reset the count of replacements that are more recent than this.
+_REPLACEMENT_WINDOW_SECONDS = 60.0
 
-# Nothing that the daemon could do again would change these.
+# The daemon cannot recover from these by retrying.
 _NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded)
-# Our own log, which is the same with every server. A restart ends the process that holds it.
-_OUR_LOG = (LogFull, LogLocked, DiskFailed)
-# Final answers of one server: another one of the cluster may have what is needed.
-_REFUSALS = (PositionPurged, PositionInvalid)
-# Another server may well do; this one is asked again later.
-_NOT_THIS_ONE = (ServerBehind, AuthenticationFailed, PrivilegeMissing, ServerUnsupported, TlsFailed)
+# Errors of the local log, which do not depend on the server. A restart ends the process that holds the lock.
+_LOG_ERRORS = (LogFull, LogLocked, DiskFailed)
+# Permanent failures of one server. Another server of the cluster may have what is needed.
+_PERMANENT_ON_SERVER = (PositionPurged, PositionInvalid)
+# Another server may work. This server is tried again later.
+_FAIL_OVER_AT_ONCE = (ServerBehind, AuthenticationFailed, PrivilegeMissing, ServerUnsupported, TlsFailed)
 
 
 class Attempts:
-    """Counts failures since the last progress. One thread uses it.
+    """Counts failures since the last progress. Not safe for concurrent use.
 
-    `chosen` is the index of the server to ask, None before one was chosen.
+    `chosen` is the index of the server to connect to, None before the first choice.
     """
 
     def __init__(self, servers: int, fail_over_after: float) -> None:
@@ -61,56 +61,56 @@ class Attempts:
         self._servers = servers
         self._fail_over_after = fail_over_after
         self._tries = 0
-        self._spoilt = 0
+        self._corrupt_streams = 0
         self._failing_since: float | None = None
-        # The server that sent transactions last, and when capture went from one to another.
-        self._sending: int | None = None
-        self._changes: list[float] = []
+        # The server that sent the last transactions, and the times of recent failovers.
+        self._last_sender: int | None = None
+        self._failover_times: list[float] = []
         self._refused: dict[int, PenstockError] = {}
-        # How often in a row another replica took the stream, and when it did last.
+        # How often in a row another replica took over the stream, and when it last did.
         self._replaced = 0
         self._replaced_at = 0.0
 
     def progressed(self) -> None:
-        """Forget what failed: transactions arrived, or a connection held."""
-        if self._sending not in (None, self.chosen):
-            self._changes.append(time.monotonic())
-        self._sending = self.chosen
-        self._tries = self._spoilt = 0
+        """Reset the counters: transactions arrived, or a connection stayed open."""
+        if self._last_sender not in (None, self.chosen):
+            self._failover_times.append(time.monotonic())
+        self._last_sender = self.chosen
+        self._tries = self._corrupt_streams = 0
         self._failing_since = None
         self._refused.clear()
 
     def failed(self, problem: PenstockError) -> PenstockError | None:
-        """Count a failure and choose whom to ask next; return what stops the capture, if nothing is left."""
+        """Count a failure and choose the next server; return the error that stops the capture, if any."""
         if isinstance(problem, _NEVER_HEALS):
             return problem
-        if isinstance(problem, _OUR_LOG):
-            # While the log could take nothing, nothing was found out about the server.
+        if isinstance(problem, _LOG_ERRORS):
+            # While the log accepted no data, nothing was learned about the server.
             self._failing_since = None
             return None
         if isinstance(problem, StreamError):
-            self._spoilt += 1
-            if self._spoilt > STREAM_TRIES_MAX:
+            self._corrupt_streams += 1
+            if self._corrupt_streams > STREAM_TRIES_MAX:
                 return problem
         now = time.monotonic()
         if isinstance(problem, DumpReplaced):
-            if now - self._replaced_at > _REPLACED_REMEMBERED_SECONDS:
+            if now - self._replaced_at > _REPLACEMENT_WINDOW_SECONDS:
                 self._replaced = 0
             self._replaced += 1
             self._replaced_at = now
             self._tries = self._replaced
         if self._failing_since is None:
             self._failing_since = now
-        if isinstance(problem, _REFUSALS) and self.chosen is not None:
+        if isinstance(problem, _PERMANENT_ON_SERVER) and self.chosen is not None:
             self._refused[self.chosen] = problem
             if len(self._refused) == self._servers:
                 return self._refused[min(self._refused)]
-            self._next()
-        elif isinstance(problem, _NOT_THIS_ONE):
-            self._next()
+            self._choose_next()
+        elif isinstance(problem, _FAIL_OVER_AT_ONCE):
+            self._choose_next()
         elif now - self._failing_since > self._patience(now):
-            self._next()
-            # The next one may be well, and what was waited for the last one is no reason to wait for it.
+            self._choose_next()
+            # The next server may be healthy, so its first pause is short.
             self._tries = 0
         return None
 
@@ -125,16 +125,15 @@ class Attempts:
         return seconds
 
     def _patience(self, now: float) -> float:
-        """Return how long a server may be away before another one is asked.
+        """Return how long a server may fail before another server is tried.
 
-        It doubles with each recent change of servers, so that servers that come and go in turn cost few
-        epochs.
+        The time doubles with each recent failover, so that servers that fail in turn create few epochs.
         """
-        self._changes = [at for at in self._changes if now - at < FAIL_OVER_REMEMBERED_SECONDS]
-        patience = self._fail_over_after * (1 << len(self._changes))
+        self._failover_times = [at for at in self._failover_times if now - at < FAIL_OVER_REMEMBERED_SECONDS]
+        patience = self._fail_over_after * (1 << len(self._failover_times))
         return min(patience, max(self._fail_over_after, FAIL_OVER_SECONDS_MAX))
 
-    def _next(self) -> None:
+    def _choose_next(self) -> None:
         if self.chosen is not None and self._servers > 1:
             self.chosen = (self.chosen + 1) % self._servers
             self._failing_since = None

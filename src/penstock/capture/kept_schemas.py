@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definitions that are kept with a log, made to follow its capture."""
+"""The table definitions stored with a log, updated while the log is captured."""
 
 from typing import Any
 
@@ -16,65 +16,66 @@ from penstock.schema.reader import read_defaults
 
 
 class FollowedSchemas:
-    """The definitions of a log while it is captured. `apply` and `received` belong to the capture."""
+    """The definitions of a log during capture. Only the capture calls `apply` and `received`."""
 
-    def __init__(self, kept: SchemaLog[SchemaHistory], settler: DefinitionSettler) -> None:
-        self.kept = kept
+    def __init__(self, schema_log: SchemaLog[SchemaHistory], settler: DefinitionSettler) -> None:
+        self.schema_log = schema_log
         self._settler = settler
         settler.start()
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> None:
-        """Take a statement into account; `position` is where its event ends."""
-        if self.kept.apply(text, database, position, session):
+        """Apply a statement; `position` is the end of its event."""
+        if self.schema_log.apply(text, database, position, session):
             self._settler.note_doubts()
 
     def received(self, position: Position) -> None:
-        """Note up to where the log was received, and its statements applied."""
+        """Record the position up to which the log has been received and its statements applied."""
         self._settler.received(position)
 
     def close(self) -> None:
-        """Stop settling, and let go of the file that is written to."""
+        """Stop settling, and close the file of definitions."""
         self._settler.close()
-        self.kept.close()
+        self.schema_log.close()
 
 
 def follow_schemas(log: Log, connection: Connection, position: Position) -> FollowedSchemas:
-    """Return what follows the statements of a log from the position on where capture goes on.
+    """Return the schemas of a log, updated from the position where capture resumes.
 
-    Where that is not where the log ends (a new log, another server, a gap), the server's tables are read as
-    of there, in another thread. Raises SchemaInvalid for kept files that cannot be read, and what the
-    connection raises.
+    If that position is not the end of the log (a new log, another server, a gap), another thread reads the
+    server's tables as of that position. Raises SchemaInvalid for stored files that cannot be read, and the
+    errors of the connection.
     """
     before = log.settler.retire() if log.settler is not None else None
-    kept = SchemaLog(log.folder, SchemaHistory.from_json, log.disk, earliest=log.earliest)
-    newest = kept.position
+    schema_log = SchemaLog(log.folder, SchemaHistory.from_json, log.disk, earliest=log.earliest)
+    newest = schema_log.position
     if newest is not None and position == log.visible and newest.epoch != position.epoch:
-        # Those of another server that never sent a byte, so that the log has nothing of its epoch.
-        kept.cut(position)
-    begins = kept.position is None or position != log.visible
-    if begins:
-        kept.seed(SchemaHistory.awaiting_survey(read_defaults(connection), position), position)
-    spelling = kept.with_newest(lambda history: history.spelling)
+        # The definitions are from another server that never sent a byte, so the log has no data of that
+        # epoch.
+        schema_log.cut(position)
+    starts_anew = schema_log.position is None or position != log.visible
+    if starts_anew:
+        schema_log.seed(SchemaHistory.awaiting_survey(read_defaults(connection), position), position)
+    spelling = schema_log.with_newest(lambda history: history.spelling)
     settler = DefinitionSettler(
-        kept, connection.address, connection.identity().key, spelling, position, before
+        schema_log, connection.address, connection.identity().key, spelling, position, before
     )
-    followed = FollowedSchemas(kept, settler)
+    followed = FollowedSchemas(schema_log, settler)
     log.settler = settler
-    if begins:
+    if starts_anew:
         settler.wait_until_read(SURVEY_WAIT_SECONDS)
     return followed
 
 
 def kept_schemas(log: LogReader) -> SchemaLog[SchemaHistory]:
-    """Return the definitions kept with a log, to be read."""
+    """Open the definitions stored with a log for reading."""
     return SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
 
 
 def give_definition(log: Log, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-    """Keep a definition that an operator gives, from a position of a log that is captured on.
+    """Store a definition set by an operator, from a position on, in a log that is being captured.
 
-    Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for one before its
-    first, SchemaInvalid for what is no definition, ServerBusy before the capture's first session.
+    Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
+    its first, SchemaInvalid for an invalid definition, ServerBusy before the capture's first session.
     """
     visible = log.visible
     if visible is None or since > visible:
@@ -90,28 +91,28 @@ def give_definition(log: Log, name: TableName, since: Position, definition: dict
 
 def settled_schemas(
     log: Log,
-    kept: SchemaLog[SchemaHistory],
+    schema_log: SchemaLog[SchemaHistory],
     position: Position,
     name: TableName | None,
     *,
     again: bool = False,
 ) -> dict[str, Any]:
-    """Return the definitions in force at a position of a log that is captured, as JSON.
+    """Return the definitions in force at a position of a log that is being captured, as JSON.
 
-    A table in doubt is waited for, for up to DEFINITION_WAIT_SECONDS; with `again` it is read again though it
-    is not in doubt, where the log has the position from the server that is captured now. Raises SchemaUnknown
-    where nothing is kept.
+    Waits up to DEFINITION_WAIT_SECONDS for a table in doubt. With `again`, a table that is not in doubt is
+    read again too, if the position is from the currently captured server. Raises SchemaUnknown if no
+    definitions are stored.
     """
     if name is not None and log.settler is not None:
-        doubt = kept.at(position).doubt(name)
+        doubt = schema_log.at(position).doubt(name)
         if doubt is not None and doubt.refusal is None and doubt.since is not None:
             log.settler.wait(name, doubt.since, DEFINITION_WAIT_SECONDS)
         elif doubt is None and again and _is_readable(log, position):
             log.settler.wait(name, position, DEFINITION_WAIT_SECONDS, again=True)
-    return kept.in_force(position, name)
+    return schema_log.in_force(position, name)
 
 
 def _is_readable(log: Log, position: Position) -> bool:
-    """Tell whether a position lies in the newest epoch of what a log has."""
+    """Return whether a position is in the log and in its newest epoch."""
     visible = log.visible
     return visible is not None and position <= visible and position.epoch == visible.epoch

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a socket into the log: the loop that every byte of a live server goes through.
+"""Receiving: the loop that moves every byte of a live server from the socket into the log.
 
-Bytes are received in large pieces, cut by the kernel and handed to the log as they are. Python does the same
-little work for a piece of four megabytes as for one of a hundred bytes.
+Bytes are received in large pieces, cut by the kernel and appended to the log unchanged. Python does the same
+small amount of work for a piece of four megabytes as for a hundred bytes.
 """
 
 import time
@@ -23,29 +23,29 @@ from penstock.model import Position, StatementSession
 from penstock.mysql.refusal import refusal_of
 from penstock.mysql.replica import ReplicaStream
 
-# While there is no room the reason is looked at again so often.
+# While the log is full, check for space at this interval.
 _HOLD_SECONDS = 0.1
 
 
 class Schemas(Protocol):
-    """What follows the statements of a log."""
+    """The schemas that follow a log's statements."""
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> object:
-        """Take a statement into account; `position` is where its event ends."""
+        """Apply a statement; `position` is the end of its event."""
 
     def received(self, position: Position) -> None:
-        """Note up to where the log was received, and its statements applied."""
+        """Record the position up to which the log has been received and its statements applied."""
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close open files and threads."""
 
 
 @dataclass
 class Progress:
-    """What was received, written by the receiving thread alone and read by any.
+    """What has been received. Only the receiving thread writes it; any thread may read it.
 
-    `heard_at` is when the server last said anything, seconds since 1970; `caught_up` tells whether all that
-    it had sent was stored then.
+    `heard_at` is the time of the server's last packet, in seconds since 1970. `caught_up` is true if
+    everything sent until then has been stored.
     """
 
     heard_at: float | None = None
@@ -60,11 +60,11 @@ class Progress:
 
 
 class Receiver:
-    """Moves the bytes of one dump into a log, until it is told to stop or something fails.
+    """Moves the bytes of one dump into a log until it is stopped or something fails.
 
-    Bytes are handed on when `chunk_bytes` are gathered, or as soon as no more wait. `hold` is told why
-    nothing is received while there is no room, and None when it goes on. `arrived` is called after something
-    was handed to the log. `begin_epoch` is called once, before the first bytes are handed over.
+    Bytes are flushed once `chunk_bytes` are buffered, or as soon as no more are waiting. `hold` is called
+    with the reason while the log is full, and with None when receiving resumes. `arrived` is called after
+    bytes were appended to the log. `begin_epoch` is called once, before the first bytes are appended.
     """
 
     def __init__(
@@ -90,23 +90,23 @@ class Receiver:
         self._flavor = flavor
         self._chunk_bytes = chunk_bytes
         self._schemas = schemas
-        self._said = hold
-        self._held = False
+        self._report_hold = hold
+        self._is_held = False
         self._arrived = arrived
         self._begin_epoch = begin_epoch
-        # The file that the log is told of once its epoch has begun.
+        # Starts the file in the log once its epoch has begun.
         self._begin_file: Callable[[], None] | None = None
         self._counted = (0, 0)
-        # Statements of bytes that are yet to be stored, which `schemas` has not taken into account.
+        # Statements of bytes that have not been stored yet, and that `schemas` has not applied.
         self._unapplied: list[tuple[str, str, Position, StatementSession]] = []
-        # Whether something was handed over that readers were not told of.
-        self._news = False
+        # Whether bytes have been appended since readers were last notified.
+        self._has_unannounced = False
 
     def receive(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
-        """Receive until `stopping`. Raises what the server, the bytes or the log raise.
+        """Receive until `stopping`. Raises the errors of the server, the decoder and the log.
 
-        What was received whole before a connection is lost, or before bytes that cannot be read, is stored:
-        nobody may be able to send it again. Bytes whose statements could not be applied are not.
+        Complete events received before a lost connection or before unreadable bytes are stored, because the
+        server may not be able to send them again. Bytes whose statements could not be applied are not stored.
         """
         try:
             self._receive(stream, cutter)
@@ -115,9 +115,9 @@ class Receiver:
                 self._append(cutter)
             raise
         finally:
-            self._tell()
+            self._notify_readers()
         self._append(cutter)
-        self._tell()
+        self._notify_readers()
 
     def _receive(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
         buffer = memoryview(bytearray(min(READ_BYTES, self._chunk_bytes)))
@@ -125,15 +125,15 @@ class Receiver:
         while not self._stopping.is_set():
             self._wait_for_room()
             if filled == len(buffer):
-                # A packet that does not fit. It has at most 16 MiB, so this ends.
+                # The packet is longer than the buffer. A packet has at most 16 MiB, which limits the growth.
                 buffer = memoryview(bytearray(buffer) + bytes(len(buffer)))
             filled += stream.receive_into(buffer[filled:])
             self._progress.heard_at = time.time()
-            used = self._cut(cutter, buffer[:filled])
+            consumed = self._cut(cutter, buffer[:filled])
             if cutter.events:
                 stream.delivered = True
-            buffer[: filled - used] = buffer[used:filled]
-            filled -= used
+            buffer[: filled - consumed] = buffer[consumed:filled]
+            filled -= consumed
             drained = not stream.more_waiting()
             if drained or cutter.gathered >= self._chunk_bytes:
                 self._store(stream, cutter)
@@ -146,8 +146,8 @@ class Receiver:
                 )
 
     def _cut(self, cutter: BlockCutter, received: memoryview) -> int:
-        """Feed what was received; where a file begins or bytes are left out, tell the log and feed on."""
-        used = cutter.feed_packets(received)
+        """Feed received bytes. Start a new file in the log where a file starts or bytes are omitted."""
+        consumed = cutter.feed_packets(received)
         while cutter.state != "input":
             self._append(cutter)
             if cutter.state == "file":
@@ -155,8 +155,8 @@ class Receiver:
             else:
                 cutter.take_hole()
             self._begin(cutter)
-            used += cutter.feed_packets(received[used:])
-        return used
+            consumed += cutter.feed_packets(received[consumed:])
+        return consumed
 
     def _begin(self, cutter: BlockCutter) -> None:
         self._check_file(cutter)
@@ -177,16 +177,16 @@ class Receiver:
         self._note_received(cutter.file, cutter.offset)
 
     def _check_file(self, cutter: BlockCutter) -> None:
-        """Raise ConnectionLost where the log has another file of this name: another server answers now."""
+        """Raise ConnectionLost if the log has a different file of this name: another server answers now."""
         try:
-            known = file_fingerprint(self._log.head_bytes(self._epoch, cutter.file))
+            stored = file_fingerprint(self._log.head_bytes(self._epoch, cutter.file))
         except SourceMissing:
             return
-        if known != file_fingerprint(cutter.format_description):
+        if stored != file_fingerprint(cutter.format_description):
             raise ConnectionLost(f"another server sends a file named {cutter.file} since it was asked")
 
     def _begin_with_first_byte(self) -> None:
-        """Begin the epoch, and its file, if that was left to the first byte."""
+        """Begin the epoch and its file, if they were deferred to the first byte."""
         if self._begin_epoch is None:
             return
         self._begin_epoch()
@@ -199,32 +199,34 @@ class Receiver:
             self._schemas.received(Position(self._epoch, file, offset))
 
     def _store(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
-        """Hand over what was gathered, make it durable where that is asked for, and tell the readers."""
+        """Flush the buffered bytes, make them durable if the server requested it, and notify readers."""
         self._append(cutter)
-        wanted = cutter.take_acknowledge()
-        if wanted is not None:
+        acknowledgement = cutter.take_acknowledge()
+        if acknowledgement is not None:
             self._log.sync()
-            # Only now: the server tells its client that the commit is on two machines.
-            stream.acknowledge(*wanted)
-        self._tell()
+            # Acknowledge only after the sync: the server then tells its client that the commit is on two
+            # machines.
+            stream.acknowledge(*acknowledgement)
+        self._notify_readers()
 
-    def _tell(self) -> None:
-        """Wake who waits for what was stored."""
-        if self._news:
-            self._news = False
+    def _notify_readers(self) -> None:
+        """Notify readers of what was stored."""
+        if self._has_unannounced:
+            self._has_unannounced = False
             self._arrived()
 
     def _append(self, cutter: BlockCutter) -> None:
-        """Hand the gathered bytes to the log as they are."""
+        """Append the buffered bytes to the log unchanged."""
         if not cutter.untaken:
             return
         self._begin_with_first_byte()
-        self._news = True
+        self._has_unannounced = True
         file, start, end = cutter.data_file, cutter.data_start, cutter.data_end
         boundary = cutter.boundary
         progress = self._progress
         if self._schemas is not None:
-            # Before the bytes: a definition may be known before its statement is kept, never the other way.
+            # Apply statements before storing their bytes: a definition may be known before its statement is
+            # stored, but never the other way round.
             self._apply_statements(self._schemas, cutter)
         data, records = cutter.take_data(), cutter.take_records()
         while True:
@@ -240,11 +242,11 @@ class Receiver:
                 )
                 break
             except LogFull as problem:
-                # What was received is kept in hand until there is room; meanwhile the socket is left alone.
+                # Keep the received bytes until there is space, and do not read from the socket meanwhile.
                 self._hold(problem.message)
                 if self._stopping.wait(_HOLD_SECONDS):
                     raise
-        self._go_on()
+        self._resume()
         self._note_received(file, end)
         clock = time.monotonic()
         transactions, changes = cutter.transactions, cutter.changes
@@ -255,7 +257,7 @@ class Receiver:
         progress.gtid_set, progress.time_us = cutter.gtid_set, cutter.last_time_us or progress.time_us
 
     def _apply_statements(self, schemas: Schemas, cutter: BlockCutter) -> None:
-        """Apply the statements of the gathered bytes; those that fail, and what follows, stay unapplied."""
+        """Apply the statements of the buffered bytes. If one fails, it and those after it stay unapplied."""
         self._unapplied += [
             (
                 text,
@@ -270,18 +272,18 @@ class Receiver:
             del self._unapplied[0]
 
     def _wait_for_room(self) -> None:
-        """Leave the socket alone while the log cannot take more: the server waits, as TCP has it."""
+        """Do not read from the socket while the log is full: TCP backpressure makes the server wait."""
         while (why := self._log.full_because()) is not None:
             self._hold(why)
             if self._stopping.wait(_HOLD_SECONDS):
                 return
-        self._go_on()
+        self._resume()
 
     def _hold(self, why: str) -> None:
-        self._held = True
-        self._said(why)
+        self._is_held = True
+        self._report_hold(why)
 
-    def _go_on(self) -> None:
-        if self._held:
-            self._held = False
-            self._said(None)
+    def _resume(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._report_hold(None)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capture of one instance, from opening its log to the daemon's end: one thread that never gives up.
+"""The capture of one instance, from opening its log to the end of the daemon. Its thread retries forever.
 
-    open the log ─▶ choose a server ─▶ where to go on ─▶ receive ─▶ (lost) a pause that doubles ─▶ choose ...
+    open the log ─▶ choose a server ─▶ find where to resume ─▶ receive ─▶ (lost) back off ─▶ choose ...
 
-What can heal by itself, or by somebody who mends the server, is tried again for ever, with state and last
-error in the status. What cannot stops this instance by name, and no other.
+Failures that can heal by themselves, or by repairing the server, are retried forever; the status shows the
+state and the last error. Other failures stop this instance only, and the status names the error.
 """
 
 import threading
@@ -19,7 +19,7 @@ import structlog
 from penstock._native import BlockCutter
 from penstock.capture.attempts import Attempts
 from penstock.capture.receive import Progress, Receiver, Schemas
-from penstock.capture.resume import PlacesOf, Resumption
+from penstock.capture.resume import OpenLookup, Resumption
 from penstock.capture.status import CaptureStatus, Failure, State, lag_seconds
 from penstock.errors import (
     ConnectionLost,
@@ -42,9 +42,9 @@ from penstock.settings.daemon import InstanceSettings, LogSettings
 
 _log = structlog.get_logger(__name__)
 
-# A log in memory holds at least so many chunks.
+# A log in memory holds at least this many chunks.
 _MEMORY_CHUNKS_MIN = 32
-# A login over TLS on a busy server takes this long, however soon another server is to be asked.
+# A login over TLS on a busy server takes this long, so `fail_over_after` cannot make the timeout shorter.
 _ANSWER_SECONDS_MIN = 2.0
 
 OpenLog = Callable[[], Log]
@@ -52,20 +52,21 @@ OpenLog = Callable[[], Log]
 
 @dataclass(frozen=True)
 class CaptureParts:
-    """What the daemon gives a capture: how to open its log, where things lie on a server, and whom to tell.
+    """The daemon's callbacks for a capture: opening its log, looking up positions, notifying readers.
 
-    `schemas_of` returns what follows the statements of an opened log, for a session on its server and where
-    it goes on; None for nothing. `arrived` is called with the instance's name after something became visible.
+    `schemas_of` returns the schemas that follow the statements of an opened log, given a session on its
+    server and the position where capture resumes; None for no schemas. `arrived` is called with the
+    instance's name after something became visible.
     """
 
     open_log: OpenLog
-    places_of: PlacesOf
+    open_lookup: OpenLookup
     arrived: Callable[[str], None]
     schemas_of: Callable[[Log, Connection, Position], Schemas | None] = lambda log, connection, position: None
 
 
 class Capture:
-    """Follows the servers of one instance into its log. `start`, `stop` and `join` belong to one thread."""
+    """Captures the servers of one instance into its log. `start`, `stop` and `join` belong to one thread."""
 
     def __init__(
         self, name: str, settings: InstanceSettings, log: LogSettings, start: StartAt, parts: CaptureParts
@@ -81,7 +82,7 @@ class Capture:
         self._log: Log | None = None
         self._stream: ReplicaStream | None = None
         self._progress = Progress()
-        # What the status shows; each is replaced whole, by the capturing thread alone.
+        # The values of the status. Only the capturing thread assigns them.
         self._state = State.OPENING
         self._why: str | None = None
         self._failure: Failure | None = None
@@ -92,7 +93,7 @@ class Capture:
         self._connects = 0
         self._lag_bytes: int | None = None
         self._attempts = Attempts(len(self._addresses), settings.fail_over_after)
-        # After `fail_over_after` another server is asked: no answer is worth waiting longer for.
+        # After `fail_over_after` another server is tried, so no response is worth waiting longer for.
         patience = settings.fail_over_after if len(self._addresses) > 1 else ANSWER_SECONDS_MAX
         self._answer_seconds = min(ANSWER_SECONDS_MAX, max(patience, _ANSWER_SECONDS_MIN))
         self._reached: Position | None = None
@@ -106,37 +107,37 @@ class Capture:
         return self._name
 
     def start(self) -> None:
-        """Begin to capture, in a thread of its own."""
+        """Start capturing in a separate thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end: what was received is stored first."""
+        """Ask the thread to end. It stores what it has received first."""
         self._stopping.set()
         stream = self._stream
         if stream is not None:
             stream.interrupt()
 
     def join(self, seconds: float) -> bool:
-        """Wait until the thread has made everything durable and ended; return whether it has."""
+        """Wait until the thread has made everything durable and ended; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def log(self) -> Log:
-        """Return the log. Raises ServerBusy while it is being opened, and what stopped it if that failed."""
+        """Return the log. Raises ServerBusy while it is being opened, and the error if opening failed."""
         log = self._log
         if log is None:
             if self._refusal is not None:
-                # One error for every caller: each raise would add its own places to it.
+                # All callers share one error object, and each raise would extend its traceback.
                 raise self._refusal.with_traceback(None)
             raise ServerBusy(f"the log of {self._name} is being opened", hint="Ask again in a moment")
         return log
 
     def status(self) -> dict[str, Any]:
-        """Return how the capture stands, as plain JSON values. Never waits."""
+        """Return the state of the capture as plain JSON values. Never waits."""
         return self.snapshot().to_json()
 
     def snapshot(self) -> CaptureStatus:
-        """Return how the capture stands. Never waits."""
+        """Return the state of the capture. Never waits."""
         log, progress, server, clock = self._log, self._progress, self._server, time.monotonic()
         caught_up = progress.caught_up and self._state is State.RUNNING
         stored = log.status() if log is not None else None
@@ -171,7 +172,7 @@ class Capture:
         )
 
     def measure_lag(self) -> None:
-        """Ask the server how many bytes are still to come, where any may be. Raises what a session raises."""
+        """Query the server for the number of bytes still to be received. Raises the errors of a session."""
         log, server = self._log, self._server
         if self._progress.caught_up or log is None or server is None or self._state is State.STOPPED:
             return
@@ -179,21 +180,21 @@ class Capture:
         with connect(server[0]) as connection:
             epoch = log.epoch
             if position is None or epoch is None or epoch.server_key != connection.identity().key:
-                # Nothing has arrived yet from the server that is followed now.
+                # Nothing has arrived yet from the current server.
                 return
-            left = 0
+            remaining_bytes = 0
             for file in connection.binary_logs():
                 number = Position(position.epoch, file.file, 0).file_number
                 if number == position.file_number:
-                    left += max(file.bytes - position.offset, 0)
+                    remaining_bytes += max(file.bytes - position.offset, 0)
                 elif number > position.file_number:
-                    left += file.bytes
-        self._lag_bytes = left
+                    remaining_bytes += file.bytes
+        self._lag_bytes = remaining_bytes
 
     # --- The thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Capture until told to stop, or until something is wrong that somebody must mend."""
+        """Capture until stopped, or until a failure that only an operator can repair."""
         ended = State.STOPPED
         try:
             while not self._stopping.is_set():
@@ -202,29 +203,29 @@ class Capture:
                 except PenstockError as problem:
                     if self._stopping.is_set():
                         break
-                    if self._ends(problem):
-                        self._serve_on()
+                    if self._is_final(problem):
+                        self._keep_serving()
                         return
                     self._pause(problem)
             ended = State.CLOSED
         except Exception as defect:
-            # It is shown whole by the thread's end; the other instances go on.
-            told = PenstockError(
+            # The end of the thread prints the traceback. Other instances continue.
+            failure = PenstockError(
                 f"a defect ended the capture of {self._name}: {defect!r}",
                 hint="The daemon's standard error has the traceback; start the daemon again",
             )
-            self._fail(told)
-            self._stop_because(told)
+            self._record_error(failure)
+            self._stop_with(failure)
             raise
         finally:
             try:
                 self._close_log()
             finally:
-                self._say(ended, self._why if ended is State.STOPPED else None)
+                self._set_state(ended, self._why if ended is State.STOPPED else None)
 
-    def _serve_on(self) -> None:
-        """Leave what was captured to its readers until the daemon ends."""
-        self._say(State.STOPPED, self._why)
+    def _keep_serving(self) -> None:
+        """Keep serving what was captured until the daemon ends."""
+        self._set_state(State.STOPPED, self._why)
         if self._log is not None:
             try:
                 self._log.sync()
@@ -233,15 +234,15 @@ class Capture:
         self._stopping.wait()
 
     def _attempt(self) -> None:
-        """Open the log if it is not, connect, and receive until something fails."""
+        """Open the log if necessary, connect, and receive until something fails."""
         if self._log is None:
-            self._say(State.OPENING)
+            self._set_state(State.OPENING)
             self._log = self._parts.open_log()
             self._parts.arrived(self._name)
         if self._attempts.chosen is None:
             self._attempts.chosen = self._index_of_last_server()
         address = self._addresses[self._attempts.chosen]
-        self._say(State.CONNECTING, f"asking {address}")
+        self._set_state(State.CONNECTING, f"asking {address}")
         with connect(address, self._answer_seconds) as connection:
             identity = connection.identity()
             beginning = self._beginning(address, connection, identity)
@@ -260,7 +261,7 @@ class Capture:
         position = beginning.position
         semi_sync = self._settings.semi_sync
         if semi_sync:
-            # A server takes the place where a dump begins as acknowledged, and lets the commits before it go.
+            # The server treats the start of a dump as acknowledged and releases the commits before it.
             log.sync()
         stream = open_stream(address, DumpStart(position), name=self._replica, semi_sync=semi_sync)
         with stream:
@@ -275,10 +276,10 @@ class Capture:
             self._server, self._stream = (address, identity), stream
             self._connects += 1
             self._note = beginning.note or self._note
-            noted = {"note": beginning.note} if beginning.note else {}
-            _log.info("capturing", instance=self._name, server=str(address), at=str(position), **noted)
+            note_field = {"note": beginning.note} if beginning.note else {}
+            _log.info("capturing", instance=self._name, server=str(address), at=str(position), **note_field)
             self._missing_gtids = None
-            self._say(State.RUNNING)
+            self._set_state(State.RUNNING)
             cutter = self._cutter(log, beginning, identity, stream, statements=schemas is not None)
             receiver = Receiver(
                 log,
@@ -290,7 +291,7 @@ class Capture:
                 chunk_bytes=self._chunk_bytes(),
                 schemas=schemas,
                 hold=self._hold,
-                arrived=self._moved_on,
+                arrived=self._handle_arrival,
                 begin_epoch=None
                 if log.epoch is not None and log.epoch.epoch == position.epoch
                 else partial(self._begin_epoch, log, address, identity, beginning),
@@ -302,7 +303,7 @@ class Capture:
                 self._stream = None
                 self._progress.caught_up = False
                 if time.monotonic() - opened_at > SILENCE_SECONDS_MAX:
-                    # An idle server sends nothing but heartbeats, and that is well.
+                    # An idle server sends only heartbeats, which counts as progress.
                     self._attempts.progressed()
 
     # --- Where to go on ---------------------------------------------------------------------
@@ -310,29 +311,29 @@ class Capture:
     def _beginning(
         self, address: ServerAddress, connection: Connection, identity: ServerIdentity
     ) -> Beginning:
-        """Return where to receive from: in a new epoch where the log is of another server, or of none yet.
+        """Return where to receive from, in a new epoch if the log is empty or comes from another server.
 
-        An epoch is noted with its first byte, so a server that refuses its log costs none.
+        An epoch is recorded with its first byte, so a server that refuses its log creates none.
         """
         log = self._log
         assert log is not None, "the log was opened before"
         beginning = Resumption(
             log,
             connection,
-            self._parts.places_of,
+            self._parts.open_lookup,
             instance=self._name,
             start_at=self._start_at,
             accept_loss=not self._settings.fail_on_data_loss,
         ).find()
         if log.epoch is None:
-            # What a new log begins with is settled now: after a restart it would begin later.
+            # Record where a new log starts at once. After a restart it would start later.
             self._begin_epoch(log, address, identity, beginning)
         return beginning
 
     def _begin_epoch(
         self, log: Log, address: ServerAddress, identity: ServerIdentity, beginning: Beginning
     ) -> None:
-        """Note that what follows in the log is of another server, or of another place of the same one."""
+        """Record that the log continues with another server, or at another position of the same server."""
         position = beginning.position
         log.begin_epoch(
             epoch=position.epoch,
@@ -354,7 +355,7 @@ class Capture:
         )
 
     def _chunk_bytes(self) -> int:
-        """Return how many bytes are handed to the log at once: a small log in memory takes small ones."""
+        """Return the size of the chunks appended to the log. A small log in memory needs small chunks."""
         log = self._log_settings
         if log.mode != "memory":
             return CAPTURE_CHUNK_BYTES
@@ -379,58 +380,61 @@ class Capture:
             time_max_us=log.time_max_us,
             live=True,
             semi_sync=stream.semi_sync,
-            # Nobody takes them without schemas, so they would be gathered for as long as the session lasts.
+            # Without schemas, nothing takes the statements, so they would accumulate for the whole session.
             statements=statements,
         )
 
     # --- Whom to ask, and when again --------------------------------------------------------
 
     def _index_of_last_server(self) -> int:
-        """Return which of the servers the log is of, so that a restart changes nothing; else the first."""
+        """Return the index of the server that the log was captured from, 0 if there is none.
+
+        A restart therefore does not fail over.
+        """
         assert self._log is not None, "the log was opened before"
-        last = self._log.epoch
-        if last is None or len(self._addresses) == 1:
+        last_epoch = self._log.epoch
+        if last_epoch is None or len(self._addresses) == 1:
             return 0
         for index, address in enumerate(self._addresses):
             if self._stopping.is_set():
                 break
             try:
                 with connect(address, self._answer_seconds) as connection:
-                    if connection.identity().key == last.server_key:
+                    if connection.identity().key == last_epoch.server_key:
                         return index
             except PenstockError as problem:
                 _log.warning("no answer", instance=self._name, server=str(address), why=str(problem))
         return 0
 
-    def _ends(self, problem: PenstockError) -> bool:
-        """Note a failure, and tell whether there is nothing left to try."""
-        self._fail(problem)
+    def _is_final(self, problem: PenstockError) -> bool:
+        """Record a failure; return whether there is nothing left to try."""
+        self._record_error(problem)
         if isinstance(problem, DiskFailed):
-            # What a failed sync left on the disk is known only after it is read again.
+            # The state of the disk after a failed sync is known only once the file has been read again.
             self._close_log(finish=False)
         if isinstance(problem, ServerBehind):
             self._missing_gtids = problem.missing
         if isinstance(problem, DumpReplaced) and self._settings.server_id is None:
             self._replica = ReplicaName.choose(None)
         stops = self._attempts.failed(problem)
-        return stops is not None and self._stop_because(stops)
+        return stops is not None and self._stop_with(stops)
 
     def _pause(self, problem: PenstockError) -> None:
-        """Wait before the next try, with the reason in the status."""
+        """Wait before the next attempt, with the reason in the status."""
         seconds = self._attempts.pause_seconds()
         states = {LogFull: State.HELD, ServerBehind: State.BEHIND}
         state = states.get(type(problem), State.WAITING)
-        self._say(state, f"{problem.message}; tried again in {seconds:g} s")
+        self._set_state(state, f"{problem.message}; tried again in {seconds:g} s")
         self._stopping.wait(seconds)
 
-    def _stop_because(self, problem: PenstockError) -> bool:
+    def _stop_with(self, problem: PenstockError) -> bool:
         self._refusal = problem
         self._why = problem.message
         _log.error("an instance stops", instance=self._name, error=type(problem).__name__, why=str(problem))
         return True
 
-    def _moved_on(self) -> None:
-        """Something arrived. Where it is whole transactions, what failed before is over."""
+    def _handle_arrival(self) -> None:
+        """Handle newly arrived data. Complete transactions end a previous failure."""
         log = self._log
         if log is not None and log.visible != self._reached:
             self._reached = log.visible
@@ -442,28 +446,28 @@ class Capture:
 
     def _hold(self, why: str | None) -> None:
         if why is None:
-            self._say(State.RUNNING)
+            self._set_state(State.RUNNING)
         elif self._state is not State.HELD:
             _log.warning("held", instance=self._name, why=why)
-            # The server goes on meanwhile, so it is asked how much is still to come.
+            # The server continues to write meanwhile, so query how much is still to be received.
             self._progress.caught_up = False
-            self._say(State.HELD, why)
+            self._set_state(State.HELD, why)
 
-    def _say(self, state: State, why: str | None = None) -> None:
+    def _set_state(self, state: State, why: str | None = None) -> None:
         failure = self._failure
         if state is State.RUNNING and failure is not None and failure.cleared_us is None:
             self._failure = replace(failure, cleared_us=time.time_ns() // 1000)
         self._why = why
         self._state = state
 
-    def _fail(self, problem: PenstockError) -> None:
+    def _record_error(self, problem: PenstockError) -> None:
         self._failure = Failure(
             type(problem).__name__, problem.message, problem.position, problem.hint, time.time_ns() // 1000
         )
         _log.warning("capture failed", instance=self._name, error=type(problem).__name__, why=str(problem))
 
     def _close_log(self, *, finish: bool = True) -> None:
-        """Let go of the log whatever happens; without `finish` as it is, for the next opening to mend."""
+        """Release the log in any case. Without `finish` its files stay unchanged, for recovery on opening."""
         log, self._log = self._log, None
         if log is None:
             return

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions in doubt, read from the server in a thread of their own: receiving bytes never waits for them.
+"""Settling of definitions in doubt: a separate thread reads them from the server while bytes are received.
 
-    a statement puts a table in doubt ─▶ its definition now ─▶ received up to there ─▶ taken back ─▶ kept
+    a statement puts a table in doubt ─▶ read the current definition ─▶ wait until its position is received
+─▶ rewind ─▶ store
 
-The server tells its tables as they are. What it tells is taken back, statement by statement, to the position
-of the doubt; the statements in between are those of the log itself, once it was received up to where the
-server stood after the reading. A table is read only when the log has the place of its doubt and the server
-shows what stands there. One that a statement touched while it was read is read again. Where a statement
-cannot be taken back, the table is refused by name, and its readers stop.
+A server only knows its current tables. Once the log has been received up to the position of the read, the
+statements in between are undone, back to the position of the doubt. A table is read only after the log has
+received the position of its doubt and the server shows the effects of its log up to there. A table that a
+statement touched during the read is read again. If a statement cannot be undone, the table is refused by name
+and its readers stop.
 """
 
 import threading
@@ -44,49 +45,49 @@ from penstock.schema.table_definition import TableDefinition
 
 _log = structlog.get_logger(__name__)
 
-# More tables than this are read in one pass over information_schema.
+# Larger numbers of tables are read in one pass over information_schema.
 _ASKED_ONE_BY_ONE_MAX = 50
 
-# A table that statements change again each time it is read is refused after this many readings.
+# A table that statements change during each of this many reads is refused.
 _READINGS_MAX = 5
 
-# Readers may ask for this many definitions at a time, of which each costs the server a question.
+# The most definitions that readers can have requested at a time. Each costs a query on the server.
 _QUESTIONS_MAX = 10_000
 
-# How the status calls a table whose definition is still sought.
+# The status of a table whose definition is still being determined.
 _BEING_READ = "being read"
 
-# The status lists no more tables than this.
+# The most tables that the status lists.
 _LISTED_MAX = 100
 
 
 @dataclass(frozen=True)
 class Question:
-    """A table whose definition is sought, and since where it is in doubt; no name is every table."""
+    """A table in doubt, and since which position. A name of None means every table."""
 
     name: TableName | None
     since: Position
 
 
 class DefinitionSettler:
-    """Settles the doubts of one log, for as long as one server is captured.
+    """Settles the doubts of one log while one server is captured.
 
-    `begins` is where the capture goes on: the log was received up to there. The server answers for that epoch
-    alone; a doubt of an earlier one is refused. `before` is the thread of the settler before this one: it
-    ends first, so that a server which does not answer has one session. `close` ends the thread and its
-    session without waiting: an answer that is under way changes nothing any more.
+    `begins` is where capture resumes; the log has been received up to there. The server can answer for its
+    own epoch only, so doubts of earlier epochs are refused. `before` is the thread of the previous settler.
+    It ends first, so that a server that does not answer has only one session. `close` ends the thread and its
+    session without waiting. An answer that arrives later has no effect.
     """
 
     def __init__(
         self,
-        kept: SchemaLog[SchemaHistory],
+        schema_log: SchemaLog[SchemaHistory],
         address: ServerAddress,
         server_key: str,
         spelling: ServerSpelling,
         begins: Position,
         before: threading.Thread | None = None,
     ) -> None:
-        self._kept = kept
+        self._schema_log = schema_log
         self._address = address
         self._server_key = server_key
         self._spelling = spelling
@@ -94,14 +95,15 @@ class DefinitionSettler:
         self._closed = False
         self._retired = False
         self._has_read = threading.Event()
-        # Held while something is kept, so that nothing is after the end.
-        self._keeping = threading.Lock()
+        # Held while storing, so that nothing is stored after `close`.
+        self._store_lock = threading.Lock()
         self._epoch = begins.epoch
         self._received = begins
         self._readings: dict[Question, int] = {}
-        # The newest answers, in order: what is in doubt still after its answer is not asked about again.
+        # The newest answered questions, in order. A table that is still in doubt after its answer is not
+        # asked about again.
         self._answered: dict[Question, None] = {}
-        # Names that tables have now, found out while their definitions were taken back.
+        # Current names of renamed tables, discovered while their statements were undone.
         self._renamed: set[TableName] = set()
         self._refused: dict[Question, Doubt] = {}
         self._failure: str | None = None
@@ -113,20 +115,22 @@ class DefinitionSettler:
     # --- For the capture, which never waits -----------------------------------------------------
 
     def start(self) -> None:
-        """Begin with what is in doubt already."""
+        """Start with the tables that are already in doubt."""
         self.note_doubts()
         self._thread.start()
 
     def wait_until_read(self, seconds: float) -> None:
-        """Wait until the server's tables were read for the first time, or the time is up.
+        """Wait until the server's tables have been read for the first time, or until the timeout.
 
-        What changes before that may hide a definition, so the first bytes of a new log wait a moment.
+        A change before that read may hide a definition, so the first bytes of a new log wait briefly.
         """
         self._has_read.wait(seconds)
 
     def note_doubts(self) -> None:
-        """Take up the doubts that the last statement left."""
-        unsurveyed, doubts = self._kept.with_newest(lambda history: (history.unsurveyed, history.doubts()))
+        """Add the doubts that the last statement left."""
+        unsurveyed, doubts = self._schema_log.with_newest(
+            lambda history: (history.unsurveyed, history.doubts())
+        )
         with self._changed:
             if unsurveyed is not None and unsurveyed.since is not None:
                 self._add(Question(None, unsurveyed.since))
@@ -144,35 +148,35 @@ class DefinitionSettler:
             ]
 
     def received(self, position: Position) -> None:
-        """Note up to where the log was received, and its statements applied."""
+        """Record the position up to which the log has been received and its statements applied."""
         with self._changed:
             self._received = position
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End."""
-        with self._keeping, self._changed:
+        """End the thread and its session."""
+        with self._store_lock, self._changed:
             self._closed = True
             self._changed.notify_all()
             if self._connection is not None:
                 self._connection.interrupt()
 
     def retire(self) -> threading.Thread:
-        """Let another settler take over, to which goes what is given by hand; return this one's thread."""
-        with self._keeping:
+        """Let another settler take over definitions set by an operator; return this settler's thread."""
+        with self._store_lock:
             self._retired = True
         return self._thread
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the tables in doubt as the status shows them, the first of them where they are many."""
+        """Return the tables in doubt for the status, limited to the first _LISTED_MAX."""
         return self._listed
 
     # --- For readers ----------------------------------------------------------------------------
 
     def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
-        """Wait until a table's doubt was settled or refused, or the time is up.
+        """Wait until a table's doubt has been settled or refused, or until the timeout.
 
-        With `again` a definition is sought that is not in doubt, since the log contradicts it there.
+        With `again`, read a definition that is not in doubt, because the log contradicts it at that position.
         """
         question = Question(name, since)
         with self._changed:
@@ -184,17 +188,17 @@ class DefinitionSettler:
             )
 
     def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-        """Keep a definition that an operator gives, from a position on.
+        """Store a definition set by an operator, from a position on.
 
         Raises SchemaUnknown, SchemaInvalid, ServerBusy.
         """
-        told = TableDefinition.from_json(definition).renamed(name, 1)
-        with self._keeping:
+        table = TableDefinition.from_json(definition).renamed(name, 1)
+        with self._store_lock:
             if self._retired:
                 raise ServerBusy("another session of the capture begins", hint="Give the definition again")
-            self._kept.settle(since, [definition_line(told.to_json())])
+            self._schema_log.settle(since, [definition_line(table.to_json())])
             if self._closed:
-                self._kept.close()
+                self._schema_log.close()
         _log.info("a definition was given by hand", table=str(name), at=str(since))
         with self._changed:
             question = Question(name, since)
@@ -225,22 +229,22 @@ class DefinitionSettler:
         failures = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or bool(self._ready()))
+                self._changed.wait_for(lambda: self._closed or bool(self._ready_questions()))
                 if self._closed:
                     return
-                questions = self._ready()
+                questions = self._ready_questions()
             failures += 1
             pause = RECONNECT.pause(failures)
             try:
-                left = self._attempt(questions)
+                unfinished = self._attempt(questions)
             except PenstockError as problem:
-                left = True
+                unfinished = True
                 if not self._closed:
                     self._note_failure(problem.message)
                     _log.warning(
                         "definitions cannot be read yet", why=str(problem), after_seconds=round(pause, 3)
                     )
-            if not left:
+            if not unfinished:
                 failures = 0
                 continue
             with self._changed:
@@ -248,27 +252,31 @@ class DefinitionSettler:
                     return
 
     def _attempt(self, questions: list[Question]) -> bool:
-        """Settle what can be; return whether some must be read again. Raises nothing but PenstockError."""
+        """Settle as many questions as possible; return whether some must be read again.
+
+        Raises only PenstockError.
+        """
         try:
-            left = self._settle(questions)
+            unfinished = self._settle(questions)
             self._failure = None
             self.note_doubts()
         except PenstockError:
             raise
         except Exception as defect:
-            # Readers wait for this thread, so it goes on; its locals, which hold statements, are not shown.
+            # Readers wait for this thread, so it continues. The traceback omits local variables, which hold
+            # statements.
             _log.error("a defect in reading definitions", traceback=format_exc())
             raise PenstockError(
                 f"a defect: {type(defect).__name__}", hint="The daemon's log has the traceback"
             ) from defect
-        return left
+        return unfinished
 
-    def _ready(self) -> list[Question]:
-        """Return the questions whose place was received: what the server shows is at or behind it."""
+    def _ready_questions(self) -> list[Question]:
+        """Return the questions whose position was received, so that the server is at or after it."""
         return [question for question in self._readings if self._has_received(question.since)]
 
     def _note_failure(self, failure: str) -> None:
-        """Let the status say why nothing is read."""
+        """Show in the status why no definitions can be read."""
         with self._changed:
             self._failure = failure
             self._listed = [
@@ -277,36 +285,36 @@ class DefinitionSettler:
             ]
 
     def _settle(self, questions: list[Question]) -> bool:
-        """Read the tables asked about, and keep what can be told; return whether some must be read again."""
+        """Read the requested tables and store their definitions; return whether to read some again."""
         try:
-            reading = self._read(questions)
+            snapshot = self._read(questions)
         finally:
             self._has_read.set()
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_received(reading.after))
+            self._changed.wait_for(lambda: self._closed or self._has_received(snapshot.after))
             if self._closed:
                 return False
-        left = False
+        unfinished = False
         for question in questions:
             try:
-                settled = self._answer(question, reading)
+                settled = self._answer(question, snapshot)
             except SchemaUnknown:
-                # The log begins later by now, so nobody reads there.
+                # The log now starts after the position, so no reader needs it.
                 settled = True
             with self._changed:
                 if settled or self._closed:
                     self._note_answered(question)
                 elif question in self._readings:
-                    left = True
+                    unfinished = True
                     self._readings[question] += 1
                 self._changed.notify_all()
-        return left
+        return unfinished
 
     def _has_received(self, position: Position) -> bool:
         return self._received >= position
 
-    def _read(self, questions: list[Question]) -> "_Reading":
-        """Ask the server for the tables as they are now, and where its log stood before and after."""
+    def _read(self, questions: list[Question]) -> "_TableSnapshot":
+        """Read the current tables from the server, and its log position before and after."""
         with connect(self._address, READING_SECONDS_MAX) as connection, self._interruptible(connection):
             if connection.identity().key != self._server_key:
                 raise ServerChanged(f"{self._address} is another server now")
@@ -314,20 +322,20 @@ class DefinitionSettler:
             wait_until_defined(connection)
             names = {question.name for question in questions} | self._renamed
             tables: dict[TableName, TableDefinition] = {}
-            whole = None in names or len(names) > _ASKED_ONE_BY_ONE_MAX
-            if whole:
+            reads_all = None in names or len(names) > _ASKED_ONE_BY_ONE_MAX
+            if reads_all:
                 tables = {definition.schema.name: definition for definition in read_tables(connection)}
             else:
                 for name in names:
                     definition = read_table(connection, name) if name is not None else None
                     if name is not None and definition is not None:
                         tables[name] = definition
-            asked = None if whole else {name for name in names if name is not None}
-            return _Reading(before, _head(connection, self._epoch), tables, asked)
+            requested = None if reads_all else {name for name in names if name is not None}
+            return _TableSnapshot(before, _head(connection, self._epoch), tables, requested)
 
     @contextmanager
     def _interruptible(self, connection: Connection) -> Iterator[None]:
-        """Let `close` end a session for the block. Raises ConnectionLost where it was called before."""
+        """Let `close` end a session during the block. Raises ConnectionLost if it was called before."""
         with self._changed:
             if self._closed:
                 raise ConnectionLost(f"{self._address}: the capture that asks has ended")
@@ -338,19 +346,20 @@ class DefinitionSettler:
             with self._changed:
                 self._connection = None
 
-    def _answer(self, question: Question, reading: "_Reading") -> bool:
-        """Keep what can be told of a question; return whether that settles it."""
-        if self._is_half_kept(question):
-            self._keep(question.since, [])
+    def _answer(self, question: Question, snapshot: "_TableSnapshot") -> bool:
+        """Store the answer to a question if it is known; return whether that settles the question."""
+        if self._is_partly_stored(question):
+            self._store(question.since, [])
             return True
-        statements = self._statements(question.since, reading)
+        statements = self._statements(question.since, snapshot)
         if question.name is None:
-            # Without the statements nothing can be told; readers then ask table by table, and are refused.
-            return statements is None or self._survey(question.since, reading, statements)
-        known = self._kept.at(question.since)
-        doubt = known.doubt(question.name)
+            # Without the statements, no table can be determined. Readers then ask for each table, and are
+            # refused.
+            return statements is None or self._survey(question.since, snapshot, statements)
+        history = self._schema_log.at(question.since)
+        doubt = history.doubt(question.name)
         try:
-            definition = self._definition(question.name, reading, statements)
+            definition = self._definition(question.name, snapshot, statements)
         except _NotYet:
             if self._readings.get(question, 0) < _READINGS_MAX:
                 return False
@@ -358,31 +367,33 @@ class DefinitionSettler:
         if isinstance(definition, str):
             _log.warning("a table's definition is unknown", table=str(question.name), why=definition)
             if doubt is not None:
-                self._keep(question.since, [refusal_line(question.name, definition)])
+                self._store(question.since, [refusal_line(question.name, definition)])
                 with self._changed:
                     self._refused[question] = replace(doubt, refusal=definition)
-        elif doubt is not None or _decodes_otherwise(known.schema(*_parts(question.name)), definition.schema):
-            self._keep(question.since, [definition_line(definition.to_json())])
+        elif doubt is not None or _decodes_differently(
+            history.schema(*_parts(question.name)), definition.schema
+        ):
+            self._store(question.since, [definition_line(definition.to_json())])
         return True
 
-    def _is_half_kept(self, question: Question) -> bool:
-        """Tell whether a crash left an answer where it holds from, and the doubt in later snapshots."""
+    def _is_partly_stored(self, question: Question) -> bool:
+        """Return whether a crash left an answer stored while later snapshots still have the doubt."""
 
         def doubt(history: SchemaHistory) -> Doubt | None:
             return history.unsurveyed if question.name is None else history.doubt(question.name)
 
-        newest = self._kept.with_newest(doubt)
+        newest = self._schema_log.with_newest(doubt)
         return (
             newest is not None
             and newest.since == question.since
-            and doubt(self._kept.at(question.since)) is None
+            and doubt(self._schema_log.at(question.since)) is None
         )
 
-    def _statements(self, since: Position, reading: "_Reading") -> list[LoggedStatement] | None:
-        """Return what was run from a position up to the reading, None where not all of it is known."""
+    def _statements(self, since: Position, snapshot: "_TableSnapshot") -> list[LoggedStatement] | None:
+        """Return the statements from a position to the read, None if some are not in the log."""
         if since.epoch != self._epoch:
             return None
-        logged = self._kept.statements(since, reading.after)
+        logged = self._schema_log.statements(since, snapshot.after)
         if logged is None:
             return None
         return [
@@ -391,34 +402,34 @@ class DefinitionSettler:
         ]
 
     def _definition(
-        self, name: TableName, reading: "_Reading", statements: Sequence[LoggedStatement] | None
+        self, name: TableName, snapshot: "_TableSnapshot", statements: Sequence[LoggedStatement] | None
     ) -> TableDefinition | str:
-        """Return what a table was before the statements, or why that cannot be told. Raises _NotYet."""
+        """Return a table's definition before the statements, or why it is unknown. Raises _NotYet."""
         if statements is None:
             return "statements since then are not in the log"
         names = names_after(name, statements, self._spelling)
-        if reading.asked is not None and not names <= reading.asked:
+        if snapshot.requested is not None and not names <= snapshot.requested:
             self._renamed |= names
             raise _NotYet
-        late = [statement for statement in statements if statement.position > reading.before]
+        late = [statement for statement in statements if statement.position > snapshot.before]
         if any(touches(statement, names, self._spelling) for statement in late):
             raise _NotYet
         try:
-            definition = definition_before(name, statements, reading.tables.get, self._spelling)
+            definition = definition_before(name, statements, snapshot.tables.get, self._spelling)
         except CannotRewind as problem:
-            hiding = problem.statement
-            words = opening_words(hiding.text)
-            return f"it was changed at {hiding.position} in a way that cannot be taken back: {words}"
+            blocking = problem.statement
+            opening = opening_words(blocking.text)
+            return f"it was changed at {blocking.position} in a way that cannot be taken back: {opening}"
         return definition or "the server no longer has the table"
 
-    def _keep(self, since: Position, lines: Sequence[dict[str, Any]]) -> None:
-        with self._keeping:
+    def _store(self, since: Position, lines: Sequence[dict[str, Any]]) -> None:
+        with self._store_lock:
             if not self._closed:
-                self._kept.settle(since, lines, received=self._received)
+                self._schema_log.settle(since, lines, received=self._received)
 
-    def _survey(self, since: Position, reading: "_Reading", statements: list[LoggedStatement]) -> bool:
-        """Keep every table of the server as it was at a position; what cannot be told is left in doubt."""
-        names = set(reading.tables)
+    def _survey(self, since: Position, snapshot: "_TableSnapshot", statements: list[LoggedStatement]) -> bool:
+        """Store every table of the server as of a position. Undetermined tables stay in doubt."""
+        names = set(snapshot.tables)
         for statement in statements:
             names |= {name for renamed in renames(statement, self._spelling) for name in renamed}
         lines, of_table = [], statements_by_table(statements, self._spelling)
@@ -426,33 +437,33 @@ class DefinitionSettler:
             if self._closed:
                 return False
             try:
-                definition = self._definition(name, reading, of_table(name))
+                definition = self._definition(name, snapshot, of_table(name))
             except _NotYet:
                 lines.append(doubt_line(name, "it was changed while the tables of the server were read"))
                 continue
             if isinstance(definition, TableDefinition):
                 lines.append(definition_line(definition.to_json()))
-            elif name in reading.tables and not _is_created(name, of_table(name), self._spelling):
+            elif name in snapshot.tables and not _is_created(name, of_table(name), self._spelling):
                 lines += [
                     doubt_line(name, "the server's tables were read later"),
                     refusal_line(name, definition),
                 ]
-        self._keep(since, [*lines, SURVEYED])
+        self._store(since, [*lines, SURVEYED])
         return True
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """The tables of a server at a moment between two places of its log; `asked` is None for all of them."""
+class _TableSnapshot:
+    """A server's tables, read between two positions of its log. `asked` is None for all tables."""
 
     before: Position
     after: Position
     tables: dict[TableName, TableDefinition]
-    asked: set[TableName] | None
+    requested: set[TableName] | None
 
 
 class _NotYet(Exception):
-    """What was read does not tell: a statement touched the table meanwhile, or it has another name now."""
+    """The read was inconclusive: a statement touched the table meanwhile, or it has another name now."""
 
 
 def _head(connection: Connection, epoch: int) -> Position:
@@ -464,20 +475,22 @@ def _parts(name: TableName) -> tuple[str, str]:
     return name.database, name.table
 
 
-def _decodes_otherwise(known: TableSchema | None, told: TableSchema) -> bool:
-    """Tell whether rows decode otherwise by a definition that was told.
+def _decodes_differently(stored: TableSchema | None, current: TableSchema) -> bool:
+    """Return whether rows decode differently with a definition that was just read.
 
-    Taking statements back loses keys and what may be null, so neither contradicts what is known.
+    Undoing statements loses keys and nullability, so neither counts as a contradiction.
     """
     columns = [
-        None if schema is None else [(one.name, one.type_text, one.charset) for one in schema.columns]
-        for schema in (known, told)
+        None
+        if schema is None
+        else [(column.name, column.type_text, column.charset) for column in schema.columns]
+        for schema in (stored, current)
     ]
     return columns[0] != columns[1]
 
 
 def _is_created(name: TableName, statements: Iterable[LoggedStatement], spelling: ServerSpelling) -> bool:
-    """Tell whether a table came into being by one of the statements."""
+    """Return whether one of the statements created the table."""
     return any(
         isinstance(effect, CreateTable | CreateLike) and effect.name == name
         for statement in statements
@@ -486,7 +499,7 @@ def _is_created(name: TableName, statements: Iterable[LoggedStatement], spelling
 
 
 def _listed(name: TableName | None, doubt: Doubt, failure: str | None) -> dict[str, Any]:
-    """Return a table in doubt for the status: why, since where, and what an operator can do."""
+    """Return a table in doubt for the status: the reason, the position, and a command for the operator."""
     since = str(doubt.since) if doubt.since else None
     return {
         "table": str(name),

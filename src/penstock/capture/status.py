@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the capture of an instance stands, for people and programs, and the figures behind it."""
+"""The state of an instance's capture, for people and programs, and the rates it shows."""
 
 import math
 import time
@@ -9,15 +9,15 @@ from typing import Any
 
 from penstock.limits import HEARTBEAT_SECONDS
 
-# What a rate shows is mostly of the last ten seconds.
+# Rates are averaged mostly over the last ten seconds.
 _RATE_SECONDS = 10.0
 
-# A server that says nothing for this long, not even that it has nothing, may have changes unknown to us.
+# A server that has not even sent a heartbeat for this long may have changes that we do not know of.
 _HONEST_SECONDS = 2 * HEARTBEAT_SECONDS
 
 
 class State(StrEnum):
-    """What the capture of an instance is doing."""
+    """The activity of an instance's capture."""
 
     OPENING = "opening"
     CONNECTING = "connecting"
@@ -31,8 +31,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as the status shows it. `time_us` is when it came, `cleared_us` when capture went on after it,
-    both in microseconds UTC since 1970; None as long as it has not."""
+    """An error in the status.
+
+    `time_us` is when it occurred, `cleared_us` when capture resumed after it (None if it has not), both in
+    microseconds UTC since 1970.
+    """
 
     kind: str
     message: str
@@ -46,14 +49,13 @@ class Failure:
 class CaptureStatus:
     """A snapshot. Times are microseconds UTC since 1970, sizes bytes, rates per second.
 
-    `position` is the end of the last whole transaction received, `durable` of the last that outlasts a power
-    failure. `lag_seconds` is 0 where everything that the server has is here, None before its first word;
-    `lag_bytes` is None where it was not asked yet. `note` says what a reader of the log must know about it,
-    `prepared` which XA transactions have waited for an hour or more: the id and the position of each.
-    `missing_gtids` are transactions of the log that the server last asked lacks: it may be a replica that is
-    behind, or they are lost.
-    `tables_in_doubt` (the first 100 are listed) wait for their definition or stop their readers: each comes
-    with reason, since where, state and the command that helps.
+    `position` is the end of the last complete transaction received, `durable` of the last that survives a
+    power failure. `lag_seconds` is 0 if everything that the server has was received, None before its first
+    packet. `lag_bytes` is None until it is measured. `note` is a warning for readers of the log. `prepared`
+    lists the XA transactions that have waited for an hour or more, with id and position. `missing_gtids` are
+    transactions of the log that the last server is missing: it may be a replica that lags behind, or they are
+    lost. `tables_in_doubt` (the first 100) wait for their definition or stop their readers: each has a
+    reason, a position, a state and the command that helps.
     """
 
     instance: str
@@ -90,21 +92,21 @@ class CaptureStatus:
 
 
 class Rate:
-    """How often something happens, as an average that forgets: what is past weighs less by the second.
+    """The rate of an event, as an average with exponential decay.
 
-    One thread adds; any may read. `clock` is monotonic seconds.
+    One thread adds, any thread may read. `clock` is monotonic seconds.
     """
 
     def __init__(self) -> None:
         self._state = (0.0, time.monotonic())
 
     def add(self, count: int, clock: float) -> None:
-        """Count events that happened now."""
+        """Count events that happen now."""
         rate, at = self._state
         self._state = (rate * math.exp((at - clock) / _RATE_SECONDS) + count / _RATE_SECONDS, clock)
 
     def per_second(self, clock: float) -> float:
-        """Return the rate now."""
+        """Return the current rate."""
         rate, at = self._state
         return rate * math.exp(min(at - clock, 0.0) / _RATE_SECONDS)
 
@@ -112,11 +114,10 @@ class Rate:
 def lag_seconds(
     now: float, heard_at: float | None, commit_time_us: int | None, caught_up: bool
 ) -> float | None:
-    """Return how far behind the server we may be; `now` and `heard_at` are seconds since 1970.
+    """Return how far behind the server the log may be; `now` and `heard_at` are seconds since 1970.
 
-    Caught up means that everything that was sent is stored. That is 0, as long as the server keeps saying
-    that it has no more: after silence it is the time since it last said anything. Otherwise it is the age of
-    the last commit received.
+    If all received bytes are stored, the lag is 0 as long as the server sends heartbeats, and otherwise the
+    time since its last packet. If not, it is the age of the last commit received.
     """
     if heard_at is None:
         return None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speaks to a MySQL or MariaDB server: sessions, the replica protocol, result sets."""
+"""Communication with a MySQL or MariaDB server: sessions, the replica protocol, result sets."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semi-synchronous replication: a commit on the server waits until a replica has it.
+"""Semi-synchronous replication: a commit on the server waits until a replica has stored it.
 
-The server asks for it by a mark before an event; the answer names how far the replica has the log. Sources:
-MySQL's plugin/semisync (ReplSemiSyncMaster, ReplSemiSyncSlave::slaveReply), MariaDB's semisync_master.cc.
+The server requests an acknowledgement by a mark before an event. The reply names the log position that the
+replica has stored. Sources: MySQL's plugin/semisync (ReplSemiSyncMaster, ReplSemiSyncSlave::slaveReply),
+MariaDB's semisync_master.cc.
 """
 
 import struct
@@ -11,23 +12,24 @@ from penstock.mysql.connection import Connection
 
 _REPLY_MAGIC = 0xEF
 
-# MySQL's plugin goes by two names; MariaDB has it built in.
+# MySQL's plugin has two names. In MariaDB the feature is built in.
 _ENABLED = ("rpl_semi_sync_source_enabled", "rpl_semi_sync_master_enabled")
 
 
 def ask_for_marks(connection: Connection) -> bool:
-    """Tell the server that we will acknowledge; return whether its dump will carry the marks.
+    """Tell the server that this replica acknowledges commits; return whether its dump will have the marks.
 
-    They come wherever the server knows the feature, also while it is off. Set before the dump begins.
+    A server that supports the feature sends the marks even if the feature is off. Call this before the dump
+    starts.
     """
-    known = bool(connection.variables(*_ENABLED))
-    if known:
+    supported = bool(connection.variables(*_ENABLED))
+    if supported:
         connection.query("SET @rpl_semi_sync_replica = 1, @rpl_semi_sync_slave = 1")
-    return known
+    return supported
 
 
 def acknowledgement(file: str, offset: int) -> bytes:
-    """Return the packet that says that everything up to an offset of a file is durable here."""
+    """Return the packet that reports everything up to an offset of a file as durable."""
     payload = struct.pack("<BQ", _REPLY_MAGIC, offset) + file.encode()
-    # Each answer begins a sequence of its own: its number is 0.
+    # Each reply starts a new packet sequence, so its number is 0.
     return struct.pack("<I", len(payload)) + payload

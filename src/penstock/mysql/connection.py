@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session on a server: handshake, TLS and authentication through PyMySQL, then plain statements.
+"""A session on a server: PyMySQL does the handshake, TLS and authentication, then statements run.
 
-Old and new spellings of a statement are tried in the order the family and version suggest; only the
-error number decides whether the other spelling is tried, so an unheard-of version number works too.
+The family and version decide whether the old or the new spelling of a statement is tried first. Only the
+error number decides whether the other spelling is tried, so unknown version numbers work too.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ from penstock.mysql.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_o
 MYSQL = "mysql"
 MARIADB = "mariadb"
 
-# Bounds the wait for one answer. A server that takes longer hangs, and another one may have taken over.
+# Limits the wait for one response. A server that takes longer hangs, and another may have taken over.
 ANSWER_SECONDS_MAX = 10.0
-# Reading the columns of a hundred thousand tables takes minutes on a cold server, and so does a load's query.
+# On a cold server, reading the columns of 100,000 tables takes minutes, and so does the query of a full load.
 READING_SECONDS_MAX = 600.0
 
-# MySQL 8.2 brought SHOW BINARY LOG STATUS, 8.0.22 SHOW REPLICAS; MariaDB 10.5 SHOW REPLICA HOSTS.
+# MySQL 8.2 added SHOW BINARY LOG STATUS, MySQL 8.0.22 SHOW REPLICAS, MariaDB 10.5 SHOW REPLICA HOSTS.
 _BINARY_LOG_STATUS_SINCE = (8, 2, 0)
 _SHOW_REPLICAS_SINCE = (8, 0, 22)
 
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """Who answers: what must stay the same for a position to keep its meaning.
+    """The identity of a server: everything that must stay the same for a position to stay valid.
 
-    `version` is the leading numbers of the server's version, for choosing a first spelling only.
-    `server_uuid` is MySQL's; `gtid_domain` MariaDB's `gtid_domain_id`. `gtid_mode` is MySQL's
-    setting; MariaDB always writes GTIDs, so it is ON there.
+    `version` has the leading numbers of the server's version; use it only to choose the spelling to try
+    first. `server_uuid` is MySQL's; `gtid_domain` is MariaDB's `gtid_domain_id`. `gtid_mode` is MySQL's
+    setting. MariaDB always writes GTIDs, so there it is ON.
     """
 
     flavor: str
@@ -54,7 +54,7 @@ class ServerIdentity:
 
     @property
     def key(self) -> str:
-        """Text that is equal for one server's restarts and differs between servers."""
+        """Text that stays equal across restarts of a server and differs between servers."""
         if self.flavor == MARIADB:
             return f"mariadb:{self.gtid_domain}-{self.server_id}"
         return f"mysql:{self.server_uuid or self.server_id}"
@@ -62,7 +62,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True)
 class LogHead:
-    """The end of the binlog: where the next event will be written."""
+    """The end of the binlog, where the next event will be written."""
 
     file: str
     offset: int
@@ -70,7 +70,7 @@ class LogHead:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A binlog file as the server lists it. `encrypted` means at rest; the stream is clear."""
+    """A binlog file as listed by the server. `encrypted` means at rest; the stream is not encrypted."""
 
     file: str
     bytes: int
@@ -78,9 +78,9 @@ class LogFile:
 
 
 class Connection:
-    """A session. Not for several threads at once; a context manager that closes.
+    """A session. Not safe for concurrent use. A context manager that closes it.
 
-    Errors are those of `penstock.errors`, chosen by the server's error number.
+    Raises the errors of `penstock.errors`, chosen by the server's error number.
     """
 
     def __init__(self, address: ServerAddress, session: "pymysql.connections.Connection[Any]") -> None:
@@ -95,13 +95,13 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """End the session. Closing twice is harmless."""
+        """End the session. Idempotent."""
         session, self._session = self._session, None
         if session is not None and session.open:
             session.close()
 
     def interrupt(self) -> None:
-        """Wake whoever waits for an answer, from another thread: it is told that the connection is lost."""
+        """Wake a thread that waits for a response, from another thread. It gets ConnectionLost."""
         session = self._session
         stream = session._sock if session is not None else None
         if stream is not None:
@@ -109,59 +109,59 @@ class Connection:
                 stream.shutdown(socket.SHUT_RDWR)
 
     def query(self, sql: str, args: Sequence[Any] | None = None) -> list[dict[str, Any]]:
-        """Run one statement and return its rows as dicts, all in memory; [] where it has none."""
+        """Run one statement and return its rows as dicts, all in memory; [] if it returns no rows."""
         return self.query_first([sql], args)
 
     def query_first(
         self, spellings: Sequence[str], args: Sequence[Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Run the first spelling this server understands: the next is tried only on SPELLED_OTHERWISE."""
+        """Run the first spelling that the server supports; try the next only on SPELLED_OTHERWISE."""
         assert self._session is not None, "the connection is closed"
-        for left, sql in enumerate(spellings, start=1 - len(spellings)):
+        for alternatives_left, sql in enumerate(spellings, start=1 - len(spellings)):
             try:
                 with self._session.cursor(pymysql.cursors.DictCursor) as cursor:
                     cursor.execute(sql, args)
                     return list(cursor.fetchall())
             except pymysql.err.Error as problem:
-                if left == 0 or number_of(problem) not in SPELLED_OTHERWISE:
+                if alternatives_left == 0 or number_of(problem) not in SPELLED_OTHERWISE:
                     raise translate(problem, str(self.address)) from problem
         raise AssertionError("no spelling was given")
 
     def variables(self, *names: str) -> dict[str, str]:
-        """Return the global variables that exist among these, by lower-case name."""
+        """Return those of these global variables that exist, by lower-case name."""
         marks = ", ".join(["%s"] * len(names))
         rows = self.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
         return {str(row["Variable_name"]).lower(): str(row["Value"]) for row in rows}
 
     def identity(self) -> ServerIdentity:
-        """Return who answers; asked once a connection. The family is told by its own variables."""
+        """Return the server's identity, read once per connection. The variables show the family."""
         if self._identity is None:
-            found = self.variables(
+            variables = self.variables(
                 "version", "server_id", "server_uuid", "gtid_domain_id", "gtid_mode", "version_comment"
             )
-            flavor = MARIADB if "gtid_domain_id" in found else MYSQL
+            flavor = MARIADB if "gtid_domain_id" in variables else MYSQL
             self._identity = ServerIdentity(
                 flavor=flavor,
-                version=_version_numbers(found.get("version", "")),
-                version_text=found.get("version", ""),
-                server_id=int(found.get("server_id", "0")),
-                server_uuid=found.get("server_uuid") if flavor == MYSQL else None,
-                gtid_domain=int(found["gtid_domain_id"]) if flavor == MARIADB else None,
-                gtid_mode="ON" if flavor == MARIADB else found.get("gtid_mode", "OFF"),
+                version=_version_numbers(variables.get("version", "")),
+                version_text=variables.get("version", ""),
+                server_id=int(variables.get("server_id", "0")),
+                server_uuid=variables.get("server_uuid") if flavor == MYSQL else None,
+                gtid_domain=int(variables["gtid_domain_id"]) if flavor == MARIADB else None,
+                gtid_mode="ON" if flavor == MARIADB else variables.get("gtid_mode", "OFF"),
             )
         return self._identity
 
     def head(self) -> LogHead:
-        """Return the end of the binlog. Raises ServerUnsupported where the binlog is off.
+        """Return the end of the binlog. Raises ServerUnsupported if the binlog is off.
 
-        The Executed_Gtid_Set beside it is left out: it may miss transactions before this position, which
-        MySQL counts only once they are committed.
+        The Executed_Gtid_Set of the same row is not used: MySQL counts transactions only once they are
+        committed, so some before this position may be missing from it.
         """
         row = self.log_status()
         return LogHead(str(row["File"]), int(row["Position"]))
 
     def executed(self) -> ExecutedSet:
-        """Return the GTIDs that the server reports as executed; empty where it has no GTIDs."""
+        """Return the GTIDs that the server reports as executed; empty if it has no GTIDs."""
         if self.identity().flavor != MARIADB:
             return ExecutedSet(self._gtid_variable("gtid_executed"))
         ends: dict[tuple[int, int], int] = {}
@@ -171,25 +171,25 @@ class Connection:
         return ExecutedSet(self._gtid_variable("gtid_binlog_pos"), ends, applied)
 
     def purged(self) -> LoggedSet:
-        """Return the GTIDs that came before the server's oldest file and may be listed in none.
+        """Return the GTIDs from before the server's oldest file that no file may list.
 
-        MySQL: what was purged, and what a restored or cloned server was told to have. MariaDB's files list
-        them.
+        On MySQL, these are the purged transactions and those set on a restored or cloned server. On MariaDB,
+        the files list them.
         """
         if self.identity().flavor == MARIADB:
             return NO_GTIDS
         return LoggedSet(self._gtid_variable("gtid_purged"))
 
     def _gtid_variable(self, name: str) -> str:
-        """Return a variable that is a GTID set, "" on a server that has none of the name."""
+        """Return a variable that holds a GTID set, "" if the server does not have the variable."""
         if not self.variables(name):
             return ""
-        # SHOW VARIABLES cuts long values off.
+        # SHOW VARIABLES truncates long values.
         row = self.query(f"SELECT @@global.{name} AS gtid_set")[0]
         return str(row["gtid_set"] or "").replace("\n", "")
 
     def log_status(self) -> dict[str, Any]:
-        """Return the row of SHOW BINARY LOG STATUS. Raises ServerUnsupported where the binlog is off."""
+        """Return the row of SHOW BINARY LOG STATUS. Raises ServerUnsupported if the binlog is off."""
         identity = self.identity()
         spellings = ["SHOW MASTER STATUS", "SHOW BINARY LOG STATUS"]
         if identity.flavor == MYSQL and identity.version >= _BINARY_LOG_STATUS_SINCE:
@@ -202,7 +202,7 @@ class Connection:
         return rows[0]
 
     def binary_logs(self) -> list[LogFile]:
-        """Return the binlog files the server still has, oldest first."""
+        """Return the binlog files that the server still has, oldest first."""
         rows = self.query("SHOW BINARY LOGS")
         return [
             LogFile(
@@ -223,9 +223,9 @@ class Connection:
         ]
 
     def send_query(self, sql: str) -> socket.socket:
-        """Send a query and lend the socket, on which its answer comes as raw packets.
+        """Send a query and return the socket, which delivers the response as raw packets.
 
-        Who reads the answer to its end leaves the session as it was; who does not has to close it.
+        A caller that reads the whole response can keep using the session. Otherwise it must close it.
         """
         assert self._session is not None, "the connection is closed"
         try:
@@ -237,7 +237,7 @@ class Connection:
         return stream
 
     def command(self, code: int, payload: bytes) -> None:
-        """Send one protocol command that is answered by OK or by an error."""
+        """Send one protocol command, to which the server responds with OK or an error."""
         assert self._session is not None, "the connection is closed"
         try:
             self._session._execute_command(code, payload)
@@ -245,22 +245,23 @@ class Connection:
         except pymysql.err.Error as problem:
             error = translate(problem, str(self.address))
             if isinstance(error, AuthenticationFailed):
-                # The account is in already: for a command, the same number means that it may not.
+                # The account has already logged in. For a command, the same error number means a missing
+                # privilege.
                 raise PrivilegeMissing(error.message, hint=HINT_GRANT) from problem
             raise error from problem
 
     def release_socket(self) -> tuple[socket.socket, bytes]:
-        """Hand the socket over and forget the session.
+        """Detach the socket from the session and return it.
 
-        Returns it with any bytes PyMySQL has read ahead, so that none is lost: the server may
-        speak out of turn, to say that it shuts down. The caller closes the socket.
+        Also returns bytes that PyMySQL has already read, so that none are lost: the server may send
+        unrequested packets, for example when it shuts down. The caller closes the socket.
         """
         session, self._session = self._session, None
         assert session is not None, "the connection is closed"
         assert session._sock is not None, "the connection is lost"
         stream, reader = session._sock, session._rfile
         read_ahead = _buffered(stream, reader)
-        # PyMySQL closes what it still holds when it is collected, so it must hold nothing.
+        # PyMySQL closes its socket when it is garbage collected, so it must not hold any.
         session._sock = session._rfile = None
         session._closed = True
         reader.detach()
@@ -268,17 +269,17 @@ class Connection:
 
 
 def _buffered(stream: socket.socket, reader: Any) -> bytes:
-    """Return what the reader holds, without waiting for more."""
+    """Return the reader's buffered bytes, without waiting for more."""
     stream.settimeout(0)
     try:
-        waiting = reader.peek(1)
-        return bytes(reader.read(len(waiting))) if waiting else b""
+        buffered = reader.peek(1)
+        return bytes(reader.read(len(buffered))) if buffered else b""
     except (ssl.SSLWantReadError, BlockingIOError):
         return b""
 
 
 def connect(address: ServerAddress, answer_seconds: float = ANSWER_SECONDS_MAX) -> Connection:
-    """Open a session whose answers are each waited for up to `answer_seconds`, then AnswerTimedOut is raised.
+    """Open a session. A response that takes longer than `answer_seconds` raises AnswerTimedOut.
 
     Raises AuthenticationFailed, TlsFailed, ConnectionLost, ServerBusy, OptionInvalid.
     """
@@ -292,7 +293,7 @@ def connect(address: ServerAddress, answer_seconds: float = ANSWER_SECONDS_MAX) 
 
 
 def _version_numbers(text: str) -> tuple[int, ...]:
-    """Return the leading dotted numbers: "10.11.19-MariaDB-log" is (10, 11, 19)."""
+    """Return the leading dotted numbers: (10, 11, 19) for "10.11.19-MariaDB-log"."""
     numbers = []
     for part in text.split("-", 1)[0].split("."):
         if not part.isdecimal():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Following a server's log across lost connections.
 
-A lost connection cuts a transaction anywhere, so what follows it is a new stretch: it begins at the
-last whole transaction, and its reader begins anew as well.
+A lost connection can cut a transaction anywhere. So a new stretch starts at the end of the last complete
+transaction, with a new reader.
 """
 
 import time
@@ -16,16 +16,16 @@ from penstock.mysql.connection import ServerIdentity
 from penstock.mysql.replica import DumpStart, ReplicaName, ReplicaStream, open_stream
 from penstock.retry import Retry
 
-_TRIES_OF_TIMEOUT = 5
+_TRIES_PER_TIMEOUT = 5
 
 
 @dataclass
 class Stretch:
-    """An unbroken run of the log.
+    """A continuous part of the log.
 
-    `start` is where its bytes begin; the consumer skips what it has, as always with a position that
-    the protocol cannot express. Iterating yields event bytes; it ends at the end of a bounded dump
-    (`complete` is then true) or when the connection is lost (`failure` then says why).
+    `start` is where its bytes start. The consumer skips what it already has, as with every position that the
+    protocol cannot express. Iterating yields event bytes until the end of a bounded dump (then `complete` is
+    true) or until the connection is lost (then `failure` is set).
     """
 
     start: DumpStart
@@ -52,20 +52,19 @@ def follow(
     tries_max: int = RECONNECT_TRIES_MAX,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Stretch]:
-    """Yield stretches of the log, each from where the last whole transaction of the one before ended.
+    """Yield stretches of the log, each from the end of the last complete transaction of the previous one.
 
         for stretch in follow(address, start, resume_at=lambda: after_last_transaction):
-            decoder = ...                      # a new one: the cut may lie inside a transaction
+            decoder = ...                      # a new decoder: the cut may be inside a transaction
             for events in stretch: ...
 
-    `resume_at` returns where to go on, None before the first whole transaction. With `bounded` the
-    last stretch ends at the end of the log; without, this never ends by itself. `server_key` is the
-    `ServerIdentity.key` the position belongs to; without it, that of the first server to answer.
+    `resume_at` returns where to resume, None before the first complete transaction. With `bounded` the last
+    stretch ends at the end of the log; otherwise there is always another. `server_key` is the
+    `ServerIdentity.key` that the position belongs to, by default that of the first server that answers.
 
-    Lost connections, a busy server and a replaced dump are tried again, with exponential backoff;
-    `tries_max` tries in a row without progress raise the last failure. Everything else is
-    raised at once: PositionPurged, AuthenticationFailed, PrivilegeMissing, and ServerChanged where
-    another server answers.
+    Lost connections, a busy server and a replaced dump are retried with exponential backoff. After
+    `tries_max` attempts in a row without progress, the last failure is raised. All other errors are raised at
+    once: PositionPurged, AuthenticationFailed, PrivilegeMissing, and ServerChanged if another server answers.
     """
     name = ReplicaName.choose(address.server_id)
     retry = Retry("reconnecting", tries=tries_max, sleep=sleep)
@@ -77,34 +76,35 @@ def follow(
             failure: TransientError | None = problem
         else:
             with stream:
-                server_key = _same_server(stream, server_key)
+                server_key = _check_server(stream, server_key)
                 stretch = Stretch(stream.start, stream.identity, stream)
                 yield stretch
             if stretch.complete:
                 return
             failure = stretch.failure
             resumed = resume_at() or start
-            # An idle server moves no position, so a connection that held counts as progress too.
+            # An idle server does not advance the position, so a connection that stayed open also counts as
+            # progress.
             if resumed != start or time.monotonic() - opened_at > RECONNECT_PAUSE_SECONDS_MAX:
                 retry.succeeded()
             start = resumed
         if failure is None:
-            # The consumer left the stretch by itself, so nothing is wrong.
+            # The consumer left the stretch early, so nothing failed.
             continue
         if isinstance(failure, DumpReplaced) and address.server_id is None:
             name = ReplicaName.choose(None)
-        # A server that hangs costs a timeout for each try.
-        weight = _TRIES_OF_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
+        # With a hung server, each attempt takes a whole timeout.
+        weight = _TRIES_PER_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
         retry.wait(failure, weight=weight, server=str(address), at=str(start))
 
 
-def _same_server(stream: ReplicaStream, server_key: str | None) -> str:
-    """Return the server's key. Raises ServerChanged where it is not the expected one."""
-    found = stream.identity.key
-    if server_key is not None and found != server_key:
+def _check_server(stream: ReplicaStream, server_key: str | None) -> str:
+    """Return the server's key. Raises ServerChanged if it is not the expected key."""
+    key = stream.identity.key
+    if server_key is not None and key != server_key:
         raise ServerChanged(
-            f"{stream.address} is now {found}, the position belongs to {server_key}",
+            f"{stream.address} is now {key}, the position belongs to {server_key}",
             position=str(stream.start),
             hint="A file position means nothing on another server: start by GTID set or from a new snapshot",
         )
-    return found
+    return key

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a server refuses to send its log.
+"""The reason why a server refuses to send its log.
 
-One error number, 1236, stands for a purged file, a position past the end, a second replica of the
-same name and much else, told apart by text alone. So the server is asked what is true instead.
+Error number 1236 covers a purged file, a position after the end, a second replica with the same name and
+more. Only the message text differs, so the server is queried for the actual cause.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HINT_PURGED = (
     "Take a new snapshot, or start at the oldest position: `penstock check` lists the server's files"
 )
-# A server with GTIDs sends no file that holds a transaction without one (mysql: gtid_mode).
+# With gtid_mode=ON, MySQL does not send a file that holds a transaction without a GTID.
 _HINT_ANONYMOUS = (
     "If the log reaches back to before GTIDs were on: SET GLOBAL gtid_mode = ON_PERMISSIVE while it is read,"
     " or read the files"
@@ -35,16 +35,16 @@ _HINT_ELSEWHERE = "Is this the server the position was taken from? Has it been r
 
 
 def refusal_of(stream: "ReplicaStream", number: int, message: str) -> PenstockError:
-    """Return the error to raise for a stream that the server ended by an error packet."""
+    """Return the error for a stream that the server ended with an error packet."""
     if number != DUMP_REFUSED:
         return error_of(number, f"{stream.address}: {message}", position=str(stream.start))
     try:
         with connect(stream.address) as connection:
-            found = _ask(connection, stream)
+            cause = _find_cause(connection, stream)
             identity = connection.identity()
     except PenstockError as unanswered:
         return unanswered
-    return found or StreamError(
+    return cause or StreamError(
         f"{stream.address} does not send its log: {message} (server error {number})",
         position=str(stream.start),
         hint=_HINT_ANONYMOUS
@@ -53,34 +53,34 @@ def refusal_of(stream: "ReplicaStream", number: int, message: str) -> PenstockEr
     )
 
 
-def _ask(connection: Connection, stream: "ReplicaStream") -> PenstockError | None:
-    if _has_twin(connection, stream.name):
+def _find_cause(connection: Connection, stream: "ReplicaStream") -> PenstockError | None:
+    if _has_duplicate(connection, stream.name):
         return DumpReplaced(
             f"another replica connected to {stream.address} with server id {stream.name.server_id}",
             position=str(stream.start),
             hint="Leave server_id out for a random one, or give each replica its own",
         )
     if stream.delivered:
-        # The stream has left its start behind, so the start says nothing about why it ended.
+        # The stream has moved past its start, so the start is not the cause.
         return None
     if stream.start.position is not None:
         return check_position(connection, stream.start.position)
     return check_gtid_set(connection, stream.start.gtid_set or "")
 
 
-def _has_twin(connection: Connection, name: "ReplicaName") -> bool:
-    """Tell whether another replica is registered under our server id."""
+def _has_duplicate(connection: Connection, name: "ReplicaName") -> bool:
+    """Return whether another replica is registered with our server id."""
     try:
         replicas = connection.replicas()
     except PrivilegeMissing:
-        # MariaDB asks for REPLICATION MASTER ADMIN, which a replica need not have. Since 10.4 it tells a
-        # twin by an error number of its own, so nothing is missed.
+        # MariaDB requires REPLICATION MASTER ADMIN, which a replica need not have. Since 10.4 it reports a
+        # replica with the same id by a separate error number, so no case is missed.
         return False
     return any(int(row["server_id"]) == name.server_id and row.get("host") != name.host for row in replicas)
 
 
 def check_position(connection: Connection, position: Position) -> PenstockError | None:
-    """Return why a dump cannot start at a file position, or None where nothing speaks against it."""
+    """Return why a dump cannot start at a file position, None if there is no reason."""
     files = {log.file: log.bytes for log in connection.binary_logs()}
     size = files.get(position.file)
     if size is not None:
@@ -103,10 +103,10 @@ def check_position(connection: Connection, position: Position) -> PenstockError 
     )
 
 
-def file_replaced(log: str, position: Position, expected: str, found: str) -> PositionInvalid:
-    """Return the error for a file that has the name of another one; both fingerprints are given."""
+def file_replaced(log: str, position: Position, expected: str, actual: str) -> PositionInvalid:
+    """Return the error for a file whose name belongs to a different file now, with both fingerprints."""
     return PositionInvalid(
-        f"{position.file} on {log} was begun at {found}, and the file of the position at {expected} (seconds"
+        f"{position.file} on {log} was begun at {actual}, and the file of the position at {expected} (seconds"
         " since 1970, and the server's id)",
         position=str(position),
         hint="Was the server reset or restored, or is it another node? It may have given the same GTIDs to"
@@ -116,7 +116,7 @@ def file_replaced(log: str, position: Position, expected: str, found: str) -> Po
 
 
 def check_gtid_set(connection: Connection, gtid_set: str) -> PenstockError | None:
-    """Return why a dump cannot start after a GTID set, or None where nothing speaks against it."""
+    """Return why a dump cannot start after a GTID set, None if there is no reason."""
     if connection.identity().flavor == MARIADB:
         purged, ahead = _mariadb_gtid_bounds(connection, gtid_set)
     else:
@@ -138,19 +138,19 @@ def check_gtid_set(connection: Connection, gtid_set: str) -> PenstockError | Non
 
 
 def _mariadb_gtid_bounds(connection: Connection, gtid_set: str) -> tuple[bool, bool]:
-    """Tell whether a position lies before the oldest file, and whether it lies past the newest."""
-    asked = _sequences(gtid_set)
+    """Return whether a position is before the oldest file, and whether it is after the newest."""
+    requested = _sequences(gtid_set)
     oldest = connection.binary_logs()[0].file
-    # The first events of a file are its format description and the list of GTIDs before it.
+    # A file starts with its format description and the list of GTIDs before it.
     events = connection.query("SHOW BINLOG EVENTS IN %s LIMIT 4", (oldest,))
     listed = next((str(event["Info"]) for event in events if event["Event_type"] == "Gtid_list"), "")
-    purged = any(asked.get(domain, 0) < number for domain, number in _sequences(listed).items())
+    purged = any(requested.get(domain, 0) < number for domain, number in _sequences(listed).items())
     executed = connection.executed()
     return purged or executed.unlogged(gtid_set), not executed.contains(gtid_set)
 
 
 def _sequences(text: str) -> dict[int, int]:
-    """Return the highest sequence number per domain of text that holds `domain-server-number`s."""
+    """Return the highest sequence number of each domain in a text of `domain-server-number`s."""
     highest: dict[int, int] = {}
     for domain, _, number in mariadb_gtids(text):
         highest[domain] = max(number, highest.get(domain, 0))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replica client: asks a server for its log and hands out the bytes as the network gives them.
+"""The replica client: requests a server's log and passes on its bytes as the network delivers them.
 
-PyMySQL opens the session; after the session variables are set the socket is ours. Sources: MySQL's
-"Replication Protocol" pages and Binlog_sender, MariaDB's "Replication Protocol" pages and sql_repl.cc.
+PyMySQL opens the session. Once the session variables are set, the client takes over the socket. Sources:
+MySQL's "Replication Protocol" pages and Binlog_sender, MariaDB's "Replication Protocol" pages and
+sql_repl.cc.
 """
 
 import contextlib
@@ -32,23 +33,24 @@ FLAG_NON_BLOCKING = 1
 FLAG_MARIADB_ANNOTATE = 2
 FLAG_MYSQL_HEARTBEAT_WITH_WIDE_POSITION = 2
 
-# COM_BINLOG_DUMP has a 32-bit position; the first event follows the four bytes of magic.
+# COM_BINLOG_DUMP has a 32-bit position. The first event follows the four magic bytes.
 DUMP_OFFSET_MAX = (1 << 32) - 1
 FIRST_EVENT_OFFSET = 4
 
-# The kernel doubles and bounds this by net.core.rmem_max; a larger one lets the server run ahead of us.
+# The kernel doubles this value and limits it to net.core.rmem_max. A larger buffer lets the server send
+# ahead.
 _RECEIVE_BUFFER_BYTES = 8 << 20
 
-# Random ids keep out of the low numbers people give their servers.
+# Random ids avoid the low numbers that people give their servers.
 _SERVER_ID_RANDOM_MIN = 1 << 30
 
 
 @dataclass(frozen=True)
 class ReplicaName:
-    """How a replica names itself.
+    """How a replica identifies itself.
 
-    MySQL ends the older of two dumps with one `uuid`, MariaDB that of two with one `server_id`.
-    `host` is what SHOW REPLICAS lists, unique, so that we know our own row again.
+    If two dumps have the same `uuid` (MySQL) or the same `server_id` (MariaDB), the server ends the older.
+    `host` is listed by SHOW REPLICAS. It is unique, so that a replica can recognize its own row.
     """
 
     server_id: int
@@ -57,13 +59,13 @@ class ReplicaName:
 
     @classmethod
     def choose(cls, server_id: int | None) -> Self:
-        """Return a fresh name, under a random id unless one is given."""
+        """Return a new name, with a random id by default."""
         return cls(server_id or random.SystemRandom().randrange(_SERVER_ID_RANDOM_MIN, 1 << 32))
 
 
 @dataclass(frozen=True)
 class DumpStart:
-    """Where a dump begins: a file position, or after a GTID set. Exactly one is given."""
+    """Where a dump starts: either a file position or the end of a GTID set."""
 
     position: Position | None = None
     gtid_set: str | None = None
@@ -76,12 +78,11 @@ class DumpStart:
 
 
 class ReplicaStream:
-    """The raw bytes of one dump. A context manager that closes.
+    """The raw bytes of one dump. A context manager that closes it.
 
-    `start` is where the stream begins in truth: a position the protocol cannot express begins at
-    the head of its file, and the reader skips. `identity` is the server's. `delivered` tells
-    whether any event has been handed out. `semi_sync` tells whether the server marks the events that it wants
-    acknowledged.
+    `start` is where the stream really starts: for a position that the protocol cannot express, that is the
+    head of its file, and the reader skips the rest. `identity` is the server's. `delivered` is true once any
+    event has been passed on. `semi_sync` is true if the server marks the events to acknowledge.
     """
 
     def __init__(
@@ -113,10 +114,10 @@ class ReplicaStream:
         self.close()
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Put what has arrived into the buffer and return its length, at least 1.
+        """Receive available bytes into the buffer and return their number, at least 1.
 
-        Waits for bytes at most SILENCE_SECONDS_MAX: the server is asked for a heartbeat every
-        HEARTBEAT_SECONDS, so longer silence is a dead connection. Raises ConnectionLost.
+        Waits for at most SILENCE_SECONDS_MAX. The server sends a heartbeat every HEARTBEAT_SECONDS, so after
+        a longer silence the connection is dead. Raises ConnectionLost.
         """
         if self._read_ahead:
             size = min(len(buffer), len(self._read_ahead))
@@ -138,7 +139,7 @@ class ReplicaStream:
         return size
 
     def more_waiting(self) -> bool:
-        """Tell whether bytes have arrived that were not received yet, without waiting."""
+        """Return whether bytes have arrived that were not received yet, without waiting."""
         stream = self._socket
         if self._read_ahead or stream is None:
             return bool(self._read_ahead)
@@ -148,12 +149,12 @@ class ReplicaStream:
         try:
             poll.register(stream, select.POLLIN)
         except ValueError:
-            # It was closed meanwhile: whoever receives is told.
+            # The socket was closed meanwhile. The next receive raises the error.
             return False
         return bool(poll.poll(0))
 
     def acknowledge(self, file: str, offset: int) -> None:
-        """Tell the server that all up to an offset of a file is durable. Raises ConnectionLost."""
+        """Report everything up to an offset of a file as durable. Raises ConnectionLost."""
         if self._socket is None:
             raise ConnectionLost(f"{self.address}: the stream is closed")
         try:
@@ -162,20 +163,20 @@ class ReplicaStream:
             raise ConnectionLost(f"{self.address}: {problem}") from problem
 
     def event_chunks(self) -> Iterator[memoryview]:
-        """Yield event bytes, back to back and without packet headers, until a bounded dump ends.
+        """Yield event bytes without packet headers until a bounded dump ends.
 
-        A chunk may end inside an event. When the server refuses, the reason is found by asking it
-        (see `refusal`), so PositionPurged, DumpReplaced and PrivilegeMissing arrive as themselves.
+        A chunk may end inside an event. If the server refuses, it is queried for the cause (see `refusal`),
+        so PositionPurged, DumpReplaced and PrivilegeMissing are raised as such.
         """
         framer = Framer(semi_sync=self.semi_sync)
-        held, filled = memoryview(bytearray(READ_BYTES)), 0
+        buffer, filled = memoryview(bytearray(READ_BYTES)), 0
         while not framer.end:
-            if filled == len(held):
-                # The packet is longer than the buffer. A packet has at most 16 MiB, so this ends.
-                held = memoryview(bytearray(held) + bytes(len(held)))
-            filled += self.receive_into(held[filled:])
-            consumed = framer.feed(held[:filled])
-            held[: filled - consumed] = held[consumed:filled]
+            if filled == len(buffer):
+                # The packet is longer than the buffer. A packet has at most 16 MiB, which limits the growth.
+                buffer = memoryview(bytearray(buffer) + bytes(len(buffer)))
+            filled += self.receive_into(buffer[filled:])
+            consumed = framer.feed(buffer[:filled])
+            buffer[: filled - consumed] = buffer[consumed:filled]
             filled -= consumed
             events = framer.take()
             if events:
@@ -189,14 +190,14 @@ class ReplicaStream:
             )
 
     def interrupt(self) -> None:
-        """Wake whoever receives, from another thread: it is told that the connection is lost."""
+        """Wake a thread that is receiving, from another thread. It gets ConnectionLost."""
         stream = self._socket
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket; the server's dump thread ends at its next write. Twice is harmless."""
+        """Close the socket. The server's dump thread ends at its next write. Idempotent."""
         stream, self._socket = self._socket, None
         if stream is not None:
             with contextlib.suppress(OSError):
@@ -212,22 +213,22 @@ def open_stream(
     name: ReplicaName | None = None,
     semi_sync: bool = False,
 ) -> ReplicaStream:
-    """Connect and ask for the log from `start` on.
+    """Connect and request the log from `start` on.
 
-    A bounded stream ends where the log ends now; the other one waits for more. With `semi_sync` the server is
-    told that commits will be acknowledged, where it knows of that. A refusal comes with
-    the first bytes, so it is `event_chunks` that raises it. Raises what `connect` raises.
+    A bounded stream ends at the current end of the log; otherwise it waits for more. With `semi_sync`, a
+    server that supports it is told that commits will be acknowledged. A refusal arrives with the first bytes,
+    so `event_chunks` raises it. Raises the errors of `connect`.
     """
     name = name or ReplicaName.choose(address.server_id)
     with connect(address) as connection:
         identity = connection.identity()
-        start = _expressible(start, identity)
-        _introduce(connection, identity, name, start)
-        marked = semi_sync and ask_for_marks(connection)
+        start = _to_protocol_start(start, identity)
+        _set_session_variables(connection, identity, name, start)
+        has_marks = semi_sync and ask_for_marks(connection)
         _register(connection, name)
         stream, read_ahead = connection.release_socket()
     try:
-        _widen(stream)
+        _configure_socket(stream)
         stream.settimeout(SILENCE_SECONDS_MAX)
         opened = ReplicaStream(
             address,
@@ -237,7 +238,7 @@ def open_stream(
             identity=identity,
             name=name,
             bounded=bounded,
-            semi_sync=marked,
+            semi_sync=has_marks,
         )
         _send(stream, _dump_command(start, identity, name, bounded))
     except OSError as problem:
@@ -249,8 +250,8 @@ def open_stream(
     return opened
 
 
-def _expressible(start: DumpStart, identity: ServerIdentity) -> DumpStart:
-    """Return the start, or the head of its file where its offset does not fit the protocol."""
+def _to_protocol_start(start: DumpStart, identity: ServerIdentity) -> DumpStart:
+    """Return the start, or the head of its file if the offset does not fit into the protocol."""
     position = start.position
     if position is None or position.offset <= DUMP_OFFSET_MAX or _takes_wide_offset(identity):
         return start
@@ -258,20 +259,26 @@ def _expressible(start: DumpStart, identity: ServerIdentity) -> DumpStart:
 
 
 def _takes_wide_offset(identity: ServerIdentity) -> bool:
-    """COM_BINLOG_DUMP_GTID has a 64-bit position, and MySQL takes the command when GTIDs are on."""
+    """Return whether the server accepts COM_BINLOG_DUMP_GTID, which has a 64-bit position.
+
+    MySQL does if GTIDs are on.
+    """
     return identity.flavor != MARIADB and identity.gtid_mode.startswith("ON")
 
 
-def _introduce(connection: Connection, identity: ServerIdentity, name: ReplicaName, start: DumpStart) -> None:
+def _set_session_variables(
+    connection: Connection, identity: ServerIdentity, name: ReplicaName, start: DumpStart
+) -> None:
     """Set the session variables that a dump thread reads, under their old and new names."""
     heartbeat_ns = int(HEARTBEAT_SECONDS * 1_000_000_000)
     settings: dict[str, int | str] = {}
     for prefix in ("master", "source"):
         settings[f"{prefix}_heartbeat_period"] = heartbeat_ns
-        # We read checksums, so the server sends every event as it is in the file, with or without one.
+        # The decoder verifies checksums, so the server can send every event as it is in the file, with or
+        # without checksum.
         settings[f"{prefix}_binlog_checksum"] = "CRC32"
     if identity.flavor == MARIADB:
-        # 4 is "knows GTID events": without it they are rewritten into BEGIN statements.
+        # 4 means "supports GTID events". Without it the server rewrites them into BEGIN statements.
         settings["mariadb_slave_capability"] = 4
         if start.gtid_set is not None:
             settings["slave_connect_state"] = start.gtid_set
@@ -283,14 +290,14 @@ def _introduce(connection: Connection, identity: ServerIdentity, name: ReplicaNa
     connection.query(f"SET {marks}", list(settings.values()))
 
 
-def _widen(stream: socket.socket) -> None:
+def _configure_socket(stream: socket.socket) -> None:
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
     if stream.family != socket.AF_UNIX:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _register(connection: Connection, name: ReplicaName) -> None:
-    """Show up in SHOW REPLICAS. Neither password nor port is told: nobody may connect to us."""
+    """Register for SHOW REPLICAS, without password and port: nobody connects to this replica."""
     host = name.host.encode()
     payload = struct.pack("<IB", name.server_id, len(host)) + host + struct.pack("<BBHII", 0, 0, 0, 0, 0)
     connection.command(COM_REGISTER_REPLICA, payload)
@@ -301,7 +308,7 @@ def _dump_command(start: DumpStart, identity: ServerIdentity, name: ReplicaName,
     flags = FLAG_NON_BLOCKING if bounded else 0
     if identity.flavor == MARIADB:
         flags |= FLAG_MARIADB_ANNOTATE
-        # With @slave_connect_state set, the server looks at neither file nor position.
+        # With @slave_connect_state set, the server ignores file and position.
         file, offset = _file_and_offset(start)
         return struct.pack("<BIHI", COM_BINLOG_DUMP, offset, flags, name.server_id) + file
     flags |= FLAG_MYSQL_HEARTBEAT_WITH_WIDE_POSITION
@@ -320,6 +327,6 @@ def _file_and_offset(start: DumpStart) -> tuple[bytes, int]:
 
 
 def _send(stream: socket.socket, command: bytes) -> None:
-    """Send a command as one packet: all of ours are far below 16 MiB."""
+    """Send a command as one packet. All commands are far smaller than 16 MiB."""
     assert len(command) < 0xFFFFFF, "a command is one packet"
     stream.sendall(struct.pack("<I", len(command)) + command)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's error numbers, turned into our tree in one table.
+"""Translation of the server's error numbers into Penstock errors, in one table.
 
-Numbers are those of the MySQL "Server Error Message Reference" and MariaDB's "Error Codes"; 2000 to
-2999 are the client library's. Texts differ by version and language, so no text is ever looked at.
+The numbers are those of the MySQL "Server Error Message Reference" and MariaDB's "Error Codes"; 2000 to 2999
+belong to the client library. Texts differ by version and language, so they are never examined.
 """
 
 import ssl
@@ -29,7 +29,7 @@ UNKNOWN_COLUMN = 1054
 DUMP_REFUSED = 1236
 NO_BINARY_LOGGING = 1381
 
-# A statement that another version or family spells otherwise fails with one of these.
+# A statement that is spelled differently in another version or family fails with one of these.
 SPELLED_OTHERWISE = frozenset((SYNTAX_ERROR, UNKNOWN_VARIABLE, UNKNOWN_TABLE, NO_SUCH_TABLE, UNKNOWN_COLUMN))
 
 _HINT_ACCOUNT = "Check the user, its host part and the password (option, URL, PENSTOCK_PASSWORD)"
@@ -65,7 +65,7 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     2003: (ConnectionLost, None),
     2006: (ConnectionLost, None),
     2013: (ConnectionLost, None),
-    2014: (ConnectionLost, None),  # packets out of order: the connection is of no more use
+    2014: (ConnectionLost, None),  # packets out of order: the connection is unusable
     2055: (ConnectionLost, None),
     1053: (ConnectionLost, None),  # server shutdown in progress
     1152: (ConnectionLost, None),  # aborted connection
@@ -77,7 +77,7 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     1927: (ConnectionLost, None),  # MariaDB: connection was killed
     3169: (ConnectionLost, None),  # MySQL: session was killed
     4031: (ConnectionLost, None),  # MySQL: disconnected for inactivity
-    # MariaDB, since 10.4: another dump of this server id.
+    # MariaDB since 10.4: another dump uses this server id.
     4052: (DumpReplaced, "Leave server_id out for a random one, or give each replica its own"),
     2026: (TlsFailed, "Set ssl_mode: the server and the TLS settings do not agree"),
     3159: (TlsFailed, "The server takes encrypted connections only: set ssl_mode=required"),
@@ -86,13 +86,13 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
 
 
 def error_of(number: int, message: str, *, position: str | None = None) -> PenstockError:
-    """Return the error for a number the server sent; an unlisted number is ServerUnsupported."""
+    """Return the error for a number sent by the server. An unlisted number is ServerUnsupported."""
     kind, hint = _CLASSES.get(number, (ServerUnsupported, None))
     return kind(f"{message} (server error {number})", position=position, hint=hint)
 
 
 def translate(problem: pymysql.err.Error, server: str) -> PenstockError:
-    """Return our error for one of PyMySQL's. `server` says where, without a password."""
+    """Translate a PyMySQL error into a Penstock error. `server` names the server without a password."""
     number, message = _number_and_text(problem)
     cause = getattr(problem, "original_exception", None)
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
@@ -108,7 +108,7 @@ def translate(problem: pymysql.err.Error, server: str) -> PenstockError:
 
 
 def number_of(problem: pymysql.err.Error) -> int:
-    """Return the server's error number, 0 where there is none."""
+    """Return the server's error number, 0 if there is none."""
     return _number_and_text(problem)[0]
 
 

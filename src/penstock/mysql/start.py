@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where reading a server's log begins: in an empty log, and on another server than before.
+"""Where to start reading a server's log: for an empty log, and on a different server.
 
-A file position means something on one server only. On another one the place is found by GTIDs: the new
-server itself says which is its first transaction outside a set. Without GTIDs it is found by time, which is
-not exact, so what may come again is said.
+A file position is valid on one server only. On a different server the position is found by GTIDs: that
+server's dump shows its first transaction outside a set. Without GTIDs the position is found by time. That is
+not exact, so a note says which transactions may be again.
 """
 
 from collections.abc import Iterator
@@ -23,21 +23,21 @@ _TYPE_AT = 4
 _LENGTH_AT = slice(9, 13)
 _END_AT = slice(13, 17)
 _ROTATE_EVENT = 4
-# Each begins a transaction: MySQL's GTID, anonymous and tagged GTID events, MariaDB's.
+# Each starts a transaction: MySQL's GTID, anonymous and tagged GTID events, and MariaDB's GTID event.
 _GTID_EVENTS = (33, 34, 42, 162)
 
-# Commits of different sessions are logged a little out of the order of their times.
+# Commits of different sessions can be logged slightly out of time order.
 _TIME_MARGIN_US = 60_000_000
 
 
-class Places(Protocol):
-    """Where things lie in one server's log. Positions carry the epoch that it was made for."""
+class LogLookup(Protocol):
+    """Looks up positions in one server's log. Its positions have the epoch that it was created for."""
 
     def earliest(self) -> Position:
-        """Return the first position the server still has."""
+        """Return the first position that the server still has."""
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of every transaction that the log holds before a position."""
+        """Return the GTIDs of all transactions in the log before a position."""
 
     def fingerprint(self, file: str) -> str:
         """Return the fingerprint of a file, as the server sends it now."""
@@ -51,7 +51,7 @@ class Places(Protocol):
 
 @dataclass(frozen=True)
 class StartAt:
-    """Where an empty log is to begin: one of the fields, else the head of the server's log."""
+    """Where an empty log starts: one of the fields, by default the head of the server's log."""
 
     earliest: bool = False
     position: Position | None = None
@@ -61,84 +61,88 @@ class StartAt:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where capture begins, and the GTIDs of all that lies before. `note` says what a reader must know."""
+    """Where capture starts, and the GTIDs of everything before. `note` is a warning for readers."""
 
     position: Position
     gtid_set: LoggedSet
     note: str | None = None
 
 
-def begin_empty(connection: Connection, wanted: StartAt, places: Places, epoch: int) -> Beginning:
-    """Return where an empty log begins. Raises PositionPurged, PositionInvalid."""
-    if wanted.gtid_set is not None:
-        return begin_after(connection, wanted.gtid_set, places, epoch)
-    if wanted.position is not None:
-        problem = check_position(connection, wanted.position)
+def begin_empty(connection: Connection, start_at: StartAt, lookup: LogLookup, epoch: int) -> Beginning:
+    """Return where an empty log starts. Raises PositionPurged, PositionInvalid."""
+    if start_at.gtid_set is not None:
+        return begin_after(connection, start_at.gtid_set, lookup, epoch)
+    if start_at.position is not None:
+        problem = check_position(connection, start_at.position)
         if problem is not None:
             raise problem
-        position = Position(epoch, wanted.position.file, max(wanted.position.offset, FIRST_EVENT_OFFSET))
-    elif wanted.time_us is not None:
-        position = places.find_time(wanted.time_us)
-    elif wanted.earliest:
-        position = places.earliest()
+        position = Position(epoch, start_at.position.file, max(start_at.position.offset, FIRST_EVENT_OFFSET))
+    elif start_at.time_us is not None:
+        position = lookup.find_time(start_at.time_us)
+    elif start_at.earliest:
+        position = lookup.earliest()
     else:
         position = _head_of(connection, epoch)
-    return Beginning(position, places.gtid_set(position))
+    return Beginning(position, lookup.gtid_set(position))
 
 
 def begin_elsewhere(
-    connection: Connection, gtid_set: str, time_us: int, places: Places, epoch: int
+    connection: Connection, gtid_set: str, time_us: int, lookup: LogLookup, epoch: int
 ) -> Beginning:
-    """Return where to go on with a log on another server, in a new epoch.
+    """Return where a log continues on a different server, in a new epoch.
 
-    `gtid_set` is that of everything in the log, `time_us` the time of its last commit. Raises PositionPurged
-    where the server no longer has what comes next, and ServerBehind where it lacks what the log has.
+    `gtid_set` covers everything in the log, `time_us` is the time of its last commit. Raises PositionPurged
+    if the server no longer has the next transaction, ServerBehind if the server is missing transactions of
+    the log.
     """
     if gtid_set and connection.executed():
-        return begin_after(connection, gtid_set, places, epoch)
+        return begin_after(connection, gtid_set, lookup, epoch)
     if not time_us:
         position = _head_of(connection, epoch)
-        return Beginning(position, places.gtid_set(position))
-    position = places.find_time(time_us - _TIME_MARGIN_US)
+        return Beginning(position, lookup.gtid_set(position))
+    position = lookup.find_time(time_us - _TIME_MARGIN_US)
     note = (
         f"epoch {epoch} begins at {position} on {connection.address}, found by time: without GTIDs,"
         " transactions that the log has already may come again"
     )
-    return Beginning(position, places.gtid_set(position), note)
+    return Beginning(position, lookup.gtid_set(position), note)
 
 
-def begin_after(connection: Connection, gtid_set: str, places: Places, epoch: int) -> Beginning:
-    """Return the first transaction on a server that is not in a set.
+def begin_after(connection: Connection, gtid_set: str, lookup: LogLookup, epoch: int) -> Beginning:
+    """Return the position of the first transaction on a server that is not in a set.
 
-    What follows it may hold transactions of the set, where the server commits in another order: `note` says
-    which. Raises PositionPurged and ServerBehind.
+    If the server commits in a different order, transactions of the set may follow that position; then `note`
+    lists them. Raises PositionPurged and ServerBehind.
     """
     problem = check_gtid_set(connection, gtid_set)
     if isinstance(problem, PositionInvalid):
         raise server_behind(connection, gtid_set)
     if problem is not None:
         raise problem
-    known = GtidSet.parse(gtid_set)
-    if known.contains(GtidSet.parse(connection.executed().text)):
-        # The server may have logged more than it counts, so only its log proves that nothing is left.
+    excluded = GtidSet.parse(gtid_set)
+    if excluded.contains(GtidSet.parse(connection.executed().text)):
+        # The server may have logged transactions that it does not count as executed yet, so only its log
+        # proves that there are none outside the set.
         head = _head_of(connection, epoch)
-        logged = places.gtid_set(head)
-        if known.contains(GtidSet.parse(logged)):
+        logged = lookup.gtid_set(head)
+        if excluded.contains(GtidSet.parse(logged)):
             return Beginning(head, logged)
     position = _first_outside(connection, gtid_set, epoch)
-    before = places.gtid_set(position)
-    again = known.subtract(GtidSet.parse(before))
+    preceding = lookup.gtid_set(position)
+    again = excluded.subtract(GtidSet.parse(preceding))
     note = None
     if again:
         note = (
             f"epoch {epoch} begins at {position} on {connection.address}: these come again behind it: {again}"
         )
-    return Beginning(position, before, note)
+    return Beginning(position, preceding, note)
 
 
 def server_behind(connection: Connection, gtid_set: str, position: Position | None = None) -> ServerBehind:
-    """Return the error for a server that lacks transactions of a set; what it still has to log is among
-    them."""
+    """Return the error for a server that is missing transactions of a set.
+
+    The list includes transactions that the server has yet to log.
+    """
     missing = connection.executed().missing(gtid_set)
     return ServerBehind(
         f"{connection.address} lacks transactions that the log has: {missing}",
@@ -155,18 +159,20 @@ def _head_of(connection: Connection, epoch: int) -> Position:
 
 
 def _first_outside(connection: Connection, gtid_set: str, epoch: int) -> Position:
-    """Return where the server's first transaction outside a set begins, as its own dump shows it."""
+    """Return where the server's first transaction outside a set starts, according to its own dump."""
     files = {log.file: log.bytes for log in connection.binary_logs()}
     file = ""
     with open_stream(connection.address, DumpStart(gtid_set=gtid_set), bounded=True) as stream:
         for event in _events(stream.event_chunks()):
             if event[_TYPE_AT] == _ROTATE_EVENT:
-                named = event[_EVENT_HEADER_BYTES + 8 :]
-                # The name may be followed by a checksum, so it is looked up among the server's own.
-                file = max((one for one in files if named.startswith(one.encode())), key=len, default="")
+                event_name = event[_EVENT_HEADER_BYTES + 8 :]
+                # The name may be followed by a checksum, so it is matched against the server's list of files.
+                file = max(
+                    (name for name in files if event_name.startswith(name.encode())), key=len, default=""
+                )
             elif event[_TYPE_AT] in _GTID_EVENTS and file:
                 if files[file] > DUMP_OFFSET_MAX:
-                    # An event says where it ends in 32 bits, which is too little here.
+                    # An event's end position has 32 bits, which is too small for this file.
                     return Position(epoch, file, FIRST_EVENT_OFFSET)
                 end = int.from_bytes(event[_END_AT], "little")
                 return Position(epoch, file, end - int.from_bytes(event[_LENGTH_AT], "little"))
@@ -176,13 +182,13 @@ def _first_outside(connection: Connection, gtid_set: str, epoch: int) -> Positio
 
 
 def _events(chunks: Iterator[memoryview]) -> Iterator[bytes]:
-    """Yield the events of a dump one by one. For a few events, not for a log."""
-    held = bytearray()
+    """Yield the events of a dump one by one. Intended for a few events, not for a whole log."""
+    buffered = bytearray()
     for chunk in chunks:
-        held += chunk
-        while len(held) >= _EVENT_HEADER_BYTES:
-            size = int.from_bytes(held[_LENGTH_AT], "little")
-            if size < _EVENT_HEADER_BYTES or len(held) < size:
+        buffered += chunk
+        while len(buffered) >= _EVENT_HEADER_BYTES:
+            size = int.from_bytes(buffered[_LENGTH_AT], "little")
+            if size < _EVENT_HEADER_BYTES or len(buffered) < size:
                 break
-            yield bytes(held[:size])
-            del held[:size]
+            yield bytes(buffered[:size])
+            del buffered[:size]
