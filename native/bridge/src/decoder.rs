@@ -265,8 +265,8 @@ impl Decoder {
     /// Its id, where it is committed (file, offset), and where it lies if that is known (file, start, end).
     fn prepared_request(&self) -> Option<PreparedRequest> {
         self.inner.prepared_request().map(|request| {
-            let place = request.place.map(|place| (place.file.to_string(), place.start, place.end));
-            (request.id, (request.commit.0.to_string(), request.commit.1), place)
+            let location = request.location.map(|location| (location.file.to_string(), location.start, location.end));
+            (request.id, (request.commit.0.to_string(), request.commit.1), location)
         })
     }
 
@@ -294,7 +294,7 @@ impl Decoder {
 
     /// Where a prepared XA transaction lies that was passed: file, start and end; None for one that is not known.
     fn prepared_place(&self, py: Python<'_>, id: &str) -> PyResult<Option<(String, u64, u64)>> {
-        let place = self.inner.prepared_place(id).map_err(|error| raise(py, &error))?;
+        let place = self.inner.prepared_location(id).map_err(|error| raise(py, &error))?;
         Ok(place.map(|place| (place.file.to_string(), place.start, place.end)))
     }
 
@@ -305,7 +305,10 @@ impl Decoder {
 
     /// All prepared XA transactions that were passed and have no outcome yet: id, file, start and end; in no order.
     fn prepared_places(&self) -> Vec<(String, String, u64, u64)> {
-        self.inner.prepared_places().map(|(id, place)| (id, place.file.to_string(), place.start, place.end)).collect()
+        self.inner
+            .prepared_locations()
+            .map(|(id, place)| (id, place.file.to_string(), place.start, place.end))
+            .collect()
     }
 
     /// Note an XA transaction that was prepared before what is read.

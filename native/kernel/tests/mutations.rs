@@ -113,9 +113,9 @@ fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'stat
 fn feed_prepared(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<(), &'static str> {
     let name = |error: Error| error.kind().name();
     if let Some(request) = decoder.prepared_request() {
-        let place = request.place.ok_or("PreparedMissing")?;
+        let location = request.location.ok_or("PreparedMissing")?;
         let head = &bytes[..bytes.len().min(1000)];
-        decoder.answer_prepared(&place.file, place.start, place.end, Some(head)).map_err(name)?;
+        decoder.answer_prepared(&location.file, location.start, location.end, Some(head)).map_err(name)?;
     }
     // The decoder drops what it has taken, so the next piece begins where it is now.
     let start = usize::try_from(decoder.next_offset()).unwrap().min(bytes.len());

@@ -1,4 +1,4 @@
-//! The decoder's state, and its face.
+//! The state of the decoder, and its public interface.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,42 +21,42 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::format_description::Format;
 use crate::gtid::GtidSet;
 
-/// What the decoder waits for.
+/// What the decoder needs from the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// More bytes.
     Input,
-    /// Somebody to take a batch.
+    /// A call of `take_batch`.
     Batch,
-    /// Somebody to say how a table is to be read.
+    /// A call of `answer_table`: how to read a table.
     Table,
-    /// Somebody to take a statement.
+    /// A call of `take_statement`.
     Statement,
-    /// The bytes of an XA transaction that was prepared before.
+    /// The bytes of an XA transaction that was prepared earlier.
     Prepared,
     /// Nothing: the range ends here.
     Done,
 }
 
-/// Whether an event was taken.
+/// Whether an event was consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
     Next,
-    /// A question stands; the same event comes again.
+    /// The decoder needs an answer first; the event is processed again afterwards.
     Ask,
     Done,
 }
 
-/// What has passed by so far.
+/// What the decoder has processed so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Bytes of whole events.
+    /// Bytes of complete events.
     pub bytes: u64,
-    /// Events, those inside payloads included.
+    /// Events, including those inside payloads.
     pub events: u64,
-    /// Whole transactions in range.
+    /// Complete transactions in range.
     pub transactions: u64,
-    /// Changes in range: an update counts once.
+    /// Row changes in range; an update counts as one.
     pub changes: u64,
 }
 
@@ -68,12 +68,12 @@ pub(super) enum Emitter {
     Messages(Box<MessagesBatch>),
 }
 
-/// See the text of the module above.
+/// Decodes a range of a log; see the description of the module.
 pub struct Decoder {
     pub(super) options: Options,
     pub(super) format: Option<Format>,
     pub(super) relay: bool,
-    /// Where the file's format description ends.
+    /// Where the format description of the file ends.
     pub(super) format_end: u64,
     pub(super) file: Arc<str>,
     pub(super) file_number: u32,
@@ -81,30 +81,30 @@ pub struct Decoder {
     pub(super) boundary: (Arc<str>, u64),
     pub(super) magic_due: bool,
     pub(super) orphan: bool,
-    /// The range opened at a BEGIN that may belong to a GTID event before it.
+    /// Whether the range opened at a BEGIN that may belong to a GTID event before the range.
     pub(super) in_doubt: bool,
     pub(super) open: Option<Open>,
     pub(super) prepared: Prepared,
-    /// The XA transaction of which the events are read now.
+    /// The XA transaction whose events are being read.
     pub(super) replay: Option<Box<Replay>>,
-    /// What was handed out of the first transaction in range, until it begins.
+    /// The part of the first transaction in range that was emitted before a reconnect, until that transaction begins.
     pub(super) resume: Option<Resume>,
     pub(super) tally: Tally,
     pub(super) tables: Tables,
     pub(super) payload: Option<Box<Payload>>,
-    /// What the last payload was decompressed with; making one anew costs more than a small payload.
+    /// The zstd decoder of the last payload, for reuse: creating one costs more than decompressing a small payload.
     pub(super) spare_zstd: Option<zstd::stream::raw::Decoder<'static>>,
     pub(super) emitter: Emitter,
     pub(super) dirty: Vec<usize>,
-    pub(super) gathered_rows: usize,
-    pub(super) gathered_bytes: usize,
+    pub(super) buffered_rows: usize,
+    pub(super) buffered_bytes: usize,
     pub(super) ready: VecDeque<Batch>,
     pub(super) statements: VecDeque<Statement>,
-    /// A statement was handed out before its message is written: whether it is to be.
+    /// Set when a statement was returned before its message is written: whether to write the message.
     pub(super) statement_wanted: Option<bool>,
-    /// The event being read.
+    /// The current event.
     pub(super) event: EventView,
-    /// The number of the XID event that commits the open transaction.
+    /// The XID of the event that commits the open transaction.
     pub(super) xid: Option<u64>,
     pub(super) seen: GtidSet,
     pub(super) next_file: Option<String>,
@@ -116,8 +116,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Starts where `options.file` and `options.offset` say. With `head`, the first bytes of the file (magic and
-    /// format description), reading may start anywhere behind them.
+    /// Starts at `options.file` and `options.offset`. `head`, the first bytes of the file (magic and format
+    /// description), allows the range to start anywhere after them.
     pub fn new(options: Options, head: Option<&[u8]>) -> Result<Decoder> {
         let emitter = match options.emit {
             Emit::Typed => Emitter::Typed(Vec::new()),
@@ -150,8 +150,8 @@ impl Decoder {
             spare_zstd: None,
             emitter,
             dirty: Vec::new(),
-            gathered_rows: 0,
-            gathered_bytes: 0,
+            buffered_rows: 0,
+            buffered_bytes: 0,
             ready: VecDeque::new(),
             statements: VecDeque::new(),
             statement_wanted: None,
@@ -175,7 +175,7 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// What the decoder waits for.
+    /// What the decoder needs from the caller.
     #[inline]
     pub fn state(&self) -> State {
         if !self.ready.is_empty() {
@@ -193,15 +193,15 @@ impl Decoder {
         }
     }
 
-    /// Takes whole events from the front of `input` and returns how many bytes that were. Stops early when
-    /// [`Decoder::state`] is no longer `Input`. The rest must be offered again, with more behind it.
+    /// Consumes complete events from the start of `input` and returns how many bytes that were. Stops early when
+    /// [`Decoder::state`] is no longer `Input`. The caller must offer the rest again, followed by more bytes.
     ///
-    /// An error is raised only after every whole transaction before it has been handed out.
+    /// An error is raised only after all complete transactions before it were returned.
     pub fn feed(&mut self, input: &[u8]) -> Result<usize> {
         self.feed_while(input, State::Input)
     }
 
-    /// Takes events while `waits` is what the decoder waits for.
+    /// Processes events while the decoder's state is `waits`.
     pub(super) fn feed_while(&mut self, input: &[u8], waits: State) -> Result<usize> {
         if let Some(failure) = &self.failure {
             if self.ready.is_empty() {
@@ -209,9 +209,9 @@ impl Decoder {
             }
             return Ok(0);
         }
-        let mut used = 0;
-        match self.advance(input, &mut used, waits) {
-            Ok(()) => Ok(used),
+        let mut consumed_bytes = 0;
+        match self.advance(input, &mut consumed_bytes, waits) {
+            Ok(()) => Ok(consumed_bytes),
             Err(error) => {
                 let error = error.at(&self.file, self.offset);
                 self.flush(false)?;
@@ -219,17 +219,17 @@ impl Decoder {
                 if self.ready.is_empty() {
                     Err(error)
                 } else {
-                    Ok(used)
+                    Ok(consumed_bytes)
                 }
             }
         }
     }
 
-    fn advance(&mut self, input: &[u8], used: &mut usize, waits: State) -> Result<()> {
-        // After the last bytes of a prepared transaction its end is due, and that needs no more of them.
+    fn advance(&mut self, input: &[u8], consumed_bytes: &mut usize, waits: State) -> Result<()> {
+        // After the last bytes of a prepared transaction, its end is processed without further bytes.
         while self.state() == waits || (self.state() == State::Input && self.replay.is_some()) {
-            let rest = input.get(*used..).unwrap_or_default();
-            let taken = if self.replay.is_some() && self.state() == State::Input {
+            let rest = input.get(*consumed_bytes..).unwrap_or_default();
+            let consumed = if self.replay.is_some() && self.state() == State::Input {
                 self.step_replay().map(|()| Some(0))?
             } else if self.payload.is_some() {
                 self.step_payload(rest)?
@@ -238,18 +238,19 @@ impl Decoder {
             } else {
                 self.next_event(rest)?
             };
-            match taken {
-                Some(bytes) => *used += bytes,
+            match consumed {
+                Some(bytes) => *consumed_bytes += bytes,
                 None => break,
             }
         }
         Ok(())
     }
 
-    /// Ends the input. `left` is how many bytes were offered and not taken. Rows of whole transactions become
-    /// available; a transaction that is not whole is dropped when `drop_open`, and raises `FileTruncated` otherwise.
+    /// Ends the input. `left` is the number of bytes that were offered and not consumed. The rows of complete
+    /// transactions become available. An incomplete transaction is dropped if `drop_open`; otherwise it raises
+    /// `FileTruncated`.
     ///
-    /// Events inside a payload may still be due, and with them a table to ask about: call again until the state is
+    /// A payload may still have events, and those may need an answer about a table: call again until the state is
     /// `Done`.
     pub fn finish(&mut self, left: usize, drop_open: bool) -> Result<()> {
         if (self.payload.is_some() || self.replay.is_some()) && self.failure.is_none() {
@@ -288,7 +289,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Gives the open transaction up: what whole transactions have left becomes available, and nothing more is read.
+    /// Drops the open transaction and stops. The rows of complete transactions become available.
     pub fn abandon(&mut self) -> Result<()> {
         (self.payload, self.replay) = (None, None);
         self.tables.request = None;
@@ -297,32 +298,32 @@ impl Decoder {
         self.flush(false)
     }
 
-    /// Takes over the prepared transactions that another decoder of the same log remembers.
+    /// Takes over the prepared transactions that another decoder of the same log has recorded.
     pub fn adopt_prepared(&mut self, before: &mut Decoder) {
         std::mem::swap(&mut self.prepared, &mut before.prepared);
     }
 
-    /// The next batch, if one is ready.
+    /// Takes the next batch, if one is ready.
     pub fn take_batch(&mut self) -> Option<Batch> {
         self.ready.pop_front()
     }
 
-    /// The next statement, if one waits.
+    /// Takes the next statement, if any.
     pub fn take_statement(&mut self) -> Option<Statement> {
         self.statements.pop_front()
     }
 
-    /// The table that the decoder asks about.
+    /// The table that the decoder needs an answer about.
     pub fn table_request(&self) -> Option<&TableRequest> {
         self.tables.request.as_ref()
     }
 
-    /// Says how the table asked about is to be read.
+    /// Answers how to read the requested table.
     pub fn answer_table(&mut self, answer: Answer) {
         self.tables.answer = Some(answer);
     }
 
-    /// Forgets what was said of tables, so that each is asked about again. Rows decoded so far become available.
+    /// Drops all answers about tables, so that the decoder asks again. Rows decoded so far become available.
     pub fn forget_tables(&mut self) -> Result<()> {
         self.tables.clear();
         if self.open.is_none() {
@@ -334,7 +335,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The end of the last whole transaction, or of the event between transactions that came last: file and offset.
+    /// File and offset after the last complete transaction, or after the last event between transactions.
     pub fn position(&self) -> (&str, u64) {
         (&self.boundary.0, self.boundary.1)
     }
@@ -344,49 +345,49 @@ impl Decoder {
         self.offset
     }
 
-    /// Whether `position` is known to have no transaction open before it.
+    /// Whether it is known that no transaction is open at `position`.
     pub fn is_aligned(&self) -> bool {
         !self.orphan
     }
 
-    /// Where the open transaction starts; of one that was prepared before it commits, where its events begin.
+    /// Where the open transaction starts. For a transaction that was prepared earlier, where its events start.
     pub fn open_transaction(&self) -> Option<u64> {
         let open = self.open.as_ref()?;
         Some(self.replayed_start().unwrap_or(open.view.start))
     }
 
-    /// All transactions seen, those of earlier files included where the log tells.
+    /// All transactions seen, including those of earlier files if the log lists them.
     pub fn gtid_set(&self) -> &GtidSet {
         &self.seen
     }
 
-    /// What the format description said.
+    /// The parsed format description.
     pub fn format(&self) -> Option<&Format> {
         self.format.as_ref()
     }
 
-    /// The file that follows, once the log said so.
+    /// The next file, once the log names it.
     pub fn next_file(&self) -> Option<&str> {
         self.next_file.as_deref()
     }
 
-    /// Whether the file ended with a word of the server: rotated, or stopped.
+    /// Whether the server closed the file properly, by a rotation or a shutdown.
     pub fn is_closed(&self) -> bool {
         self.stopped || self.next_file.is_some()
     }
 
-    /// When the last whole transaction in range was committed, in microseconds since 1970; 0 before the first.
+    /// Commit time of the last complete transaction in range in microseconds since 1970; 0 before the first.
     pub fn commit_us(&self) -> i64 {
         self.commit_us
     }
 
-    /// What has passed by.
+    /// What the decoder has processed so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Makes the rows of whole transactions available, and goes on: the decoder may be fed what follows. Where a
-    /// transaction is open of which a batch holds rows, that batch waits for its end (one of messages is divided).
+    /// Makes the rows of complete transactions available and continues. A batch with rows of the open transaction
+    /// waits for the end of the transaction, except a batch of messages, which is split.
     pub fn close_batches(&mut self) -> Result<()> {
         if self.open.is_none() {
             return self.flush(true);
@@ -407,12 +408,12 @@ impl Decoder {
         Ok(())
     }
 
-    /// Says whether the statement taken last is told of in messages; without an answer it is.
+    /// Answers whether the last statement returned goes into the messages. Without an answer it does.
     pub fn answer_statement(&mut self, wanted: bool) {
         self.statement_wanted = self.statement_wanted.map(|_| wanted);
     }
 
-    /// Closes the batches in the making. `all` includes the open transaction's rows.
+    /// Closes the current batches. `all` includes the rows of the open transaction.
     pub(super) fn flush(&mut self, all: bool) -> Result<()> {
         let position = self.boundary.clone();
         match &mut self.emitter {
@@ -427,8 +428,8 @@ impl Decoder {
             Emitter::Messages(batch) => self.ready.extend(batch.finish(all, position)?),
         }
         self.dirty.clear();
-        self.gathered_rows = 0;
-        self.gathered_bytes = 0;
+        self.buffered_rows = 0;
+        self.buffered_bytes = 0;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What each event does to the stream.
+//! The effect of each event on the stream.
 
 use super::decoder::{Decoder, Emitter, Flow};
 use super::statement::Statement;
@@ -16,7 +16,7 @@ use crate::event::session::Session;
 use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::Span;
 
-/// An event as emitters see it.
+/// Returns the fields of an event that emitters use.
 pub(super) fn event_view(header: &Header, span: Span) -> EventView {
     EventView {
         offset: span.start,
@@ -28,7 +28,7 @@ pub(super) fn event_view(header: &Header, span: Span) -> EventView {
 }
 
 impl Decoder {
-    /// Takes one event, from the file or from inside a payload.
+    /// Processes an event of the file or of a payload.
     pub(super) fn dispatch(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         use EventKind::*;
         if let Some(flow) = self.xa_event(header, kind, body, span) {
@@ -38,9 +38,9 @@ impl Decoder {
             return Ok(Flow::Done);
         }
         self.event = event_view(header, span);
-        // Until the first transaction opens, what comes belongs to one that began before the range.
+        // Events before the first transaction of the range belong to a transaction that began before it.
         if self.orphan && !kind.is_gtid() && self.open.is_none() {
-            return self.pass_orphan(header, kind, body, span);
+            return self.skip_orphan(header, kind, body, span);
         }
         if kind.change().is_some() {
             return self.rows(header, kind, body, span);
@@ -67,34 +67,35 @@ impl Decoder {
             }
             XaPrepare => self.end_prepared(span),
             TransactionPayload => self.open_payload(body, span),
-            Incident => self.incident(body),
-            StartEncryption => self.start_encryption(header),
+            Incident => self.refuse_incident(body),
+            StartEncryption => self.check_encryption(header),
             Rotate | Stop | PreviousGtids | MariadbGtidList => self.mark_file(kind, body, span).map(|()| Flow::Next),
-            // These describe the statement behind the rows, or belong to statements, or to group replication.
+            // The other events describe the statement that changed the rows, accompany statements, or belong to group
+            // replication.
             _ => Ok(Flow::Next),
         }
     }
 
-    /// Takes an event that holds a statement's text.
+    /// Processes an event that has a statement's text.
     fn statement_event(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         match kind {
             EventKind::QueryCompressed => {
                 let query = QueryBody::read(body)?;
                 let text = decompress(query.text)?;
-                self.query(header, &query, &text, span)
+                self.process_query(header, &query, &text, span)
             }
             EventKind::ExecuteLoadQuery => {
                 let (query, text) = QueryBody::read_load(body)?;
-                self.query(header, &query, &text, span)
+                self.process_query(header, &query, &text, span)
             }
             _ => {
                 let query = QueryBody::read(body)?;
-                self.query(header, &query, query.text, span)
+                self.process_query(header, &query, query.text, span)
             }
         }
     }
 
-    fn incident(&self, body: &[u8]) -> Result<Flow> {
+    fn refuse_incident(&self, body: &[u8]) -> Result<Flow> {
         if self.options.passing {
             return Ok(Flow::Next);
         }
@@ -102,8 +103,8 @@ impl Decoder {
             .hint("changes may be missing from the log here: take a new full copy of the tables"))
     }
 
-    /// A server that decrypts what it sends marks the event as one to pass over, and so a kept log has it.
-    fn start_encryption(&self, header: &Header) -> Result<Flow> {
+    /// A server that sends decrypted events flags this event as ignorable, and a copied log keeps the flag.
+    fn check_encryption(&self, header: &Header) -> Result<Flow> {
         if self.options.live || header.flags & FLAG_IGNORABLE != 0 {
             return Ok(Flow::Next);
         }
@@ -111,10 +112,10 @@ impl Decoder {
             .hint("read it from the server (mysql://...), which decrypts it"))
     }
 
-    /// Takes in what the log says of its own files: the next one, the end, and the transactions of those before.
+    /// Processes events about log files: the next file, a shutdown, and the transactions of earlier files.
     fn mark_file(&mut self, kind: EventKind, body: &[u8], span: Span) -> Result<()> {
         match kind {
-            EventKind::Rotate => return self.follow_file(&RotateBody::read(body)?),
+            EventKind::Rotate => return self.note_next_file(&RotateBody::read(body)?),
             EventKind::Stop => {
                 self.stopped = true;
                 return Ok(());
@@ -138,7 +139,7 @@ impl Decoder {
             return Err(Error::new(ErrorKind::EventUnsupported, message)
                 .hint("read logs of servers before MySQL 5.7 in one range for each file"));
         }
-        // MariaDB logs no BEGIN behind its GTID event, which says itself whether a commit is due.
+        // MariaDB logs no BEGIN after its GTID event. A flag of the event says whether a commit follows.
         let begun = kind == EventKind::MariadbGtid && !head.standalone;
         let flow = self.begin(header, head, span)?;
         if flow == Flow::Next {
@@ -150,8 +151,9 @@ impl Decoder {
         Ok(flow)
     }
 
-    /// Passes over the rest of a transaction that began before the range, up to the first that can be told to begin.
-    fn pass_orphan(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
+    /// Skips the rest of a transaction that began before the range, up to the first event that can start a
+    /// transaction.
+    fn skip_orphan(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         let verb = match kind {
             EventKind::Query => {
                 let query = QueryBody::read(body)?;
@@ -161,12 +163,12 @@ impl Decoder {
         };
         let gtid_events = self.format.as_ref().is_some_and(|format| format.gtid_events);
         match (kind, verb) {
-            // Where GTID events are certain, this BEGIN follows one that lies before the range.
+            // If the server always writes GTID events, this BEGIN follows a GTID event before the range.
             (_, Some(Verb::Begin)) if !gtid_events => {
                 self.orphan = false;
                 self.in_doubt = self.counters.events == 0;
                 let query = QueryBody::read(body)?;
-                self.query(header, &query, query.text, span)
+                self.process_query(header, &query, query.text, span)
             }
             (EventKind::Xid | EventKind::XaPrepare, _) | (_, Some(Verb::Commit)) => {
                 self.orphan = false;
@@ -174,15 +176,16 @@ impl Decoder {
                 Ok(Flow::Next)
             }
             (_, Some(Verb::Definition)) => {
-                // The schema history at the range's first byte lacks what a statement across that byte defines.
+                // A statement that spans the start of the range is not in the schema history for that start, so
+                // return it.
                 let query = QueryBody::read(body)?;
-                if let Some(statement) = self.statement_of(header, &query, query.text, false, span) {
+                if let Some(statement) = self.build_statement(header, &query, query.text, false, span) {
                     self.push_statement(statement);
                 }
                 Ok(Flow::Next)
             }
             (EventKind::Rotate, _) => {
-                self.follow_file(&RotateBody::read(body)?)?;
+                self.note_next_file(&RotateBody::read(body)?)?;
                 Ok(Flow::Next)
             }
             (EventKind::Stop, _) => {
@@ -193,11 +196,11 @@ impl Decoder {
         }
     }
 
-    fn query(&mut self, header: &Header, query: &QueryBody<'_>, text: &[u8], span: Span) -> Result<Flow> {
+    fn process_query(&mut self, header: &Header, query: &QueryBody<'_>, text: &[u8], span: Span) -> Result<Flow> {
         let verb = query.verb(text);
         let opened = self.open.is_none();
         if opened {
-            // A log without GTID events: the statement itself opens the transaction.
+            // In a log without GTID events, the statement opens the transaction.
             let flow = self.begin(header, TransactionHead::default(), span)?;
             if flow != Flow::Next {
                 return Ok(flow);
@@ -221,7 +224,7 @@ impl Decoder {
                     return self.begin_xa(text);
                 }
                 if text != b"BEGIN" {
-                    return self.statement(header, query, text, false, span);
+                    return self.process_statement(header, query, text, false, span);
                 }
                 Ok(Flow::Next)
             }
@@ -236,9 +239,9 @@ impl Decoder {
             Verb::XaRollback => self.forget_prepared(text, span),
             Verb::XaCommit => self.commit_prepared(text, span),
             Verb::Change | Verb::Unknown | Verb::Definition => {
-                let flow = self.statement(header, query, text, verb != Verb::Definition, span)?;
-                let alone = self.open.as_ref().is_some_and(|open| !open.begun);
-                if alone && flow == Flow::Next {
+                let flow = self.process_statement(header, query, text, verb != Verb::Definition, span)?;
+                let is_whole_transaction = self.open.as_ref().is_some_and(|open| !open.begun);
+                if is_whole_transaction && flow == Flow::Next {
                     self.end(span)?;
                 }
                 Ok(flow)
@@ -250,7 +253,7 @@ impl Decoder {
         matches!(self.emitter, Emitter::Typed(_) | Emitter::Envelope(_) | Emitter::Messages(_))
     }
 
-    pub(super) fn statement(
+    pub(super) fn process_statement(
         &mut self,
         header: &Header,
         query: &QueryBody<'_>,
@@ -258,7 +261,7 @@ impl Decoder {
         is_change: bool,
         span: Span,
     ) -> Result<Flow> {
-        let Some(statement) = self.statement_of(header, query, text, is_change, span) else {
+        let Some(statement) = self.build_statement(header, query, text, is_change, span) else {
             return Ok(Flow::Next);
         };
         if is_change || !matches!(self.emitter, Emitter::Messages(_)) {
@@ -266,22 +269,22 @@ impl Decoder {
             return Ok(Flow::Next);
         }
         match self.statement_wanted.take() {
-            // Who takes the statement says whether it is told of; then the event comes again.
+            // The caller decides whether to write the statement as a message, then the event is processed again.
             None if self.options.statements => {
                 self.statement_wanted = Some(true);
                 self.push_statement(statement);
                 return Ok(Flow::Ask);
             }
             Some(false) => {}
-            _ => self.tell(&statement, StatementKind::Definition)?,
+            _ => self.write_statement_message(&statement, StatementKind::Definition)?,
         }
         Ok(Flow::Next)
     }
 
-    /// Writes the message of a statement, in messages.
-    fn tell(&mut self, statement: &Statement, kind: StatementKind) -> Result<()> {
+    /// Writes the message of a statement, if messages are emitted.
+    fn write_statement_message(&mut self, statement: &Statement, kind: StatementKind) -> Result<()> {
         let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) else { return Ok(()) };
-        // A statement before rows that were handed out before a reconnect was handed out with them.
+        // A statement that precedes rows emitted before a reconnect was emitted together with them.
         if open.skipped || open.rows < open.resume_rows {
             return Ok(());
         }
@@ -292,12 +295,12 @@ impl Decoder {
             kind,
             alone: !open.begun,
         };
-        self.gathered_rows += 1;
+        self.buffered_rows += 1;
         batch.add_statement(&open.view, self.event, &statement)
     }
 
-    /// Notes the text of the statement behind the rows that follow, for messages: a length byte stands before MySQL's,
-    /// nothing before MariaDB's.
+    /// Notes the text of the statement that changed the rows that follow, for messages. MySQL prefixes the text with
+    /// a length byte, MariaDB does not.
     pub(super) fn rows_query(&mut self, kind: EventKind, body: &[u8]) {
         if let Emitter::Messages(batch) = &mut self.emitter {
             let text = if kind == EventKind::RowsQuery { body.get(1..).unwrap_or_default() } else { body };
@@ -305,8 +308,8 @@ impl Decoder {
         }
     }
 
-    /// The statement as others take it; None for a definition that failed and did nothing.
-    fn statement_of(
+    /// Builds the statement for the caller; None for DDL that failed without effect.
+    fn build_statement(
         &self,
         header: &Header,
         query: &QueryBody<'_>,
@@ -342,7 +345,7 @@ impl Decoder {
         }
     }
 
-    /// The GTID of the open transaction; may be empty.
+    /// Returns the GTID of the open transaction; may be empty.
     fn open_gtid(&self) -> String {
         let mut gtid = String::new();
         if let Some(open) = &self.open {
@@ -363,7 +366,7 @@ impl Decoder {
                 let text = query.text_utf8(text);
                 let database = String::from_utf8_lossy(query.database).into_owned();
                 let kind = EventKind::from_code(header.code).unwrap_or(EventKind::Query);
-                self.note(
+                self.add_event_row(
                     header,
                     kind,
                     span,
@@ -377,7 +380,7 @@ impl Decoder {
         }
     }
 
-    /// Notes an event for the emitters that show events or count them.
+    /// Notes an event for the emitters that list or count events.
     pub(super) fn note_event(
         &mut self,
         header: &Header,
@@ -392,14 +395,14 @@ impl Decoder {
                     Some((database, name, rows)) => (Some(database), Some(name), rows),
                     None => (None, None, None),
                 };
-                self.note(header, kind, span, database, name, rows, None);
+                self.add_event_row(header, kind, span, database, name, rows, None);
             }
             _ => {}
         }
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn note(
+    fn add_event_row(
         &mut self,
         header: &Header,
         kind: EventKind,
@@ -436,7 +439,7 @@ impl Decoder {
                     text,
                 },
             );
-            self.gathered_rows += 1;
+            self.buffered_rows += 1;
         }
     }
 }

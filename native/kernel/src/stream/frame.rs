@@ -1,4 +1,4 @@
-//! Bytes to events: where each stands, and what it says of the file.
+//! Splits bytes into events, determines their positions, and processes events about the file.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Decoder {
         Ok(Some(MAGIC_BYTES))
     }
 
-    /// Reads magic and format description from a file's first bytes, without moving.
+    /// Reads magic and format description from a file's first bytes, without moving the position.
     pub(super) fn read_head(&mut self, head: &[u8]) -> Result<()> {
         let Some(magic) = head.first_chunk::<MAGIC_BYTES>() else {
             return Err(Error::new(ErrorKind::FileTruncated, "the file's first bytes are missing"));
@@ -41,43 +41,43 @@ impl Decoder {
             return Err(malformed("the first event is no format description").at(&self.file, MAGIC_BYTES as u64));
         }
         self.format_end = (MAGIC_BYTES + size) as u64;
-        self.format_description(&header, event).map_err(|error| error.at(&self.file, MAGIC_BYTES as u64))
+        self.read_format_description(&header, event).map_err(|error| error.at(&self.file, MAGIC_BYTES as u64))
     }
 
-    pub(super) fn format_description(&mut self, header: &Header, event: &[u8]) -> Result<()> {
+    pub(super) fn read_format_description(&mut self, header: &Header, event: &[u8]) -> Result<()> {
         let format = Format::read(event.get(EVENT_HEADER_BYTES..).unwrap_or_default())?;
         if self.options.verify_checksum && !checksum_holds_without_flag(event, header) && !checksum_holds(event) {
             return Err(mismatch());
         }
-        // A relay log says so in its own format description; that of the source, which follows, does not.
+        // A relay log is flagged in its own format description, but not in the source's, which follows.
         self.relay |= header.flags & FLAG_RELAY != 0;
         self.format = Some(format);
         Ok(())
     }
 
-    /// Takes the event at the front; None where it is not whole or not to be taken.
+    /// Processes the event at the start of `rest`; None if the event is incomplete.
     pub(super) fn next_event(&mut self, rest: &[u8]) -> Result<Option<usize>> {
         let whole = front_header(rest)?.and_then(|header| Some((header, rest.get(..header.size as usize)?)));
-        let Some((header, event)) = whole else { return self.open_passing_payload(rest) };
+        let Some((header, event)) = whole else { return self.open_streaming_payload(rest) };
         let size = event.len();
         let kind = EventKind::from_code(header.code);
         let (live, verify) = (self.options.live, self.options.verify_checksum);
         let body = checked_body(self.format.as_ref(), live, verify, kind, event)?;
         if live && is_artificial(&header, kind) {
-            self.artificial(&header, kind, body, event)?;
+            self.process_artificial(&header, kind, body, event)?;
             return Ok(Some(size));
         }
-        if self.is_of_another_file(&header, kind) {
+        if self.begins_copied_events(&header, kind) {
             self.relay = true;
-            self.taken(size, self.span(&header)?);
+            self.move_past(size, self.locate_event(&header)?);
             return Ok(Some(size));
         }
-        let span = self.span(&header)?;
+        let span = self.locate_event(&header)?;
         let flow = match kind {
             Some(EventKind::FormatDescription) if !self.is_replaying() => {
-                self.format_description(&header, event)?;
+                self.read_format_description(&header, event)?;
                 self.format_end = span.end;
-                self.new_file(&header, span)?
+                self.begin_file(&header, span)?
             }
             Some(kind) => self.dispatch(&header, kind, body, span)?,
             None if header.flags & FLAG_IGNORABLE != 0 || self.options.passing => Flow::Next,
@@ -86,7 +86,7 @@ impl Decoder {
         match flow {
             Flow::Next => {
                 self.prove_joint(span)?;
-                self.taken(size, span);
+                self.move_past(size, span);
                 Ok(Some(size))
             }
             Flow::Ask => Ok(Some(0)),
@@ -98,14 +98,15 @@ impl Decoder {
         }
     }
 
-    /// Whether the event right behind a file's format description says that what follows was copied from elsewhere:
-    /// segments of a log begin so, and their events keep the positions of the file from which they come.
-    fn is_of_another_file(&self, header: &Header, kind: Option<EventKind>) -> bool {
+    /// Whether the event directly after a file's format description marks what follows as copied from another file.
+    /// Segments of a log begin like that: their events keep the positions of the source file.
+    fn begins_copied_events(&self, header: &Header, kind: Option<EventKind>) -> bool {
         let artificial_rotate = kind == Some(EventKind::Rotate) && header.flags & FLAG_ARTIFICIAL != 0;
         artificial_rotate && !self.relay && !self.options.live && self.offset == self.format_end
     }
 
-    /// Notes that reading can go on from there. Nearly always the file is the same, which need not be counted again.
+    /// Records that reading can resume at `offset`. The file is nearly always the same, so avoid counting a reference
+    /// to it.
     #[inline]
     pub(super) fn mark_boundary(&mut self, offset: u64) {
         if !Arc::ptr_eq(&self.boundary.0, &self.file) {
@@ -114,13 +115,13 @@ impl Decoder {
         self.boundary.1 = offset;
     }
 
-    /// Fails where the next range of the file begins in the middle of this event.
+    /// Fails if the next range of the file begins inside this event.
     #[inline]
     pub(super) fn prove_joint(&self, span: Span) -> Result<()> {
         let Some(joint) = self.options.joint.filter(|joint| span.start < *joint && *joint < span.end) else {
             return Ok(());
         };
-        // The events of a prepared transaction lie elsewhere, often in another file.
+        // The events of a prepared transaction are elsewhere, often in another file.
         if self.is_replaying() {
             return Ok(());
         }
@@ -129,11 +130,11 @@ impl Decoder {
             .hint("the file was changed or its index is wrong; read again, and if it stays so: penstock log verify"))
     }
 
-    /// Moves behind an event.
-    pub(super) fn taken(&mut self, size: usize, span: Span) {
+    /// Moves the position past an event.
+    pub(super) fn move_past(&mut self, size: usize, span: Span) {
         self.offset = span.end;
         if self.open.is_none() && !self.orphan {
-            // Between transactions every event's end is a place to go on from.
+            // Between transactions, reading can resume after any event.
             self.mark_boundary(span.end);
         }
         if !self.is_replaying() {
@@ -142,7 +143,13 @@ impl Decoder {
         }
     }
 
-    fn artificial(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8], event: &[u8]) -> Result<()> {
+    fn process_artificial(
+        &mut self,
+        header: &Header,
+        kind: Option<EventKind>,
+        body: &[u8],
+        event: &[u8],
+    ) -> Result<()> {
         match kind {
             Some(EventKind::Rotate) => {
                 let rotate = Rotate::read(body)?;
@@ -156,21 +163,21 @@ impl Decoder {
                 }
                 Ok(())
             }
-            Some(EventKind::FormatDescription) => self.format_description(header, event),
+            Some(EventKind::FormatDescription) => self.read_format_description(header, event),
             _ => Ok(()),
         }
     }
 
-    /// Where the event stands; a relay log holds the positions of other files, which are not looked at.
-    pub(super) fn span(&self, header: &Header) -> Result<Span> {
+    /// Returns the position of the event. In a relay log the logged positions refer to other files and are ignored.
+    pub(super) fn locate_event(&self, header: &Header) -> Result<Span> {
         if self.relay {
             return Ok(Span { start: self.offset, end: self.offset + u64::from(header.size) });
         }
         span_at(self.offset, header, self.options.live)
     }
 
-    /// A format description in the stream: a new file begins, perhaps after the server died.
-    fn new_file(&mut self, header: &Header, span: Span) -> Result<Flow> {
+    /// Processes a format description in the stream: a new file begins, possibly after a crash of the server.
+    fn begin_file(&mut self, header: &Header, span: Span) -> Result<Flow> {
         self.prove_resume(span)?;
         if self.is_past_stop(span.start) {
             return Ok(Flow::Done);
@@ -186,13 +193,13 @@ impl Decoder {
         self.options.stop.is_some_and(|stop| (self.file_number, start) >= stop)
     }
 
-    /// The file goes on under another name, in a live stream.
-    pub(super) fn follow_file(&mut self, rotate: &Rotate) -> Result<()> {
+    /// Notes the next file of the log.
+    pub(super) fn note_next_file(&mut self, rotate: &Rotate) -> Result<()> {
         self.next_file = Some(rotate.file.clone());
         Ok(())
     }
 
-    /// The name of the file being read.
+    /// The file being read.
     pub fn file(&self) -> &Arc<str> {
         &self.file
     }

@@ -1,4 +1,4 @@
-//! Tables as dialects see them.
+//! Describes tables to dialects.
 
 use super::proof::prove_column;
 use crate::column::{DeclaredColumn, Kind};
@@ -8,15 +8,15 @@ use crate::emit::system::TableRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::{LogColumn, TableMap};
 
-/// What is said of a table's columns beside their types.
+/// The key columns of a table, and the columns to emit.
 pub(super) struct Keys<'a> {
     pub primary: &'a [String],
     pub shard: Option<&'a [String]>,
     pub wanted: Option<&'a [String]>,
 }
 
-/// The table as dialects see it. A declared type text stands for the log's own where the column has the same name and
-/// its type fits.
+/// Builds the table for dialects. A declared type text replaces the log's own if the column has the same name and its
+/// type fits.
 pub(super) fn table_view(
     table: &TableRef,
     map: &TableMap,
@@ -30,8 +30,8 @@ pub(super) fn table_view(
         false => map.primary_key.iter().any(|key| **key == *name),
     };
     let column = |(source, logged): (SourceColumn, &LogColumn)| {
-        let found = declared.unwrap_or_default().iter().find(|declared| *declared.name == *source.name);
-        let fits = found.filter(|found| prove_column(found, logged, mariadb).is_ok());
+        let declaration = declared.unwrap_or_default().iter().find(|declared| *declared.name == *source.name);
+        let fits = declaration.filter(|declaration| prove_column(declaration, logged, mariadb).is_ok());
         MessageColumn {
             type_text: match fits {
                 Some(declared) => declared.type_text.as_str().into(),
@@ -45,12 +45,12 @@ pub(super) fn table_view(
         }
     };
     let columns: Vec<MessageColumn> = sources.into_iter().zip(&map.columns).map(column).collect();
-    let decides = |column: &MessageColumn| match keys.shard {
+    let is_shard_column = |column: &MessageColumn| match keys.shard {
         Some(names) => names.iter().any(|name| *name == *column.name),
         None => column.is_key,
     };
-    let has = |name: &String| columns.iter().any(|column| *name == *column.name);
-    if let Some(missing) = keys.shard.unwrap_or_default().iter().find(|name| !has(name)) {
+    let has_column = |name: &String| columns.iter().any(|column| *name == *column.name);
+    if let Some(missing) = keys.shard.unwrap_or_default().iter().find(|name| !has_column(name)) {
         let message = format!("rows are to be sharded by the column `{missing}`, which is not there");
         return Err(Error::new(ErrorKind::OptionInvalid, message)
             .hint("name columns of the table, or none to shard by its primary key"));
@@ -60,7 +60,7 @@ pub(super) fn table_view(
         database: table.database.clone(),
         table: table.table.clone(),
         schema_version: table.schema_version,
-        shard_columns: (0..columns.len()).filter(|at| columns.get(*at).is_some_and(decides)).collect(),
+        shard_columns: (0..columns.len()).filter(|at| columns.get(*at).is_some_and(is_shard_column)).collect(),
         json_columns: columns.iter().filter(|column| matches!(column.kind, Kind::Json { .. })).count(),
         columns,
         mariadb,

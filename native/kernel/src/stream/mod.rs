@@ -1,9 +1,10 @@
-//! The decoder: event bytes of one byte range in, batches out.
+//! Decodes the events of a byte range into batches.
 //!
-//! It is a machine that is fed and asked, and never calls back: `feed` takes whole events from the front of a buffer
-//! and stops early when it has something to say, which [`Decoder::state`] names. A transaction belongs to the range
-//! in which its first event lies, so ranges can be cut at any byte, read in parallel, and put together again. The first
-//! byte fed is always that of an event: nothing in the middle of one is taken for an event (`event::headers`).
+//! The decoder is a state machine that never calls back: `feed` consumes complete events from the start of a buffer
+//! and stops early when the decoder needs the caller, as [`Decoder::state`] says. A transaction belongs to the range
+//! of its first event, so a file can be split at any byte into ranges that are read in parallel and then joined. The
+//! first byte fed must be the start of an event: bytes inside an event are never mistaken for an event
+//! (`event::headers`).
 
 mod decoder;
 mod dispatch;
@@ -26,6 +27,6 @@ mod xa;
 pub use decoder::{Counters, Decoder, State};
 pub use open_tables::{Answer, TableRequest};
 pub use options::{Emit, Options, Resume};
-pub use prepared::PreparedPlace;
+pub use prepared::PreparedLocation;
 pub use replay::PreparedRequest;
 pub use statement::Statement;

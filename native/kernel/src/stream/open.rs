@@ -1,30 +1,31 @@
-//! The transaction that is open.
+//! The open transaction.
 
-use super::prepared::Holding;
+use super::prepared::HeldEvents;
 use crate::emit::TransactionView;
 
-/// A transaction of which the end has not come.
+/// A transaction whose end has not been read yet.
 #[derive(Debug, Clone)]
 pub(super) struct Open {
     pub view: TransactionView,
-    /// BEGIN was seen, so a commit is due. Before it, one statement alone is the whole transaction.
+    /// Whether a BEGIN was read, so that a commit must follow. Without BEGIN, a single statement is the whole
+    /// transaction.
     pub begun: bool,
-    /// It is out of range: its rows are passed over.
+    /// Whether the transaction is out of range, so that its rows are skipped.
     pub skipped: bool,
-    /// Changes that were handed out before a reconnect, and are not handed out again; events, where those are emitted.
+    /// How many changes to drop because they were emitted before a reconnect. Counts events if events are emitted.
     pub resume_rows: u32,
-    /// Events so far, where those are emitted.
+    /// Number of events so far, if events are emitted.
     pub events: u32,
-    /// Changes so far, of tables read or not.
+    /// Number of changes so far, including tables that are not read.
     pub rows: u32,
-    /// Changes so far that went into batches.
+    /// Number of changes so far that went into batches.
     pub selected: u32,
-    /// Changes that were already handed out in a batch.
+    /// Number of changes that were returned in a batch.
     pub handed_out: u32,
-    /// Where it ends, if its GTID event says so.
+    /// Offset of its end, if the GTID event has it.
     pub end: Option<u64>,
-    /// Changes that had gone into batches at each savepoint, by its name in lower case.
+    /// For each savepoint, by its name in lower case, the number of changes in batches when it was set.
     pub(super) savepoints: Vec<(Vec<u8>, u32)>,
     /// The events of an XA transaction, until it is prepared or ends.
-    pub holding: Option<Box<Holding>>,
+    pub held_events: Option<Box<HeldEvents>>,
 }

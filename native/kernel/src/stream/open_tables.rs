@@ -1,4 +1,4 @@
-//! The tables that the log has announced, and the questions about them.
+//! The tables of the table maps so far, and the requests about them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,64 +9,64 @@ use crate::emit::messages_batch::MessageTable;
 use crate::event::table_map::TableMap;
 use crate::limits::TABLES_OPEN_MAX;
 
-/// Table ids are dropped at this count; the server announces a table again before its next rows.
+/// Above this count table ids are dropped. The server announces a table again before its next rows.
 const TABLES_KEPT_MAX: usize = 4096;
 const _: () = assert!(TABLES_KEPT_MAX < TABLES_OPEN_MAX);
 
-/// So many table ids are compared one by one before they are searched.
+/// Number of table ids that are compared one by one before a hash lookup.
 const TABLES_RECENT_MAX: usize = 8;
 
-/// A table that was not seen before: how is it to be read?
+/// Asks how to read a table that has not occurred before.
 #[derive(Debug, Clone)]
 pub struct TableRequest {
     /// The database.
     pub database: Arc<str>,
     /// The table.
     pub table: Arc<str>,
-    /// How many columns its rows have.
+    /// The number of columns in its rows.
     pub column_count: usize,
-    /// The columns, where the log alone tells all of them.
+    /// The columns, if the log alone describes all of them.
     pub columns: Option<Vec<DeclaredColumn>>,
-    /// Names of the primary key's columns, where the log tells.
+    /// Names of the primary key's columns, if they are logged.
     pub primary_key: Vec<Arc<str>>,
-    /// Where the table map stands.
+    /// The file of the table map.
     pub file: Arc<str>,
     /// The offset of the table map.
     pub offset: u64,
-    /// The table map, by which `prove` judges definitions.
+    /// The table map, against which `prove` checks definitions.
     pub(super) map: Arc<TableMap>,
-    /// Whether the log is MariaDB's.
+    /// Whether the log is from MariaDB.
     pub(super) mariadb: bool,
 }
 
-/// How a table is to be read.
+/// How to read a table.
 #[derive(Debug, Clone)]
 pub enum Answer {
-    /// Its rows are not wanted.
+    /// Skip its rows.
     Skip,
-    /// Its rows are wanted.
+    /// Decode its rows.
     Read {
-        /// Its columns; None takes them from the log.
+        /// The columns; None takes them from the log.
         columns: Option<Vec<DeclaredColumn>>,
-        /// The log names the columns, and `columns` only tells the types that lie in plainer ones (MariaDB's UUID,
-        /// INET4, INET6 and VECTOR), where it has a column of that name.
+        /// Whether the log names the columns. Then `columns` only supplies types that are logged as plain strings
+        /// (MariaDB's UUID, INET4, INET6 and VECTOR), for columns of the same name.
         from_log: bool,
-        /// Grows with every change of its definition.
+        /// Increases with every change of the definition.
         schema_version: i32,
-        /// Columns to decode, system columns among them; None means all.
+        /// The columns to decode, including system columns; None means all.
         wanted: Option<Vec<String>>,
-        /// The columns of the batch, where they are fixed beforehand.
+        /// The columns of the batch, if they are fixed in advance.
         declared: Option<Vec<DeclaredColumn>>,
-        /// Names of the primary key's columns where the log does not tell them; for messages.
+        /// Names of the primary key's columns if they are not logged; for messages.
         primary_key: Vec<String>,
-        /// Names of the columns by which rows are put into shards; None means the primary key. For messages.
+        /// Names of the columns that determine the shard of a row; None means the primary key. For messages.
         shard_columns: Option<Vec<String>>,
     },
 }
 
 pub(super) enum Usage {
     Skip,
-    /// Rows are counted, not decoded.
+    /// Count rows without decoding them.
     Walk,
     Typed(usize),
     Envelope(EnvelopeTable),
@@ -77,18 +77,18 @@ pub(super) struct OpenTable {
     pub(super) body: Box<[u8]>,
     pub(super) database: Arc<str>,
     pub(super) table: Arc<str>,
-    /// How the rows of a table that is not read are passed over, where the log alone tells.
+    /// How to skip the rows of a table that is not read, if the log has the metadata.
     pub(super) kinds: Option<Vec<Kind>>,
     pub(super) usage: Usage,
 }
 
-/// See the module's text.
+/// The tables of a decoder; see the description of the module.
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) open: HashMap<u64, Arc<OpenTable>>,
-    /// The tables announced last, among which the next nearly always is.
+    /// The tables announced last. The next table is nearly always among them.
     pub(super) recent: Vec<(u64, Arc<OpenTable>)>,
-    /// Where in `recent` the table announced last stands.
+    /// Index in `recent` of the table announced last.
     pub(super) last: usize,
     pub(super) known: HashMap<Box<[u8]>, Arc<OpenTable>>,
     pub request: Option<TableRequest>,
@@ -104,22 +104,22 @@ impl Tables {
         self.answer = None;
     }
 
-    /// The table that rows events call by this number.
+    /// Returns the table with the id that rows events use.
     #[inline]
     pub fn get(&self, id: u64) -> Option<&Arc<OpenTable>> {
         match self.recent.get(self.last) {
             Some((last, table)) if *last == id => Some(table),
-            _ => match self.recent.iter().find(|(held, _)| *held == id) {
+            _ => match self.recent.iter().find(|(recent_id, _)| *recent_id == id) {
                 Some((_, table)) => Some(table),
                 None => self.open.get(&id),
             },
         }
     }
 
-    /// Notes that the table was announced just now.
+    /// Notes that the table was just announced.
     #[inline]
     pub fn announce(&mut self, id: u64) {
-        match self.recent.iter().position(|(held, _)| *held == id) {
+        match self.recent.iter().position(|(recent_id, _)| *recent_id == id) {
             Some(at) => self.last = at,
             None => {
                 if let Some(table) = self.open.get(&id).cloned() {
@@ -129,23 +129,23 @@ impl Tables {
         }
     }
 
-    /// Puts a table among the recent, in place of one of them where there are many.
+    /// Adds a table to the recent tables, replacing one of them if there are too many.
     fn remember(&mut self, id: u64, table: Arc<OpenTable>) {
         let next = if self.recent.len() < TABLES_RECENT_MAX { self.recent.len() } else { self.last + 1 };
         self.last = next % TABLES_RECENT_MAX;
         match self.recent.get_mut(self.last) {
-            Some(place) => *place = (id, table),
+            Some(slot) => *slot = (id, table),
             None => self.recent.push((id, table)),
         }
     }
 
     pub fn insert(&mut self, id: u64, table: Arc<OpenTable>) {
-        self.recent.retain(|(held, _)| *held != id);
+        self.recent.retain(|(recent_id, _)| *recent_id != id);
         self.remember(id, table.clone());
         self.open.insert(id, table);
     }
 
-    /// Bounds the memory of long streams on servers that open tables again and again.
+    /// Limits memory in long streams, where the server opens tables again and again.
     pub fn trim(&mut self) {
         if self.open.len() > TABLES_KEPT_MAX {
             self.open.clear();

@@ -1,4 +1,4 @@
-//! What a decoder is told at its start.
+//! The options of a decoder.
 
 use std::sync::Arc;
 
@@ -7,88 +7,88 @@ use crate::emit::rows::ChangeFilter;
 use crate::gtid::GtidSet;
 use crate::limits::PREPARED_EVENTS_BYTES_MAX;
 
-/// The shape of the batches.
+/// The format of the batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Emit {
-    /// Rows of each table in its own types.
+    /// The rows of each table, in typed columns.
     Typed,
-    /// Changes of all tables with raw images.
+    /// The changes of all tables, with raw row images.
     Envelope,
-    /// One row for each event.
+    /// A row for each event.
     Events,
-    /// One row for each transaction.
+    /// A row for each transaction.
     Transactions,
-    /// Changes as a dialect writes them, `Options::dialect`.
+    /// The changes as messages of `Options::dialect`.
     Messages,
 }
 
-/// See the fields.
+/// Options of a decoder.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The name of the captured cluster, for `_metadata.instance`.
     pub instance: Arc<str>,
-    /// The epoch, for the commit version.
+    /// The epoch, which goes into the commit version.
     pub epoch: u32,
-    /// The file in which the first byte lies.
+    /// The file of the first byte.
     pub file: Arc<str>,
-    /// Its number.
+    /// The number of the file.
     pub file_number: u32,
-    /// Where the first byte lies in it. 0 means the magic comes first.
+    /// The offset of the first byte. 0 means that the magic comes first.
     pub offset: u64,
-    /// Whether the first byte is known to lie between two transactions. Otherwise the rest of the transaction in which it
-    /// may lie is passed over.
+    /// Whether the first byte is known to be between transactions. Otherwise the rest of a transaction that may be
+    /// open there is skipped.
     pub aligned: bool,
-    /// Whether the bytes come from a live server, which leaves events out and makes others up.
+    /// Whether the bytes come from a live server, which omits events and adds artificial events.
     pub live: bool,
-    /// Transactions that start before this file number and offset are passed over.
+    /// Skip transactions that start before this file number and offset.
     pub start: Option<(u32, u64)>,
-    /// The range ends before the first transaction that starts at or behind this.
+    /// End the range before the first transaction that starts at or after this file number and offset.
     pub stop: Option<(u32, u64)>,
-    /// Where the next range of the file begins: an event must begin there.
+    /// Where the next range of the file begins: an event must start there.
     pub joint: Option<u64>,
-    /// Every transaction is passed over, and so are incidents and unknown events: only what is prepared is noted.
+    /// Skip all transactions, incidents and unknown events, and only record prepared transactions.
     pub passing: bool,
-    /// Transactions in this set are passed over.
+    /// Skip the transactions in this set.
     pub gtid_after: Option<GtidSet>,
-    /// Transactions outside this set are passed over, and the range ends when all of it was seen.
+    /// Skip transactions outside this set, and end the range when the whole set was seen.
     pub gtid_until: Option<GtidSet>,
-    /// Transactions committed before this are passed over, in microseconds since 1970.
+    /// Skip transactions committed before this time, in microseconds since 1970.
     pub time_from_us: Option<i64>,
-    /// Transactions committed at or after this are passed over.
+    /// Skip transactions committed at or after this time, in microseconds since 1970.
     pub time_until_us: Option<i64>,
-    /// The shape of the batches.
+    /// The format of the batches.
     pub emit: Emit,
-    /// The dialect of messages, which `Emit::Messages` needs.
+    /// The dialect of messages; required for `Emit::Messages`.
     pub dialect: Option<DialectOptions>,
-    /// Whether statements are handed out. Shapes that decode rows need them for the schema history.
+    /// Whether to return statements. Formats that decode rows need them for the schema history.
     pub statements: bool,
-    /// Which images are wanted.
+    /// The changes and images to emit.
     pub changes: ChangeFilter,
-    /// A batch closes after so many rows, at the next end of a transaction.
+    /// Close a batch at the first end of a transaction after this many rows.
     pub batch_rows_max: usize,
-    /// A batch closes after so many bytes of row images, at the next end of a transaction.
+    /// Close a batch at the first end of a transaction after this many bytes of row images.
     pub batch_bytes_max: usize,
-    /// A batch closes inside a transaction that alone has so many bytes of row images.
+    /// Close a batch inside a transaction whose row images exceed this many bytes.
     pub held_bytes_max: usize,
-    /// Events of prepared XA transactions that are kept in memory; those over it are read again when they commit.
+    /// Memory limit for the events of prepared XA transactions. Events above the limit are read again at the commit.
     pub prepared_bytes_max: usize,
-    /// Whether checksums are verified where the log has them.
+    /// Whether to verify checksums, if the log has them.
     pub verify_checksum: bool,
-    /// What was handed out of the first transaction in range before a reconnect, and is dropped.
+    /// The part of the first transaction in range that was emitted before a reconnect, to be dropped.
     pub resume: Option<Resume>,
 }
 
-/// The part of a transaction that was handed out before a connection was lost.
+/// The part of a transaction that was emitted before the connection was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
-    /// File number and offset of the transaction; None takes the first in range, unproved.
+    /// File number and offset of the transaction; None means the first transaction in range, without a check.
     pub start: Option<(u32, u64)>,
-    /// Changes from its start, of tables read or not.
+    /// Number of changes since the start of the transaction, including tables that are not read.
     pub rows: u32,
 }
 
 impl Options {
-    /// Everything from the front of a file, typed.
+    /// Options for a whole file with typed rows.
     pub fn of_file(instance: &str, file: &str, file_number: u32) -> Options {
         Options {
             instance: instance.into(),

@@ -1,4 +1,4 @@
-//! The events inside payloads, one after the other.
+//! Processes the events inside payloads.
 
 use zstd::stream::raw::Decoder as Zstd;
 
@@ -14,17 +14,17 @@ use crate::frame::events::{declared_size, event_size, Span};
 use crate::frame::unpack::{broken, unpack};
 use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES};
 
-/// A payload event is followed piece by piece from this length on; a shorter one is waited for.
+/// Payload events of at least this length are streamed; shorter events are buffered until complete.
 const PIECEWISE_BYTES_MIN: usize = 256 << 10;
 
-/// The event that begins an XA transaction is no longer: its text has a bound, and so have its variables.
+/// Limit for the event that begins an XA transaction: its text and its variables have limited lengths.
 const FIRST_EVENT_BYTES_MAX: usize = 64 << 10;
 
-/// The fields before the payload are at most four of them, of at most 19 bytes each.
+/// There are at most four fields before the payload, of at most 19 bytes each.
 const FIELDS_BYTES_MAX: usize = 128;
 
-/// The id of the XA transaction that a payload holds, if it holds one: its first event says so.
-pub(super) fn xa_id_in(body: &[u8]) -> Result<Option<XaId>> {
+/// Returns the id of the XA transaction in a payload, if its first event begins one.
+pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
     let head = TransactionPayload::read(body)?;
     let mut zstd = match head.compression {
         Compression::Zstd => Some(Zstd::new().map_err(broken)?),
@@ -46,9 +46,9 @@ pub(super) fn xa_id_in(body: &[u8]) -> Result<Option<XaId>> {
 impl Decoder {
     pub(super) fn open_payload(&mut self, body: &[u8], span: Span) -> Result<Flow> {
         if self.open.as_ref().is_none_or(|open| open.skipped) {
-            // Nothing inside is wanted, and the payload holds the transaction's own commit.
+            // The rows are not needed, and the payload includes the commit of its transaction.
             if self.open.is_some() {
-                self.note_passed_payload(body, span);
+                self.note_skipped_payload(body, span);
                 self.end(span)?;
             }
             return Ok(Flow::Next);
@@ -59,55 +59,55 @@ impl Decoder {
         Ok(Flow::Next)
     }
 
-    /// Begins to follow a long payload event of which only a part is there. Returns how much of it was taken; None
-    /// where the event is no such one, or too little of it is there.
-    pub(super) fn open_passing_payload(&mut self, rest: &[u8]) -> Result<Option<usize>> {
+    /// Starts to stream a long payload event that is incomplete. Returns how many bytes were consumed; None if the
+    /// event is not a long payload, or if more bytes are needed.
+    pub(super) fn open_streaming_payload(&mut self, rest: &[u8]) -> Result<Option<usize>> {
         let Some(size) = declared_size(rest)?.filter(|size| *size >= PIECEWISE_BYTES_MIN) else { return Ok(None) };
         let mut cursor = Cursor::new(rest);
         let header = Header::read(&mut cursor)?;
-        let wanted = self.open.as_ref().is_some_and(|open| !open.skipped);
+        let in_range = self.open.as_ref().is_some_and(|open| !open.skipped);
         let is_payload = EventKind::from_code(header.code) == Some(EventKind::TransactionPayload);
-        if !is_payload || !wanted || cursor.remaining() < FIELDS_BYTES_MAX {
+        if !is_payload || !in_range || cursor.remaining() < FIELDS_BYTES_MAX {
             return Ok(None);
         }
         let has_checksum = self.format.as_ref().is_some_and(|format| format.checksum);
         let fields = cursor.peek().get(..FIELDS_BYTES_MAX).unwrap_or_default();
         let (head, fields_bytes, payload) = TransactionPayload::read_head(fields)?;
-        let taken = EVENT_HEADER_BYTES + fields_bytes;
-        let behind = (size as u64).checked_sub(taken as u64).and_then(|left| left.checked_sub(payload));
+        let consumed = EVENT_HEADER_BYTES + fields_bytes;
+        let trailing = (size as u64).checked_sub(consumed as u64).and_then(|left| left.checked_sub(payload));
         let smallest = if has_checksum { CHECKSUM_BYTES as u64 } else { 0 };
-        let Some(behind) = behind.filter(|behind| *behind >= smallest) else {
+        let Some(trailing) = trailing.filter(|trailing| *trailing >= smallest) else {
             return Err(malformed("a transaction payload is longer than its event"));
         };
         let checksum = (has_checksum && self.options.verify_checksum).then(|| {
             let mut checksum = crc32fast::Hasher::new();
-            checksum.update(rest.get(..taken).unwrap_or_default());
+            checksum.update(rest.get(..consumed).unwrap_or_default());
             checksum
         });
-        let span = self.span(&header)?;
-        let packed = Packed::Passing { payload, behind, checksum };
+        let span = self.locate_event(&header)?;
+        let packed = Packed::Streaming { payload, trailing, checksum };
         self.payload = Some(Box::new(Payload::new(&head, packed, span, self.spare_zstd.take())?));
         self.note_event(&header, EventKind::TransactionPayload, span, None);
         self.prove_joint(span)?;
-        self.taken(size, span);
-        Ok(Some(taken))
+        self.move_past(size, span);
+        Ok(Some(consumed))
     }
 
-    /// Reads one event of the payload, or decompresses more of it. Returns how much of `input` that took; None where
-    /// more is needed.
+    /// Processes an event of the payload, or decompresses more. Returns how many bytes of `input` were consumed; None
+    /// if more are needed.
     pub(super) fn step_payload(&mut self, input: &[u8]) -> Result<Option<usize>> {
         let Some(mut payload) = self.payload.take() else { return Ok(Some(0)) };
         let span = payload.span;
         let at_payload = |error: Error| error.at(&self.file, span.start);
         let rest = payload.buffer.get(payload.at..).unwrap_or_default();
         let size = event_size(rest).map_err(at_payload)?;
-        // The last event commits, so it waits for the checksum.
+        // The last event commits, so it waits until the checksum is verified.
         let size = size.filter(|size| payload.ended || rest.len() > *size);
         let Some(size) = size else {
             if !payload.ended {
-                let taken = payload.refill(input).map_err(at_payload)?;
+                let consumed = payload.refill(input).map_err(at_payload)?;
                 self.payload = Some(payload);
-                return Ok(taken);
+                return Ok(consumed);
             }
             let left = rest.len();
             if left > 0 || payload.read_bytes != payload.plain_bytes {
@@ -118,7 +118,7 @@ impl Decoder {
             return Ok(Some(0));
         };
         let event = rest.get(..size).unwrap_or_default();
-        let flow = self.payload_event(event, span).map_err(|error| error.at(&self.file, span.start))?;
+        let flow = self.process_payload_event(event, span).map_err(|error| error.at(&self.file, span.start))?;
         if flow == Flow::Next {
             payload.at += size;
             self.counters.events += 1;
@@ -127,7 +127,7 @@ impl Decoder {
         Ok(Some(0))
     }
 
-    fn payload_event(&mut self, event: &[u8], span: Span) -> Result<Flow> {
+    fn process_payload_event(&mut self, event: &[u8], span: Span) -> Result<Flow> {
         let mut cursor = Cursor::new(event);
         let header = Header::read(&mut cursor)?;
         let body = event.get(EVENT_HEADER_BYTES..).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! XA transactions that were prepared and of which the outcome has not come.
+//! XA transactions that were prepared and whose outcome is still unknown.
 //!
-//! Their rows are decoded when they commit. Until then there is kept where their events lie, and, of small ones, the events
-//! themselves.
+//! Their rows are decoded when they commit. Until then the location of their events is recorded, and small
+//! transactions also keep the events in memory.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use crate::event::Header;
 use crate::frame::events::Span;
 use crate::limits::{EVENT_HEADER_BYTES, PREPARED_TRANSACTIONS_MAX};
 
-/// The bytes that say where a kept event lies: the offsets of its first byte and of the byte after it.
+/// Size of the span stored before each held event: the offsets of its first byte and of the byte after it.
 pub(super) const SPAN_BYTES: usize = 16;
 
-/// Where a prepared transaction lies.
+/// Where the events of a prepared transaction are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PreparedPlace {
+pub struct PreparedLocation {
     /// The file.
     pub file: Arc<str>,
-    /// Its number.
+    /// The number of the file.
     pub file_number: u32,
     /// The offset of the transaction's first event.
     pub start: u64,
@@ -31,20 +31,21 @@ pub struct PreparedPlace {
 /// A prepared transaction.
 #[derive(Debug, Clone)]
 pub(super) struct Transaction {
-    pub place: PreparedPlace,
-    /// The format of the events that are kept.
+    pub location: PreparedLocation,
+    /// The format of the held events.
     pub format: Option<Format>,
-    /// Its events without the last, each after its span; None where they are to be read again.
+    /// All events except the last, each after its span; None if they must be read again.
     pub events: Option<Arc<[u8]>>,
 }
 
-/// Prepared transactions by their ids. One that is not here is looked for in the log.
+/// Prepared transactions by id. Transactions that are missing here are searched in the log.
 #[derive(Debug)]
 pub(super) struct Prepared {
     transactions: HashMap<XaId, Transaction>,
     bytes: usize,
     bytes_max: usize,
-    /// Ids of which the outcome came first: what was prepared under them earlier can commit no more.
+    /// Ids whose outcome was read before any prepare. Transactions prepared earlier under these ids can no longer
+    /// commit.
     ended: HashSet<XaId>,
 }
 
@@ -57,11 +58,11 @@ impl Prepared {
         self.transactions.get(id)
     }
 
-    pub fn places(&self) -> impl Iterator<Item = (String, &PreparedPlace)> {
-        self.transactions.iter().map(|(id, transaction)| (id.to_string(), &transaction.place))
+    pub fn locations(&self) -> impl Iterator<Item = (String, &PreparedLocation)> {
+        self.transactions.iter().map(|(id, transaction)| (id.to_string(), &transaction.location))
     }
 
-    /// Adds a transaction, in place of an earlier one of this id: a server that crashed may have lost that one.
+    /// Adds a transaction. Replaces an earlier transaction of the same id, which a crashed server may have lost.
     pub fn insert(&mut self, id: XaId, transaction: Transaction) {
         self.remove(&id);
         if self.transactions.len() >= PREPARED_TRANSACTIONS_MAX {
@@ -74,31 +75,31 @@ impl Prepared {
         }
     }
 
-    /// Forgets the transaction of this id; whether there was one.
+    /// Removes the transaction of this id. Returns whether there was one.
     pub fn remove(&mut self, id: &XaId) -> bool {
         let Some(transaction) = self.transactions.remove(id) else { return false };
         self.bytes -= transaction.events.map_or(0, |events| events.len());
         true
     }
 
-    /// Notes the outcome of a transaction that is passed over.
-    pub fn pass_outcome(&mut self, id: XaId) {
+    /// Notes the outcome of a transaction that is skipped.
+    pub fn note_outcome(&mut self, id: XaId) {
         if !self.remove(&id) && self.ended.len() < PREPARED_TRANSACTIONS_MAX {
             self.ended.insert(id);
         }
     }
 
-    /// Whether an outcome came of a transaction that was prepared before all that was passed. Where there were too many, it
-    /// is so of any.
+    /// Whether the outcome was read of a transaction that was prepared before the range. True for every id once there
+    /// are too many outcomes to remember.
     pub fn has_outcome(&self, id: &XaId) -> bool {
         self.ended.len() >= PREPARED_TRANSACTIONS_MAX || self.ended.contains(id)
     }
 
-    /// Halves the bytes, so that the search for the oldest is rare.
+    /// Frees half of the limit, so that the search for the oldest transactions is rare.
     fn drop_oldest_events(&mut self) {
         let mut kept: Vec<&mut Transaction> =
             self.transactions.values_mut().filter(|transaction| transaction.events.is_some()).collect();
-        kept.sort_unstable_by_key(|transaction| (transaction.place.file_number, transaction.place.start));
+        kept.sort_unstable_by_key(|transaction| (transaction.location.file_number, transaction.location.start));
         for transaction in kept {
             if self.bytes <= self.bytes_max / 2 {
                 return;
@@ -108,26 +109,26 @@ impl Prepared {
     }
 }
 
-/// An XA transaction of which the end has not come: its events are kept, and not decoded.
+/// The events of an open XA transaction, which are kept undecoded until its outcome is known.
 #[derive(Debug, Clone)]
-pub(super) struct Holding {
+pub(super) struct HeldEvents {
     pub id: XaId,
     events: Vec<u8>,
     bytes_max: usize,
-    overflown: bool,
+    overflowed: bool,
 }
 
-impl Holding {
-    /// Of a transaction with more than `bytes_max` of events they are read again when it commits.
-    pub fn new(id: XaId, bytes_max: usize) -> Holding {
-        Holding { id, events: Vec::new(), bytes_max, overflown: false }
+impl HeldEvents {
+    /// Holds events of up to `bytes_max` bytes in all. Events of a larger transaction are read again when it commits.
+    pub fn new(id: XaId, bytes_max: usize) -> HeldEvents {
+        HeldEvents { id, events: Vec::new(), bytes_max, overflowed: false }
     }
 
     pub fn add(&mut self, header: &Header, body: &[u8], span: Span) {
         let bytes = SPAN_BYTES + EVENT_HEADER_BYTES + body.len();
-        if self.overflown || self.events.len() + bytes > self.bytes_max {
+        if self.overflowed || self.events.len() + bytes > self.bytes_max {
             self.events = Vec::new();
-            self.overflown = true;
+            self.overflowed = true;
             return;
         }
         self.events.extend_from_slice(&span.start.to_le_bytes());
@@ -138,7 +139,7 @@ impl Holding {
     }
 
     pub fn into_events(self) -> (XaId, Option<Arc<[u8]>>) {
-        let kept = !self.overflown && !self.events.is_empty();
+        let kept = !self.overflowed && !self.events.is_empty();
         (self.id, kept.then(|| self.events.into()))
     }
 }
@@ -152,12 +153,12 @@ mod tests {
     }
 
     fn transaction(start: u64, bytes: usize) -> Transaction {
-        let place = PreparedPlace { file: "binlog.000001".into(), file_number: 1, start, end: start + 1 };
-        Transaction { place, format: None, events: Some(vec![0; bytes].into()) }
+        let location = PreparedLocation { file: "binlog.000001".into(), file_number: 1, start, end: start + 1 };
+        Transaction { location, format: None, events: Some(vec![0; bytes].into()) }
     }
 
     #[test]
-    fn oldest_events_are_dropped_and_their_places_stay() {
+    fn oldest_events_are_dropped_but_their_locations_stay() {
         let quarter = 100;
         let mut prepared = Prepared::new(4 * quarter);
         for number in 0..5 {
@@ -169,36 +170,36 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_used_again_means_the_newer_transaction() {
+    fn a_reused_id_refers_to_the_newer_transaction() {
         let mut prepared = Prepared::new(100);
         prepared.insert(id(1), transaction(4, 10));
         prepared.insert(id(1), transaction(900, 20));
-        assert_eq!(prepared.get(&id(1)).unwrap().place.start, 900);
+        assert_eq!(prepared.get(&id(1)).unwrap().location.start, 900);
         prepared.remove(&id(1));
         assert_eq!((prepared.get(&id(1)).is_none(), prepared.bytes), (true, 0));
     }
 
     #[test]
-    fn an_outcome_that_comes_first_is_of_an_earlier_transaction() {
+    fn an_outcome_without_prepare_belongs_to_an_earlier_transaction() {
         let mut prepared = Prepared::new(100);
         prepared.insert(id(1), transaction(4, 10));
-        prepared.pass_outcome(id(1));
+        prepared.note_outcome(id(1));
         assert!(!prepared.has_outcome(&id(1)));
-        prepared.pass_outcome(id(1));
+        prepared.note_outcome(id(1));
         assert!(prepared.has_outcome(&id(1)) && !prepared.has_outcome(&id(2)));
         for number in 2..=PREPARED_TRANSACTIONS_MAX as u32 {
-            prepared.pass_outcome(id(number));
+            prepared.note_outcome(id(number));
         }
         assert!(prepared.has_outcome(&id(0)));
     }
 
     #[test]
-    fn a_transaction_that_is_too_large_keeps_no_events() {
+    fn too_large_transactions_keep_no_events() {
         let header = Header { timestamp: 0, code: 30, server_id: 1, size: 0, end_position: 0, flags: 0 };
-        let mut holding = Holding::new(id(1), 300);
+        let mut held_events = HeldEvents::new(id(1), 300);
         for _ in 0..3 {
-            holding.add(&header, &[0; 80], Span { start: 0, end: 1 });
+            held_events.add(&header, &[0; 80], Span { start: 0, end: 1 });
         }
-        assert!(holding.into_events().1.is_none());
+        assert!(held_events.into_events().1.is_none());
     }
 }

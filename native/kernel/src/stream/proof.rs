@@ -1,4 +1,4 @@
-//! What the log says of a table judges the definition at hand.
+//! Checks table definitions against the log.
 
 use super::open_tables::TableRequest;
 use super::sources::logged_sources;
@@ -15,20 +15,22 @@ fn mismatch(message: String) -> Error {
 }
 
 impl TableRequest {
-    /// Proves a definition against everything that the table map tells.
+    /// Checks a definition against everything that the table map logs.
     ///
-    /// That is the number of columns, their types, lengths and nullability; where the server logs them, signs, character
-    /// sets, names, members and the primary key. A definition that names no key is not judged by it, since a schema that
-    /// a caller gives may leave it out. Visibility is no part of a definition: it changes no value, and invisible columns
-    /// are in every row image. Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be read.
+    /// That is the number of columns, their types, lengths and nullability; and, as far as the server logs them,
+    /// signs, character sets, names, members and the primary key. The key is not checked if the definition has none,
+    /// since a schema given by the caller may omit it. Visibility is not checked: it changes no value, and row images
+    /// include invisible columns.
+    ///
+    /// Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be parsed.
     pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {
-        let place = |error: Error| {
+        let locate = |error: Error| {
             error.within(&format!("table `{}`.`{}`", self.database, self.table)).at(&self.file, self.offset)
         };
-        self.contradiction(columns, primary_key).map_err(place)
+        self.check_definition(columns, primary_key).map_err(locate)
     }
 
-    fn contradiction(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {
+    fn check_definition(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {
         source_columns(&self.map, Some(columns), self.mariadb)?;
         if !self.map.is_complete() {
             return Ok(());
@@ -48,7 +50,7 @@ impl TableRequest {
     }
 }
 
-/// Compares what the log tells of a column only with FULL metadata: members, and the kind of geometry.
+/// Checks what only FULL metadata logs about a column: members, and the kind of geometry.
 fn prove_complete(declared: &DeclaredColumn, logged: &LogColumn, mariadb: bool) -> Result<()> {
     let kind = declared.kind(mariadb)?;
     let differs = match (&kind, &logged.hints.values, logged.geometry) {
@@ -67,7 +69,7 @@ fn prove_complete(declared: &DeclaredColumn, logged: &LogColumn, mariadb: bool) 
     Ok(())
 }
 
-/// The columns of rows: from the log, or as declared once the table map has proved them.
+/// Returns the columns of rows: from the log, or as declared after checking them against the table map.
 pub(super) fn source_columns(
     map: &TableMap,
     declared: Option<&[DeclaredColumn]>,
@@ -92,12 +94,12 @@ pub(super) fn source_columns(
         .collect()
 }
 
-/// The kind to read a column with, once its type, length, nullability, sign and character set fit the log.
+/// Returns how to read a column, after checking that type, length, nullability, sign and character set fit the log.
 pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariadb: bool) -> Result<Kind> {
     let kind = declared.kind(mariadb)?;
     let fitting = kind.fit(logged.wire)?;
     prove_length(declared, &kind, &fitting)?;
-    // The reverse proves nothing: a schema that a caller gives may leave NOT NULL out, and TIMESTAMP implies it.
+    // The reverse proves nothing: a schema given by the caller may omit NOT NULL, and TIMESTAMP implies it.
     if logged.nullable && !declared.nullable {
         return Err(mismatch(format!(
             "declared as {} NOT NULL, but the log tells that it may be null",
@@ -107,8 +109,8 @@ pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariad
     prove_described(fitting, logged)
 }
 
-/// Fails where the log tells another length than the declaration: two columns traded places, or the character set is
-/// another one.
+/// Fails if the logged length differs from the declared length, because columns were swapped or the character set
+/// differs.
 fn prove_length(declared: &DeclaredColumn, kind: &Kind, fitting: &Kind) -> Result<()> {
     let (Some((declared_form, charset)), Some((logged_form, _))) = (form_of(kind), form_of(fitting)) else {
         return Ok(());
@@ -119,7 +121,7 @@ fn prove_length(declared: &DeclaredColumn, kind: &Kind, fitting: &Kind) -> Resul
         }
         _ => return Ok(()),
     };
-    // What is utf8mb3 on the server reads the same as utf8mb4, at three bytes a character.
+    // Text that is utf8mb3 on the server, with three bytes per character, may be declared as utf8mb4.
     let header = u32::from(matches!(kind, Kind::CompressedText { .. }));
     let (declared_text, logged_text) = (u32::from(declared_bytes) - header, u32::from(logged_bytes) - header);
     if declared_bytes == logged_bytes || charset == Some(Charset::Utf8mb4) && declared_text * 3 == logged_text * 4 {
@@ -141,22 +143,24 @@ fn form_of(kind: &Kind) -> Option<(Form, Option<Charset>)> {
     }
 }
 
-/// Fails where the log tells another sign or character set than the declaration: MySQL 8 logs both in every table map.
+/// Fails if the logged sign or character set differs from the declaration. MySQL 8 logs both in every table map.
 fn prove_described(kind: Kind, logged: &LogColumn) -> Result<Kind> {
     if !logged.described {
         return Ok(kind);
     }
-    let told = match (&kind, logged.hints.charset) {
+    let logged_type = match (&kind, logged.hints.charset) {
         (Kind::Integer { unsigned, .. }, _) if *unsigned != logged.hints.unsigned => {
             if *unsigned { "a signed number" } else { "an unsigned number" }.to_owned()
         }
-        // What was utf8mb3 when it was logged reads the same as utf8mb4.
+        // Text logged as utf8mb3 can be read as utf8mb4.
         (Kind::Text { charset: Charset::Utf8mb4, .. }, Some(Charset::Utf8mb3)) => return Ok(kind),
-        (Kind::Text { charset, .. } | Kind::CompressedText { charset, .. }, Some(told)) if *charset != told => {
-            format!("the character set {}", told.name())
+        (Kind::Text { charset, .. } | Kind::CompressedText { charset, .. }, Some(logged_charset))
+            if *charset != logged_charset =>
+        {
+            format!("the character set {}", logged_charset.name())
         }
-        (Kind::Binary { .. } | Kind::CompressedBinary { .. }, Some(told)) if !told.is_binary() => {
-            format!("the character set {}", told.name())
+        (Kind::Binary { .. } | Kind::CompressedBinary { .. }, Some(logged_charset)) if !logged_charset.is_binary() => {
+            format!("the character set {}", logged_charset.name())
         }
         _ => return Ok(kind),
     };
@@ -164,11 +168,11 @@ fn prove_described(kind: Kind, logged: &LogColumn) -> Result<Kind> {
         Some(charset) => format!("{} of the character set {}", kind.type_text(), charset.name()),
         None => kind.type_text(),
     };
-    let message = format!("declared as {declared}, but the log tells {told}");
+    let message = format!("declared as {declared}, but the log tells {logged_type}");
     Err(mismatch(message))
 }
 
-/// The character set of a text.
+/// Returns the character set of a text column.
 pub(super) fn charset_of(kind: &Kind) -> Option<Charset> {
     match kind {
         Kind::Text { charset, .. } | Kind::CompressedText { charset, .. } => Some(*charset),

@@ -1,9 +1,9 @@
-//! A prepared XA transaction of which the events are read now.
+//! The XA transaction whose events are being read.
 
 use std::sync::Arc;
 
 use super::payload::Payload;
-use super::prepared::PreparedPlace;
+use super::prepared::PreparedLocation;
 use crate::emit::system::EventView;
 use crate::event::format_description::Format;
 use crate::event::xa::XaId;
@@ -12,11 +12,11 @@ use crate::frame::events::Span;
 /// How an XA transaction ends.
 #[derive(Debug, Clone)]
 pub(super) enum Ending {
-    /// It commits in its own group of events (ONE PHASE, or a log without prepared transactions).
+    /// It commits in its own event group (ONE PHASE, or a log without prepared transactions).
     CommitAtOnce,
-    /// It was prepared, and this statement commits it.
+    /// It was prepared earlier, and this statement commits it.
     CommitPrepared(Box<str>),
-    /// It is rolled back in its own group: the log has it because other tables than transactional ones were changed.
+    /// It is rolled back in its own event group, which is logged only because it changed non-transactional tables.
     RollBack,
 }
 
@@ -25,21 +25,21 @@ pub(super) enum Origin {
     Memory {
         events: Arc<[u8]>,
         at: usize,
-        place: PreparedPlace,
+        location: PreparedLocation,
         format: Option<Format>,
     },
-    /// The caller has to say where they lie.
+    /// The caller must locate the events.
     Unknown,
-    /// The caller has to read them again.
-    Asked(PreparedPlace),
-    /// The caller reads them; `begun` once their first event came.
+    /// The caller must read the events again.
+    Requested(PreparedLocation),
+    /// The caller is reading the events; `begun` is set after the first event.
     Read {
-        place: PreparedPlace,
+        location: PreparedLocation,
         begun: bool,
     },
 }
 
-/// What the decoder goes on with after the transaction's events.
+/// The state that the decoder restores after the transaction's events.
 pub(super) struct Frame {
     pub(super) file: Arc<str>,
     pub(super) file_number: u32,
@@ -50,32 +50,32 @@ pub(super) struct Frame {
     pub(super) payload: Option<Box<Payload>>,
 }
 
-/// An XA transaction whose events are read.
+/// An XA transaction whose events are being read.
 pub(super) struct Replay {
     pub(super) id: XaId,
     pub(super) ending: Ending,
     pub(super) origin: Origin,
-    /// The event that ends it.
+    /// The event that ends the transaction.
     pub(super) end_event: EventView,
     pub(super) end_span: Span,
     pub(super) frame: Option<Frame>,
-    /// Its last event came.
+    /// Whether its last event was read.
     pub(super) ended: bool,
 }
 
 /// A prepared transaction whose bytes the decoder needs.
 #[derive(Debug, Clone)]
 pub struct PreparedRequest {
-    /// Its id, as statements have it.
+    /// The id in the syntax of XA statements.
     pub id: String,
-    /// The file and the offset of the event group that commits it: it lies before.
+    /// File and offset of the event group that commits the transaction, which was prepared before it.
     pub commit: (Arc<str>, u64),
-    /// Where it lies, if that is known.
-    pub place: Option<PreparedPlace>,
+    /// Where the events are, if that is known.
+    pub location: Option<PreparedLocation>,
 }
 
 impl Replay {
-    /// Whether the caller has to do something before the decoder can go on.
+    /// Whether the caller must act before the decoder can continue.
     pub fn needs_bytes(&self) -> bool {
         !matches!(self.origin, Origin::Memory { .. }) && !self.ended
     }

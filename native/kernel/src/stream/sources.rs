@@ -1,11 +1,11 @@
-//! The columns of a table, as the log and declarations describe them.
+//! Determines a table's columns from the log and from declarations.
 
 use crate::column::{DeclaredColumn, Kind};
 use crate::emit::rows::SourceColumn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::{LogColumn, TableMap};
 
-/// The columns as the log alone tells them, or None where it does not.
+/// Returns the columns if the log alone describes them.
 pub(super) fn logged_columns(map: &TableMap) -> Result<Option<Vec<DeclaredColumn>>> {
     if !map.is_complete() {
         return Ok(None);
@@ -14,7 +14,7 @@ pub(super) fn logged_columns(map: &TableMap) -> Result<Option<Vec<DeclaredColumn
     for column in &map.columns {
         let kind = match Kind::from_wire(column.wire, &column.hints) {
             Ok(kind) => kind,
-            // Names are there, but a type is not: a declaration can tell it.
+            // The log has the names but not this type, which only a declaration can supply.
             Err(error) if error.kind() == ErrorKind::SchemaUnknown => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -39,10 +39,10 @@ pub(super) fn declared_columns(columns: &[DeclaredColumn], mariadb: bool) -> Res
         .collect()
 }
 
-/// The columns as the log describes them. A table map shows some of MariaDB's types as plain strings, so a declared
-/// column of the same name may say which it is; the table map still has to fit it.
+/// Returns the columns as the log describes them. MariaDB logs some types as plain strings; for these, a declared
+/// column of the same name supplies the type if it fits the table map.
 pub(super) fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
-    let named = |column: &LogColumn| {
+    let column_name = |column: &LogColumn| {
         column.name.clone().ok_or_else(|| {
             Error::new(ErrorKind::SchemaUnknown, "the log does not name the columns")
                 .hint("SET GLOBAL binlog_row_metadata = FULL on the server, or give `schemas`")
@@ -51,10 +51,10 @@ pub(super) fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariad
     map.columns
         .iter()
         .map(|column| {
-            let name = named(column)?;
+            let name = column_name(column)?;
             let declared = declared.iter().filter(|_| mariadb).find(|declared| *declared.name == *name);
-            let special = declared.and_then(|declared| declared.kind(mariadb).ok()).filter(is_told_only_by_declaration);
-            let kind = match special.and_then(|kind| kind.fit(column.wire).ok()) {
+            let special_kind = declared.and_then(|declared| declared.kind(mariadb).ok()).filter(needs_declaration);
+            let kind = match special_kind.and_then(|kind| kind.fit(column.wire).ok()) {
                 Some(kind) => kind,
                 None => Kind::from_wire(column.wire, &column.hints)?,
             };
@@ -63,7 +63,7 @@ pub(super) fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariad
         .collect()
 }
 
-fn is_told_only_by_declaration(kind: &Kind) -> bool {
+fn needs_declaration(kind: &Kind) -> bool {
     matches!(kind, Kind::Uuid | Kind::Inet4 | Kind::Inet6 | Kind::Vector { .. })
 }
 

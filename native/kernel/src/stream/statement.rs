@@ -1,31 +1,31 @@
-//! Statements that the schema history, or a person, has to know of.
+//! Statements that the caller needs for the schema history or shows to the user.
 
 use std::sync::Arc;
 
 use crate::event::session::Session;
 
-/// One statement of the log: a definition (DDL), or a change that was logged as text.
+/// A statement of the log: DDL, or a change logged in statement format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
-    /// The default database when it ran; may be empty.
+    /// The default database of the session; may be empty.
     pub database: String,
-    /// What its event says of the session.
+    /// The session state in its event.
     pub session: Session,
     /// The text, as UTF-8.
     pub text: String,
-    /// Whether it changes rows that are therefore not in the log.
+    /// Whether the statement changes rows whose images are not in the log.
     pub is_change: bool,
-    /// Whether its transaction is out of the range.
+    /// Whether its transaction is out of range.
     pub is_skipped: bool,
     /// The file.
     pub file: Arc<str>,
     /// The offset of its event.
     pub offset: u64,
-    /// The offset behind its event.
+    /// The offset after its event.
     pub end_offset: u64,
-    /// The offset behind its transaction, if its GTID event says so.
+    /// The offset after its transaction, if the GTID event has it.
     pub transaction_end: Option<u64>,
-    /// When it began, in microseconds since 1970.
+    /// Start time of the statement, in microseconds since 1970.
     pub timestamp_us: i64,
     /// The GTID of its transaction; may be empty.
     pub gtid: String,

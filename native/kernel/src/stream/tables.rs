@@ -1,4 +1,4 @@
-//! Tables that the log announces, and what was said of them.
+//! Processes table maps and rows events.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::frame::events::Span;
 use crate::limits::TABLES_OPEN_MAX;
 
 impl Decoder {
-    // Two of three events come here or to `rows`; called, and not inlined, they cost a tenth of decoding small rows.
+    // Two of three events end up here or in `rows`. Without inlining, decoding small rows costs a tenth more.
     #[inline(always)]
     pub(super) fn table_map(&mut self, header: &Header, body: &[u8], span: Span) -> Result<Flow> {
         let Some(format) = &self.format else { return Err(malformed("a table map before the format description")) };
@@ -33,16 +33,16 @@ impl Decoder {
         } else {
             let definition = body.get(id_bytes..).unwrap_or_default();
             let table = match self.tables.known.get(definition) {
-                // The same definition under a new number: the server had closed the table in between.
+                // The same definition with a new id: the server closed and reopened the table.
                 Some(table) => table.clone(),
                 None => {
                     let map = TableMap::read(body, format)?;
-                    let Some(usage) = self.usage(&map, span)? else { return Ok(Flow::Ask) };
+                    let Some(usage) = self.determine_usage(&map, span)? else { return Ok(Flow::Ask) };
                     let table = Arc::new(OpenTable {
                         body: body.into(),
                         database: map.database.clone(),
                         table: map.table.clone(),
-                        kinds: passing_kinds(&map, &usage)?,
+                        kinds: kinds_to_skip(&map, &usage)?,
                         usage,
                     });
                     self.tables.known.insert(definition.into(), table.clone());
@@ -63,14 +63,14 @@ impl Decoder {
         if let (Emitter::Messages(batch), Some(Usage::Skip)) =
             (&mut self.emitter, self.tables.get(id).map(|t| &t.usage))
         {
-            // The statement changes a table that is not selected, and its text may tell of those rows.
+            // The statement changes a table that is not selected, and its text may reveal those rows.
             batch.forget_rows_query();
         }
         Ok(Flow::Next)
     }
 
-    /// How the table is to be read; None while nobody has said.
-    fn usage(&mut self, map: &TableMap, span: Span) -> Result<Option<Usage>> {
+    /// Determines how to read the table; None until the caller has answered.
+    fn determine_usage(&mut self, map: &TableMap, span: Span) -> Result<Option<Usage>> {
         if matches!(self.emitter, Emitter::Events(_) | Emitter::Transactions(_)) {
             return Ok(Some(Usage::Walk));
         }
@@ -158,7 +158,7 @@ impl Decoder {
                 let batch = batches.get_mut(*index).ok_or_else(|| malformed("a table without its batch"))?;
                 let before = batch.rows();
                 let changes = batch.add(&open.view, &view, filter)?;
-                self.gathered_rows += batch.rows() - before;
+                self.buffered_rows += batch.rows() - before;
                 if self.dirty.last() != Some(index) {
                     self.dirty.push(*index);
                 }
@@ -167,40 +167,40 @@ impl Decoder {
             }
             (Emitter::Envelope(batch), Usage::Envelope(table)) => {
                 let changes = batch.add(&open.view, table, &view, filter)?;
-                self.gathered_rows += changes as usize;
+                self.buffered_rows += changes as usize;
                 open.selected += changes;
                 changes
             }
             (Emitter::Messages(batch), Usage::Messages(table)) => {
                 let before = (batch.len(), batch.bytes());
                 let changes = batch.add(&open.view, table, &view, filter)?;
-                self.gathered_rows += batch.len() - before.0;
-                self.gathered_bytes += batch.bytes() - before.1;
+                self.buffered_rows += batch.len() - before.0;
+                self.buffered_bytes += batch.bytes() - before.1;
                 open.selected += changes;
                 changes
             }
             _ => match &table.kinds {
                 Some(kinds) => count_changes(&head, images, kinds, kind)?,
-                // Nobody wants these rows, and nothing tells where one ends: they are not counted.
+                // These rows are not needed, and the metadata to split them is missing, so they are not counted.
                 None => 0,
             },
         };
         open.rows += changes;
         if matches!(table.usage, Usage::Typed(_) | Usage::Envelope(_)) {
-            self.gathered_bytes += images.len();
+            self.buffered_bytes += images.len();
         }
         if matches!(self.emitter, Emitter::Events(_) | Emitter::Transactions(_)) {
             let table = table.clone();
             self.note_rows(header, kind, span, &table, changes);
         }
-        if self.gathered_bytes >= self.options.held_bytes_max {
-            self.hand_out_open()?;
+        if self.buffered_bytes >= self.options.held_bytes_max {
+            self.flush_open()?;
         }
         Ok(Flow::Next)
     }
 
     /// Closes the batch inside the open transaction.
-    fn hand_out_open(&mut self) -> Result<()> {
+    fn flush_open(&mut self) -> Result<()> {
         self.flush(true)?;
         let held_back = match &self.emitter {
             Emitter::Messages(batch) => batch.held_back(),
@@ -230,8 +230,8 @@ impl Decoder {
     }
 }
 
-/// How the rows of a table are passed over, for a table that is not read; None where the log does not tell.
-fn passing_kinds(map: &TableMap, usage: &Usage) -> Result<Option<Vec<Kind>>> {
+/// Returns how to skip the rows of a table that is not read; None if the log lacks the metadata.
+fn kinds_to_skip(map: &TableMap, usage: &Usage) -> Result<Option<Vec<Kind>>> {
     if !matches!(usage, Usage::Skip | Usage::Walk) {
         return Ok(None);
     }
@@ -241,7 +241,7 @@ fn passing_kinds(map: &TableMap, usage: &Usage) -> Result<Option<Vec<Kind>>> {
     }
 }
 
-/// The definition that envelope rows carry.
+/// Returns the definition that envelope rows carry, as JSON.
 fn definition_text(table: &TableRef, map: &TableMap, columns: &[SourceColumn], mariadb: bool) -> String {
     let mut out = String::new();
     out.push_str("{\"database\":");
@@ -278,7 +278,7 @@ fn push_json(text: &str, out: &mut String) {
             control if u32::from(control) < 0x20 => {
                 let _ = write!(out, "\\u{:04x}", u32::from(control));
             }
-            other => out.push(other),
+            printable => out.push(printable),
         }
     }
     out.push('"');

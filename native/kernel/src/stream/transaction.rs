@@ -1,4 +1,4 @@
-//! Where transactions begin and end, and which of them are in range.
+//! Begins and ends transactions, and decides which of them are in range.
 
 use super::decoder::{Decoder, Emitter, Flow};
 use super::open::Open;
@@ -13,19 +13,20 @@ use crate::frame::events::Span;
 use crate::limits::SAVEPOINTS_MAX;
 
 impl Decoder {
-    /// Notes what stands before a savepoint. One beyond the limit is not noted, so a ROLLBACK TO it counts for all rows.
+    /// Notes how many changes precede a savepoint. Savepoints above the limit are not noted: a ROLLBACK TO one of
+    /// them counts as undoing all changes.
     pub(super) fn note_savepoint(&mut self, text: &[u8]) {
         let Some(open) = &mut self.open else { return };
         let name = savepoint_name(text).to_ascii_lowercase();
-        let known = open.savepoints.len();
-        match open.savepoints.iter_mut().find(|(other, _)| *other == name) {
+        let savepoint_count = open.savepoints.len();
+        match open.savepoints.iter_mut().find(|(savepoint, _)| *savepoint == name) {
             Some((_, before)) => *before = open.selected,
-            None if known < SAVEPOINTS_MAX => open.savepoints.push((name, open.selected)),
+            None if savepoint_count < SAVEPOINTS_MAX => open.savepoints.push((name, open.selected)),
             None => {}
         }
     }
 
-    /// Opens a transaction at its GTID event, or at BEGIN where there is none.
+    /// Opens a transaction at its GTID event, or at BEGIN in a log without GTID events.
     pub(super) fn begin(&mut self, header: &Header, head: TransactionHead, span: Span) -> Result<Flow> {
         if let Some(open) = &self.open {
             let message = format!("a transaction begins inside the one of {}", open.view.start);
@@ -69,28 +70,29 @@ impl Decoder {
             handed_out: resume_rows,
             end: head.length.and_then(|length| span.start.checked_add(length)),
             savepoints: Vec::new(),
-            holding: None,
+            held_events: None,
         });
         if let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) {
             batch.open(&open.view, self.event);
         }
         if let Some(id) = head.xa_id.filter(|_| self.decodes_rows()) {
-            self.hold(id);
+            self.hold_events(id);
         }
         Ok(Flow::Next)
     }
 
-    /// Changes to drop from the transaction in range that begins at `span`, where it is the one they are of.
+    /// Returns how many changes to drop from the transaction at `span`, if it is the one that was partly emitted
+    /// before.
     fn take_resume_rows(&mut self, span: Span) -> u32 {
-        let here = (self.file_number, span.start);
+        let position = (self.file_number, span.start);
         self.resume
             .take()
-            .filter(|resume| resume.start.is_none_or(|start| start == here))
+            .filter(|resume| resume.start.is_none_or(|start| start == position))
             .map_or(0, |resume| resume.rows)
     }
 
-    /// Fails where a transaction or file begins behind the one that was handed out in part, which is gone: a server that
-    /// crashed in the middle of it has cut it from its log, and its rows never were.
+    /// Fails if a transaction or file begins after the one that was partly emitted, which means that the latter is
+    /// gone: the server crashed inside it and removed it from the log, so its rows never committed.
     pub(super) fn prove_resume(&self, span: Span) -> Result<()> {
         let Some(Resume { start: Some(start), rows }) = self.resume else { return Ok(()) };
         if (self.file_number, span.start) <= start || matches!(self.emitter, Emitter::Events(_)) {
@@ -102,11 +104,11 @@ impl Decoder {
             .hint("the server lost it in a crash; compare the tables it changed with the source"))
     }
 
-    /// The transaction after `position` of which changes were handed out already, by this decoder or before it.
+    /// The transaction after `position` that was partly emitted, by this decoder or before it.
     pub fn handed_out(&self) -> Option<Resume> {
         match &self.open {
             Some(open) if !open.skipped => {
-                // Events leave as they come, at the latest when the input ends.
+                // Events are emitted as they are read, at the latest when the input ends.
                 let events = matches!(self.emitter, Emitter::Events(_));
                 let rows = if events { open.events.max(open.resume_rows) } else { open.handed_out };
                 (rows > 0).then_some(Resume { start: Some((self.range_file_number(), open.view.start)), rows })
@@ -115,7 +117,7 @@ impl Decoder {
         }
     }
 
-    /// Whether a transaction is passed over; None where the range ends before it.
+    /// Decides whether to skip a transaction; None if the range ends before it.
     fn range_verdict(&self, head: &TransactionHead, commit_us: i64, span: Span) -> Option<bool> {
         let options = &self.options;
         let mut skipped = options.passing || options.start.is_some_and(|start| (self.file_number, span.start) < start);
@@ -130,8 +132,8 @@ impl Decoder {
             }
         }
         if options.time_until_us.is_some_and(|until| commit_us >= until) {
-            // MySQL's commit times follow the order of the log, so nothing earlier can come. Where only the time of
-            // the statement is known, a long transaction may come later with an earlier time.
+            // MySQL's commit times follow the order of the log, so all later transactions are too late as well. If
+            // only statement times are logged, a later transaction may have an earlier time.
             if head.commit_us.is_some() {
                 return None;
             }
@@ -144,7 +146,7 @@ impl Decoder {
         commit_version(self.options.epoch, self.file_number, start)
     }
 
-    /// Closes the transaction: its rows are whole now.
+    /// Closes the transaction: its rows are complete.
     pub(super) fn end(&mut self, span: Span) -> Result<()> {
         let Some(open) = self.open.take() else {
             self.orphan = false;
@@ -167,25 +169,27 @@ impl Decoder {
                 Emitter::Envelope(batch) => batch.commit(),
                 Emitter::Transactions(batch) => {
                     batch.add(&open.view, span.end, &self.tally);
-                    self.gathered_rows += 1;
+                    self.buffered_rows += 1;
                 }
                 Emitter::Messages(batch) => batch.end(&open.view, self.event, self.xid.take(), open.rows)?,
                 Emitter::Events(_) => {}
             }
         }
         self.tables.trim();
-        if self.gathered_rows >= self.options.batch_rows_max || self.gathered_bytes >= self.options.batch_bytes_max {
+        if self.buffered_rows >= self.options.batch_rows_max || self.buffered_bytes >= self.options.batch_bytes_max {
             self.flush(true)?;
         }
         Ok(())
     }
 
-    /// ROLLBACK TO a savepoint: rows behind it may be undone. Fails where some of them were wanted.
+    /// Processes ROLLBACK TO a savepoint. Fails if changes after the savepoint were selected, since they may be
+    /// undone.
     pub(super) fn roll_back_to(&mut self, text: &[u8]) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|open| !open.skipped) else { return Ok(()) };
         let name = savepoint_name(text).to_ascii_lowercase();
-        let kept = open.savepoints.iter().find(|(known, _)| *known == name).map_or(0, |(_, before)| *before);
-        let undone = open.selected.saturating_sub(kept);
+        let changes_before =
+            open.savepoints.iter().find(|(savepoint, _)| *savepoint == name).map_or(0, |(_, before)| *before);
+        let undone = open.selected.saturating_sub(changes_before);
         if undone == 0 {
             return Ok(());
         }
@@ -194,7 +198,7 @@ impl Decoder {
             .hint("it mixed transactional and other tables; compare the tables it changed with the source"))
     }
 
-    /// The transaction did not commit. Rows that were not handed out are dropped.
+    /// Processes a rollback. Fails if changes of the transaction were selected.
     pub(super) fn roll_back(&mut self, span: Span) -> Result<()> {
         if let Some(open) = &self.open {
             if open.selected > 0 && !open.skipped {
@@ -207,7 +211,7 @@ impl Decoder {
         self.end(span)
     }
 
-    /// A server that died in mid-transaction starts a new file; what it had logged of the transaction never was.
+    /// Drops the open transaction: a server that crashed inside it continues with a new file, and it never committed.
     pub(super) fn abandon_open(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if open.handed_out > 0 && !matches!(self.emitter, Emitter::Events(_)) {
@@ -218,13 +222,14 @@ impl Decoder {
     }
 }
 
-/// So many epochs are counted, in eight bits above 23 of the file number; the number of a later one is its base more.
-const EPOCHS_COUNTED: u32 = 256;
+/// Up to this epoch, the epoch itself is encoded, in eight bits above the 23 bits of the file number. Later epochs
+/// encode a base.
+const EPOCHS_ENCODED_MAX: u32 = 256;
 
-/// The commit version of a transaction: 31 bits for the base of its epoch plus the file number, and 32 for its offset
-/// in units of 16 bytes.
+/// Returns the commit version of a transaction: 31 bits for the base of its epoch plus the file number, and 32 bits
+/// for its offset in units of 16 bytes.
 fn commit_version(epoch: u32, file_number: u32, start: u64) -> i64 {
-    let base = if epoch < EPOCHS_COUNTED { u64::from(epoch) << 23 } else { u64::from(epoch - EPOCHS_COUNTED) };
+    let base = if epoch < EPOCHS_ENCODED_MAX { u64::from(epoch) << 23 } else { u64::from(epoch - EPOCHS_ENCODED_MAX) };
     ((base + u64::from(file_number)) << 32 | start >> 4) as i64
 }
 
@@ -233,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commit_versions_rise_from_counted_epochs_to_those_with_a_base() {
+    fn commit_versions_increase_from_encoded_epochs_to_based_epochs() {
         assert_eq!(commit_version(3, 7, 160), 3 << 55 | 7 << 32 | 10);
         let last = (255_u32 << 23) + 17;
         assert_eq!(commit_version(255, 17, 0), i64::from(last) << 32);

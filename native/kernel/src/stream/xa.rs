@@ -1,14 +1,14 @@
-//! The rows of an XA transaction, decoded when it commits.
+//! Decodes the rows of an XA transaction when it commits.
 //!
-//! Its events lie before the commit: in memory, or in bytes that the caller is asked for ([`State::Prepared`]). While they are
-//! read, the decoder's own place in the log waits in a [`Frame`].
+//! The events precede the commit: they are in memory, or the caller supplies their bytes ([`State::Prepared`]). While
+//! they are read, a [`Frame`] saves the decoder's position in the log.
 
 use std::sync::Arc;
 
 use super::decoder::{Decoder, Emitter, Flow, State};
 use super::dispatch::event_view;
-use super::payload_events::xa_id_in;
-use super::prepared::{Holding, PreparedPlace, Transaction, SPAN_BYTES};
+use super::payload_events::read_xa_id;
+use super::prepared::{HeldEvents, PreparedLocation, Transaction, SPAN_BYTES};
 use super::replay::{Ending, Frame, Origin, PreparedRequest, Replay};
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
@@ -21,36 +21,37 @@ use crate::event::{EventKind, Header};
 use crate::frame::events::Span;
 use crate::limits::EVENT_HEADER_BYTES;
 
-/// Whether an event belongs to the log itself, or begins a transaction. It has its usual effect, or is refused, at once and
-/// not with the XA transaction in which it is found.
-fn is_of_log(kind: EventKind) -> bool {
+/// Whether an event concerns the log itself or begins a transaction. Such events are processed at once, or rejected,
+/// even between the events of an XA transaction.
+fn is_log_event(kind: EventKind) -> bool {
     use EventKind::*;
     let of_file = matches!(kind, Rotate | Stop | PreviousGtids | MariadbGtidList | StartEncryption | Incident);
     of_file || kind.is_gtid()
 }
 
 impl Decoder {
-    /// Keeps the events of the open transaction, which is an XA transaction, until its outcome is known.
-    pub(super) fn hold(&mut self, id: XaId) {
-        if let Some(open) = self.open.as_mut().filter(|open| open.holding.is_none()) {
+    /// Holds the events of the open transaction, an XA transaction, until its outcome is known.
+    pub(super) fn hold_events(&mut self, id: XaId) {
+        if let Some(open) = self.open.as_mut().filter(|open| open.held_events.is_none()) {
             let bytes_max = if open.skipped { 0 } else { self.options.prepared_bytes_max / 2 };
-            open.holding = Some(Box::new(Holding::new(id, bytes_max)));
+            open.held_events = Some(Box::new(HeldEvents::new(id, bytes_max)));
         }
     }
 
-    /// XA START: where rows are decoded, the events that follow wait for the outcome.
+    /// Processes XA START: if rows are decoded, the events that follow are held until the outcome.
     pub(super) fn begin_xa(&mut self, text: &[u8]) -> Result<Flow> {
         let id = XaId::of_statement(text)?;
         if let Emitter::Messages(batch) = &mut self.emitter {
             batch.note_xa(text_in(text).unwrap_or_default());
         }
         if self.decodes_rows() {
-            self.hold(id);
+            self.hold_events(id);
         }
         Ok(Flow::Next)
     }
 
-    /// The end of an XA transaction of which the events were not kept: they are listed, or its begin is missing.
+    /// Ends an XA transaction whose events were not held, because events are only listed. Otherwise its begin is
+    /// missing.
     pub(super) fn end_prepared(&mut self, span: Span) -> Result<Flow> {
         if self.decodes_rows() && self.open.is_some() {
             return Err(malformed("an XA transaction is prepared that was not begun"));
@@ -58,7 +59,7 @@ impl Decoder {
         self.end(span).map(|()| Flow::Next)
     }
 
-    /// Takes an event of an XA transaction that waits for its outcome, or of one that has ended; None for any other event.
+    /// Processes an event of an XA transaction that is held or replayed; None for any other event.
     #[inline]
     pub(super) fn xa_event(
         &mut self,
@@ -70,11 +71,11 @@ impl Decoder {
         if self.is_replaying() {
             return Some(self.replay_event(header, kind, body, span));
         }
-        let held = self.open.as_ref().is_some_and(|open| open.holding.is_some());
-        (held && !is_of_log(kind)).then(|| self.hold_event(header, kind, body, span))
+        let is_held = self.open.as_ref().is_some_and(|open| open.held_events.is_some());
+        (is_held && !is_log_event(kind)).then(|| self.hold_event(header, kind, body, span))
     }
 
-    /// Takes an event of a transaction that is held.
+    /// Processes an event of a held transaction.
     #[cold]
     #[inline(never)]
     fn hold_event(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
@@ -99,40 +100,40 @@ impl Decoder {
             _ => None,
         };
         match ending {
-            Some(ending) => self.end_held(ending, span),
+            Some(ending) => self.end_held_transaction(ending, span),
             None => {
-                if let Some(holding) = self.open.as_mut().and_then(|open| open.holding.as_mut()) {
-                    holding.add(header, body, span);
+                if let Some(held_events) = self.open.as_mut().and_then(|open| open.held_events.as_mut()) {
+                    held_events.add(header, body, span);
                 }
                 Ok(Flow::Next)
             }
         }
     }
 
-    /// Takes the open transaction's kept events out.
-    fn take_held(&mut self, span: Span) -> Option<(XaId, Transaction)> {
+    /// Takes the held events of the open transaction.
+    fn take_held_events(&mut self, span: Span) -> Option<(XaId, Transaction)> {
         let open = self.open.as_mut()?;
-        let (id, events) = open.holding.take()?.into_events();
-        let place = PreparedPlace {
+        let (id, events) = open.held_events.take()?.into_events();
+        let location = PreparedLocation {
             file: self.file.clone(),
             file_number: self.file_number,
             start: open.view.start,
             end: span.end,
         };
-        Some((id, Transaction { place, format: self.format.clone(), events }))
+        Some((id, Transaction { location, format: self.format.clone(), events }))
     }
 
-    /// The open XA transaction is prepared: it waits for its outcome.
+    /// Records the open XA transaction as prepared, until its outcome is known.
     fn prepare(&mut self, span: Span) -> Result<Flow> {
-        if let Some((id, transaction)) = self.take_held(span) {
+        if let Some((id, transaction)) = self.take_held_events(span) {
             self.prepared.insert(id, transaction);
         }
-        self.end_unheard(span);
+        self.end_without_rows(span);
         Ok(Flow::Next)
     }
 
-    /// Ends the open transaction, of which nothing is handed out here.
-    pub(super) fn end_unheard(&mut self, span: Span) {
+    /// Ends the open transaction without emitting any of its rows here.
+    pub(super) fn end_without_rows(&mut self, span: Span) {
         if let Some(open) = self.open.take().filter(|open| !open.skipped) {
             self.commit_us = open.view.commit_us;
         }
@@ -140,36 +141,37 @@ impl Decoder {
         self.mark_boundary(span.end);
     }
 
-    /// The open XA transaction ends without a second phase: its rows are decoded now.
-    fn end_held(&mut self, ending: Ending, span: Span) -> Result<Flow> {
+    /// Ends the open XA transaction, which has no second phase: its rows are decoded now.
+    fn end_held_transaction(&mut self, ending: Ending, span: Span) -> Result<Flow> {
         let skipped = self.open.as_ref().is_some_and(|open| open.skipped);
-        match self.take_held(span) {
-            Some((id, transaction)) if !skipped => self.replay(id, Some(transaction), ending, span),
-            _ => self.end_unheard(span),
+        match self.take_held_events(span) {
+            Some((id, transaction)) if !skipped => self.begin_replay(id, Some(transaction), ending, span),
+            _ => self.end_without_rows(span),
         }
         Ok(Flow::Next)
     }
 
-    /// Remembers where a transaction lies that is passed over without a look at its rows: what prepares it may be before a
-    /// range, and what commits it inside.
-    pub(super) fn note_passed_payload(&mut self, body: &[u8], span: Span) {
+    /// Records the location of a skipped payload, because it may prepare an XA transaction that commits inside the
+    /// range.
+    pub(super) fn note_skipped_payload(&mut self, body: &[u8], span: Span) {
         if !self.decodes_rows() {
             return;
         }
-        // A damaged payload that nobody wants stops no reader; a commit of what it prepared is refused as missing.
-        let Ok(Some(id)) = xa_id_in(body) else { return };
-        self.hold(id);
-        if let Some((id, transaction)) = self.take_held(span) {
+        // A damaged payload that is skipped must not stop the reader. A commit of the transaction it prepared is
+        // rejected later.
+        let Ok(Some(id)) = read_xa_id(body) else { return };
+        self.hold_events(id);
+        if let Some((id, transaction)) = self.take_held_events(span) {
             self.prepared.insert(id, transaction);
         }
     }
 
-    /// XA COMMIT: the rows of the prepared transaction are decoded now, as rows of the open one.
+    /// Processes XA COMMIT: decodes the rows of the prepared transaction as rows of the open one.
     pub(super) fn commit_prepared(&mut self, text: &[u8], span: Span) -> Result<Flow> {
         let id = XaId::of_statement(text)?;
         let skipped = self.open.as_ref().is_some_and(|open| open.skipped);
         if skipped || !self.decodes_rows() {
-            self.prepared.pass_outcome(id);
+            self.prepared.note_outcome(id);
             return self.end(span).map(|()| Flow::Next);
         }
         if self.payload.is_some() {
@@ -181,44 +183,46 @@ impl Decoder {
         }
         let transaction = self.prepared.get(&id).cloned();
         let ending = Ending::CommitPrepared(String::from_utf8_lossy(text).into());
-        self.replay(id, transaction, ending, span);
+        self.begin_replay(id, transaction, ending, span);
         Ok(Flow::Next)
     }
 
-    /// XA ROLLBACK: nothing of the prepared transaction became true.
+    /// Processes XA ROLLBACK: the prepared transaction has no effect.
     pub(super) fn forget_prepared(&mut self, text: &[u8], span: Span) -> Result<Flow> {
-        self.prepared.pass_outcome(XaId::of_statement(text)?);
+        self.prepared.note_outcome(XaId::of_statement(text)?);
         self.end(span).map(|()| Flow::Next)
     }
 
-    fn replay(&mut self, id: XaId, transaction: Option<Transaction>, ending: Ending, span: Span) {
+    fn begin_replay(&mut self, id: XaId, transaction: Option<Transaction>, ending: Ending, span: Span) {
         let origin = match transaction {
             None => Origin::Unknown,
-            Some(Transaction { events: Some(events), place, format }) => {
-                Origin::Memory { events, at: 0, place, format }
+            Some(Transaction { events: Some(events), location, format }) => {
+                Origin::Memory { events, at: 0, location, format }
             }
-            Some(Transaction { place, .. }) => Origin::Asked(place),
+            Some(Transaction { location, .. }) => Origin::Requested(location),
         };
         let (end_event, ended) = (self.event, false);
         self.replay = Some(Box::new(Replay { id, ending, origin, end_event, end_span: span, frame: None, ended }));
     }
 
-    /// Whether the event that comes next is one of an XA transaction that has ended further on.
+    /// Whether the next event belongs to a held XA transaction that is being replayed.
     #[inline]
     pub(super) fn is_replaying(&self) -> bool {
         self.replay.as_ref().is_some_and(|replay| replay.frame.is_some())
     }
 
-    /// Where the events begin that are read now, if they are of an XA transaction that has ended further on.
+    /// Returns where the events of the replayed XA transaction start.
     pub(super) fn replayed_start(&self) -> Option<u64> {
         let replay = self.replay.as_ref().filter(|replay| replay.frame.is_some())?;
         match &replay.origin {
-            Origin::Memory { place, .. } | Origin::Asked(place) | Origin::Read { place, .. } => Some(place.start),
+            Origin::Memory { location, .. } | Origin::Requested(location) | Origin::Read { location, .. } => {
+                Some(location.start)
+            }
             Origin::Unknown => None,
         }
     }
 
-    /// The file and the span where an event takes effect: of a prepared transaction, those of its commit.
+    /// Returns the file and span at which an event takes effect: for a prepared transaction, those of its commit.
     pub(super) fn effective_span(&self, span: Span) -> (&Arc<str>, Span) {
         match self.replay.as_deref() {
             Some(Replay { ending: Ending::CommitPrepared(_), frame: Some(frame), end_event, .. }) => {
@@ -228,18 +232,18 @@ impl Decoder {
         }
     }
 
-    /// The number of the file that the range has come to.
+    /// Returns the number of the file that the range has reached.
     pub(super) fn range_file_number(&self) -> u32 {
         let frame = self.replay.as_ref().and_then(|replay| replay.frame.as_ref());
         frame.map_or(self.file_number, |frame| frame.file_number)
     }
 
-    /// Puts the decoder at a prepared transaction.
-    fn enter(&mut self, place: &PreparedPlace, format: Option<Format>) {
+    /// Moves the decoder to a prepared transaction and saves its state.
+    fn enter(&mut self, location: &PreparedLocation, format: Option<Format>) {
         let frame = Frame {
-            file: std::mem::replace(&mut self.file, place.file.clone()),
-            file_number: std::mem::replace(&mut self.file_number, place.file_number),
-            offset: std::mem::replace(&mut self.offset, place.start),
+            file: std::mem::replace(&mut self.file, location.file.clone()),
+            file_number: std::mem::replace(&mut self.file_number, location.file_number),
+            offset: std::mem::replace(&mut self.offset, location.start),
             format: std::mem::replace(&mut self.format, format),
             relay: self.relay,
             format_end: std::mem::replace(&mut self.format_end, 0),
@@ -250,7 +254,7 @@ impl Decoder {
         }
     }
 
-    /// Puts the decoder back to where the log goes on.
+    /// Restores the state that `enter` saved.
     fn leave(&mut self) {
         let Some(frame) = self.replay.as_mut().and_then(|replay| replay.frame.take()) else { return };
         self.file = frame.file;
@@ -262,30 +266,30 @@ impl Decoder {
         self.payload = frame.payload;
     }
 
-    /// The prepared transaction that the decoder needs bytes of.
+    /// The prepared transaction whose bytes the decoder needs.
     pub fn prepared_request(&self) -> Option<PreparedRequest> {
         let replay = self.replay.as_ref()?;
-        let place = match &replay.origin {
-            Origin::Asked(place) => Some(place.clone()),
+        let location = match &replay.origin {
+            Origin::Requested(location) => Some(location.clone()),
             Origin::Unknown => None,
             Origin::Memory { .. } | Origin::Read { .. } => return None,
         };
         let commit = (self.file.clone(), self.open.as_ref()?.view.start);
-        Some(PreparedRequest { id: replay.id.to_string(), commit, place })
+        Some(PreparedRequest { id: replay.id.to_string(), commit, location })
     }
 
-    /// Says where the bytes of the prepared transaction lie that `feed_prepared` gets; `head` is that file's magic and format
-    /// description, which a live server sends itself. Said again, the bytes begin again, and rows decoded so far are dropped
-    /// from them.
+    /// Locates the bytes of the prepared transaction for `feed_prepared`. `head` is the magic and format description
+    /// of the file, which a live server sends itself. A second call restarts the bytes, and rows decoded so far are
+    /// dropped from them.
     pub fn answer_prepared(&mut self, file: &str, start: u64, end: u64, head: Option<&[u8]>) -> Result<()> {
         if !self.replay.as_ref().is_some_and(|replay| replay.needs_bytes()) {
             return Err(Error::new(ErrorKind::OptionInvalid, "no prepared transaction is asked for"));
         }
         self.leave();
-        let place = PreparedPlace { file: file.into(), file_number: file_number(file)?, start, end };
-        self.enter(&place, None);
+        let location = PreparedLocation { file: file.into(), file_number: file_number(file)?, start, end };
+        self.enter(&location, None);
         if let Some(replay) = &mut self.replay {
-            replay.origin = Origin::Read { place, begun: false };
+            replay.origin = Origin::Read { location, begun: false };
         }
         if let Some(open) = &mut self.open {
             open.resume_rows = open.resume_rows.max(open.rows);
@@ -300,36 +304,36 @@ impl Decoder {
         }
     }
 
-    /// Whether `feed_prepared` needs bytes, or answers about them.
+    /// Whether `feed_prepared` needs bytes, or an answer about them.
     pub fn reads_prepared(&self) -> bool {
         let replay = self.replay.as_ref();
         replay.is_some_and(|replay| matches!(replay.origin, Origin::Read { .. }) && !replay.ended)
     }
 
-    /// Where a prepared transaction lies that was passed and of which the outcome has not come.
-    pub fn prepared_place(&self, id: &str) -> Result<Option<&PreparedPlace>> {
+    /// Returns the location of a prepared transaction that was read and whose outcome is unknown.
+    pub fn prepared_location(&self, id: &str) -> Result<Option<&PreparedLocation>> {
         let id = XaId::of_text(id)?;
-        Ok(self.prepared.get(&id).map(|transaction| &transaction.place))
+        Ok(self.prepared.get(&id).map(|transaction| &transaction.location))
     }
 
-    /// Whether an outcome was passed of a transaction of this id that was prepared earlier.
+    /// Whether the outcome was read of a transaction of this id that was prepared earlier.
     pub fn has_outcome(&self, id: &str) -> Result<bool> {
         Ok(self.prepared.has_outcome(&XaId::of_text(id)?))
     }
 
-    /// All prepared transactions that were passed and of which the outcome has not come, in no order.
-    pub fn prepared_places(&self) -> impl Iterator<Item = (String, &PreparedPlace)> {
-        self.prepared.places()
+    /// Returns all prepared transactions that were read and whose outcome is unknown, in any order.
+    pub fn prepared_locations(&self) -> impl Iterator<Item = (String, &PreparedLocation)> {
+        self.prepared.locations()
     }
 
-    /// Notes a transaction that was prepared before what is read.
+    /// Records a transaction that was prepared before the range.
     pub fn note_prepared(&mut self, id: &str, file: &str, start: u64, end: u64) -> Result<()> {
-        let place = PreparedPlace { file: file.into(), file_number: file_number(file)?, start, end };
-        self.prepared.insert(XaId::of_text(id)?, Transaction { place, format: None, events: None });
+        let location = PreparedLocation { file: file.into(), file_number: file_number(file)?, start, end };
+        self.prepared.insert(XaId::of_text(id)?, Transaction { location, format: None, events: None });
         Ok(())
     }
 
-    /// Takes bytes of the prepared transaction, as `feed` takes those of the range.
+    /// Consumes bytes of the prepared transaction, as `feed` does for bytes of the range.
     pub fn feed_prepared(&mut self, input: &[u8]) -> Result<usize> {
         match self.state() {
             State::Prepared if self.prepared_request().is_none() => self.feed_while(input, State::Prepared),
@@ -337,22 +341,22 @@ impl Decoder {
         }
     }
 
-    /// Goes one step on in the events in memory, and ends the transaction after its last.
+    /// Processes the next event in memory, and ends the transaction after the last event.
     pub(super) fn step_replay(&mut self) -> Result<()> {
         let Some(mut replay) = self.replay.take() else { return Ok(()) };
         if replay.ended {
             self.replay = Some(replay);
             return self.end_replay();
         }
-        let Origin::Memory { events, at, place, format } = &mut replay.origin else {
+        let Origin::Memory { events, at, location, format } = &mut replay.origin else {
             self.replay = Some(replay);
             return Ok(());
         };
         let (events, first) = (events.clone(), *at);
         if replay.frame.is_none() {
-            let (place, format) = (place.clone(), format.take());
+            let (location, format) = (location.clone(), format.take());
             self.replay = Some(replay);
-            self.enter(&place, format);
+            self.enter(&location, format);
             return Ok(());
         }
         let Some(bytes) = events.get(first..).filter(|bytes| !bytes.is_empty()) else {
@@ -392,19 +396,19 @@ impl Decoder {
         self.end(replay.end_span)
     }
 
-    /// What an event of a prepared transaction does.
+    /// Processes an event of a replayed transaction.
     #[cold]
     #[inline(never)]
     fn replay_event(&mut self, header: &Header, kind: EventKind, body: &[u8], span: Span) -> Result<Flow> {
         let Some(replay) = self.replay.as_mut() else { return Ok(Flow::Next) };
         let mut event = event_view(header, span);
         if matches!(replay.ending, Ending::CommitPrepared(_)) {
-            // The rows become true there; that is the place by which readers order them.
+            // The rows take effect at the commit, whose position determines their order for readers.
             (event.offset, event.end_offset, event.shared) =
                 (replay.end_event.offset, replay.end_event.end_offset, true);
         }
-        if let Origin::Read { place, begun } = &mut replay.origin {
-            if span.start >= place.end || (kind.is_gtid() && std::mem::replace(begun, true)) {
+        if let Origin::Read { location, begun } = &mut replay.origin {
+            if span.start >= location.end || (kind.is_gtid() && std::mem::replace(begun, true)) {
                 return Err(malformed("a prepared XA transaction has no end where it was prepared"));
             }
         }
@@ -426,13 +430,13 @@ impl Decoder {
             EventKind::TransactionPayload => self.open_payload(body, span),
             EventKind::ExecuteLoadQuery => {
                 let (query, text) = QueryBody::read_load(body)?;
-                self.statement(header, &query, &text, true, span)
+                self.process_statement(header, &query, &text, true, span)
             }
             EventKind::XaPrepare => {
                 let id = read_prepare(body)?.1;
-                self.end_of_replayed(Some(&id))
+                self.end_replayed(Some(&id))
             }
-            EventKind::Xid => self.end_of_replayed(None),
+            EventKind::Xid => self.end_replayed(None),
             EventKind::Rotate | EventKind::Stop | EventKind::FormatDescription | EventKind::Incident => {
                 Err(malformed("a prepared XA transaction has no end where it was prepared"))
             }
@@ -440,7 +444,7 @@ impl Decoder {
         }
     }
 
-    fn end_of_replayed(&mut self, id: Option<&XaId>) -> Result<Flow> {
+    fn end_replayed(&mut self, id: Option<&XaId>) -> Result<Flow> {
         let Some(replay) = self.replay.as_mut() else { return Ok(Flow::Next) };
         let fits = match (&replay.ending, id) {
             (Ending::CommitPrepared(_), None) => false,
@@ -464,9 +468,9 @@ impl Decoder {
                 Ok(Flow::Next)
             }
             verb @ (Verb::Change | Verb::Unknown | Verb::Definition) => {
-                self.statement(header, &query, text, verb != Verb::Definition, span)
+                self.process_statement(header, &query, text, verb != Verb::Definition, span)
             }
-            Verb::Commit | Verb::Rollback | Verb::XaCommit | Verb::XaRollback => self.end_of_replayed(None),
+            Verb::Commit | Verb::Rollback | Verb::XaCommit | Verb::XaRollback => self.end_replayed(None),
         }
     }
 }

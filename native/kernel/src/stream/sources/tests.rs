@@ -1,10 +1,10 @@
-//! What a declaration and a table map together say of a column.
+//! Types of columns that only a declaration can supply.
 
 use super::*;
 use crate::charset::Charset;
 use crate::column::{Hints, Wire};
 
-/// Sixteen bytes: MariaDB's UUID, INET6 and BINARY(16) all look so in a table map.
+/// Sixteen bytes: MariaDB's UUID, INET6 and BINARY(16) all look like this in a table map.
 const FIXED_16: Wire = Wire { code: 254, metadata: 254 | 16 << 8 };
 
 fn logged(name: &str) -> LogColumn {
@@ -17,7 +17,7 @@ fn declared(name: &str, type_text: &str) -> DeclaredColumn {
 }
 
 #[test]
-fn a_declared_column_of_the_same_name_says_which_type_a_plain_string_has() {
+fn declared_columns_of_the_same_name_supply_the_type() {
     let map = TableMap {
         table_id: 1,
         database: "db".into(),
@@ -28,6 +28,6 @@ fn a_declared_column_of_the_same_name_says_which_type_a_plain_string_has() {
     let declared = [declared("id", "uuid"), declared("plain", "binary(16)"), declared("address", "inet6")];
     let sources = logged_sources(&map, &declared, true).unwrap();
     let kinds: Vec<&Kind> = sources.iter().map(|source| &source.kind).collect();
-    assert!(!is_told_only_by_declaration(kinds[0]), "{kinds:?}");
+    assert!(!needs_declaration(kinds[0]), "{kinds:?}");
     assert!(matches!(kinds[1..], [Kind::Inet6, Kind::Uuid]), "{kinds:?}");
 }
