@@ -2,6 +2,7 @@
 """Targets whose source gets other columns: what they become, and how older rows fit into them."""
 
 import itertools
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.engine.task_plan import OF_CHUNK, OF_MOVE, OF_STATEMENT, OF_TARGET
 from penstock.errors import SchemaChanged
 from penstock.model import Column, Position, TableName
 from penstock.pipeline.column_types import common_column, keeps_values
-from penstock.pipeline.conforming import columns_reread, conformed
+from penstock.pipeline.conforming import columns_reread, conformed, key_is_reread
 from penstock.pipeline.evolution import evolved, takes_rows
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.sinks.sink import Evolution
@@ -212,3 +213,11 @@ def test_older_rows_with_negative_numbers_wait_for_the_reread_of_a_column_that_l
     rows = changes_of(older, insert(1, id=1, v=value), insert(2, id=2, v=None))
     assert columns_reread(rows, now, now) == {"v"}
     assert not columns_reread(changes_of(older, insert(2, id=2, v=None)), now, now)
+
+
+def test_rows_without_a_column_of_the_key_are_left_to_the_reread_of_a_table_that_has_it_by_now() -> None:
+    older, now = target_of({"id": "int", "v": "int"}), replace(ORDERS, primary_key=("id", "x"))
+    assert key_is_reread(older, now, now)
+    assert not key_is_reread(older, now, None), "without a server no table is read again"
+    assert not key_is_reread(older, now, ORDERS), "of a target of several tables it may be another one's key"
+    assert not key_is_reread(ORDERS, now, now)

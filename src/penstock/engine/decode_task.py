@@ -41,7 +41,7 @@ from penstock.engine.task_plan import (
 from penstock.errors import PenstockError, SchemaChanged
 from penstock.model import Position, TableName
 from penstock.pipeline.cascades import may_cascade
-from penstock.pipeline.conforming import check_key, columns_reread, conformed
+from penstock.pipeline.conforming import check_key, columns_reread, conformed, key_is_reread
 from penstock.pipeline.dead_letter import aside_of
 from penstock.pipeline.evolution import takes_rows
 from penstock.pipeline.load.watermark import Watermark
@@ -250,12 +250,14 @@ class _Work:
             prepared = self._prepared(one.target)
             if prepared is None:
                 yield from self._surprise(OF_TARGET, one.target, self._work.source, one.target)
-            elif not self._surprised:
-                made.append(self._conformed(one, prepared))
+            elif not self._surprised and (fitting := self._conformed(one, prepared)) is not None:
+                made.append(fitting)
         if made and not self._surprised:
             yield from self._take(made)
 
-    def _conformed(self, changes: Changes, prepared: Target) -> Changes:
+    def _conformed(self, changes: Changes, prepared: Target) -> Changes | None:
+        """Return changes in the columns of their prepared target; None of rows that lack columns of its key,
+        and whose table is read again further on. Raises SchemaChanged."""
         plan = self._plan
         if not plan.shares_columns or changes.target is prepared:
             return changes
@@ -264,6 +266,9 @@ class _Work:
         if is_reread and plan.sources[self._work.source].server is not None:
             known = plan.tables.get(table_key(self._work.source, changes.source))
             current = target_through(self._steps, known.current) if known is not None else None
+        if key_is_reread(changes.target, prepared, current):
+            return None
+        check_key(prepared, changes.target)
         return conformed(changes, prepared, columns_reread(changes, prepared, current))
 
     def _prepared(self, target: Target) -> Target | None:
@@ -277,8 +282,6 @@ class _Work:
             return None
         if not plan.keeps_state and not takes_rows(prepared, target, plan.schema_changes):
             return None
-        if plan.shares_columns:
-            check_key(prepared, target)
         self._covered[id(target)] = (target, prepared)
         return prepared
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import structlog
 
 from penstock.changes import Target
-from penstock.errors import ValueMalformed
+from penstock.errors import SchemaChanged, ValueMalformed
 from penstock.pipeline.column_types import keeps_values
 from penstock.sinks.sink import Evolution, Sink
 
@@ -18,7 +18,7 @@ def fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target)
 
     Rows of a mirror may not fit columns and unique keys that their table has by now, until the log tells
     of the statement for which the table is read again. Such columns begin without values, and such keys
-    are added once that is done.
+    are added once that is done. Raises SchemaChanged where rows do not fit the primary key.
     """
     try:
         sink.prepare(wanted, policy)
@@ -39,7 +39,14 @@ def fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target)
         "rows of a target do not fit its table's definition, until it is read again",
         table=str(wanted.name),
     )
-    sink.prepare(replace(wanted, columns=columns, unique_keys=keys), policy)
     kept = replace(wanted, unique_keys=keys)
-    sink.prepare(kept, policy)
+    try:
+        sink.prepare(replace(wanted, columns=columns, unique_keys=keys), policy)
+        sink.prepare(kept, policy)
+    except ValueMalformed as problem:
+        raise SchemaChanged(
+            f"rows of the target {wanted.name} do not fit its table's definition, whose key is"
+            f" {', '.join(wanted.primary_key)}: {problem.message}",
+            hint=f"Drop the target's table, then run penstock resnapshot for {wanted.name}",
+        ) from problem
     return kept

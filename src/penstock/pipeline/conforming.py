@@ -24,6 +24,19 @@ def check_key(prepared: Target, target: Target) -> None:
         )
 
 
+def key_is_reread(older: Target, prepared: Target, current: Target | None) -> bool:
+    """Tell whether rows lack columns of the key that their table, as `current`, has by now.
+
+    The statement that gave it the key is further on in the log, and for it the table is read again and
+    compared, so nothing is lost without these rows.
+    """
+    return (
+        current is not None
+        and current.primary_key == prepared.primary_key
+        and not set(current.primary_key).issubset(older.column_names)
+    )
+
+
 def conformed(changes: Changes, prepared: Target, reread: frozenset[str] = frozenset()) -> Changes:
     """Return changes in the columns of their prepared target: all rows of a table in a batch have the same.
 

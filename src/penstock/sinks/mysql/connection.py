@@ -95,6 +95,8 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     1292: (ValueMalformed, _HINT_VALUE),
     1366: (ValueMalformed, _HINT_VALUE),
     1406: (ValueMalformed, _HINT_VALUE),
+    # Text that is no JSON document.
+    3140: (ValueMalformed, _HINT_VALUE),
     1364: (
         ValueMalformed,
         "The target has a column without a default that the source does not have: give it one",
