@@ -19,7 +19,8 @@ use arrow_schema::{DataType, Field, Schema};
 
 use crate::column::DeclaredColumn;
 use crate::emit::arrow_rows::{ArrowRows, Pair};
-use crate::emit::dialect::{self, keys, protobuf, At, DialectOptions, Images, MessageColumn, TableView};
+use crate::emit::dialect::TableWriter;
+use crate::emit::dialect::{keys, protobuf, At, Dialect, DialectOptions, Images, MessageColumn, Named, TableView};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::emit::system::{self, EventView};
 use crate::emit::TransactionView;
@@ -73,7 +74,7 @@ pub fn encode_changes(
         server_zone_seconds: wanted.zone_seconds,
         ..DialectOptions::of_name(wanted.name)
     };
-    let dialect = dialect::of_options(&options, &instance)?;
+    let dialect = Named::of_options(&options, &instance)?;
     let rows = ArrowRows::new(batch, declared, wanted.mariadb, dialect.json_style())?;
     let table = Arc::new(table_view(declared, &rows, wanted));
     let writer = dialect.table(table.clone())?;

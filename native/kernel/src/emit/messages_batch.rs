@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::dialect::view::{At, DialectOptions, End, StatementKind, StatementView, TableView};
 use super::dialect::walk::Images;
 use super::dialect::writer::{Dialect, TableWriter};
+use super::dialect::{Named, NamedWriter};
 use super::messages::Messages;
 use super::rows::{ChangeFilter, RowsView};
 use super::system::EventView;
-use crate::emit::{dialect, Batch, TransactionView};
+use crate::emit::{Batch, TransactionView};
 use crate::error::Result;
 use crate::event::session::Backslash;
 use crate::gtid::GtidSet;
@@ -16,7 +17,7 @@ use crate::gtid::GtidSet;
 /// One table as the decoder holds it.
 pub struct MessageTable {
     view: Arc<TableView>,
-    writer: Box<dyn TableWriter>,
+    writer: NamedWriter,
 }
 
 /// What the messages of one transaction have in common.
@@ -46,7 +47,7 @@ impl Texts {
 
 /// The visitor that turns changes into messages.
 pub struct MessagesBatch {
-    dialect: Box<dyn Dialect>,
+    dialect: Named,
     out: Messages,
     texts: Texts,
     /// The executed transactions, where messages are to carry them.
@@ -72,7 +73,7 @@ impl MessagesBatch {
             xa_commit: None,
         };
         Ok(MessagesBatch {
-            dialect: dialect::of_options(options, instance)?,
+            dialect: Named::of_options(options, instance)?,
             out: Messages::new(),
             texts,
             executed: options.gtid_set.clone(),

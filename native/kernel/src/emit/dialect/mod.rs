@@ -20,6 +20,7 @@ pub mod writer;
 use std::sync::Arc;
 
 pub use crate::column::json::JsonStyle;
+use crate::emit::messages::Messages;
 use crate::error::{Error, ErrorKind, Result};
 pub use view::{At, DialectOptions, End, MessageColumn, StatementKind, StatementView, TableView};
 pub use walk::{Image, Images, Row};
@@ -28,19 +29,106 @@ pub use writer::{Dialect, TableWriter};
 /// The names of all dialects.
 pub const NAMES: &[&str] = &["canal", "canal_flat", "ptubes", "debezium", "debezium_schema", "maxwell", "json"];
 
-/// Makes the dialect of a name. Raises `OptionInvalid` for one that is not known.
-pub fn of_options(options: &DialectOptions, instance: &Arc<str>) -> Result<Box<dyn Dialect>> {
-    Ok(match options.name.as_str() {
-        "canal" => Box::new(canal::Canal::new(options)),
-        "canal_flat" => Box::new(canal::flat::CanalFlat::new(options)),
-        "ptubes" => Box::new(ptubes::Ptubes::new(options)),
-        "debezium" => Box::new(debezium::Debezium::new(instance, false)),
-        "debezium_schema" => Box::new(debezium::Debezium::new(instance, true)),
-        "maxwell" => Box::new(maxwell::Maxwell),
-        "json" => Box::new(json::JsonRows),
-        other => {
-            let message = format!("`{other}` is no dialect");
-            return Err(Error::new(ErrorKind::OptionInvalid, message).hint(format!("use one of {}", NAMES.join(", "))));
+/// The dialect of a name.
+#[allow(missing_docs)]
+pub enum Named {
+    Canal(canal::Canal),
+    CanalFlat(canal::flat::CanalFlat),
+    Ptubes(ptubes::Ptubes),
+    Debezium(debezium::Debezium),
+    Maxwell(maxwell::Maxwell),
+    Json(json::JsonRows),
+}
+
+/// What writes the rows of one table in the dialect of a name.
+#[allow(missing_docs)]
+pub enum NamedWriter {
+    Canal(canal::CanalTable),
+    CanalFlat(canal::flat::FlatTable),
+    Ptubes(ptubes::PtubesTable),
+    Debezium(debezium::Writer),
+    Maxwell(maxwell::Writer),
+    Json(json::Writer),
+}
+
+/// Does the same in each dialect, known when it is compiled.
+macro_rules! each {
+    ($named:ident, $value:expr, $each:ident => $call:expr) => {
+        match $value {
+            $named::Canal($each) => $call,
+            $named::CanalFlat($each) => $call,
+            $named::Ptubes($each) => $call,
+            $named::Debezium($each) => $call,
+            $named::Maxwell($each) => $call,
+            $named::Json($each) => $call,
         }
-    })
+    };
+}
+
+impl Named {
+    /// Makes the dialect of a name. Raises `OptionInvalid` for one that is not known.
+    pub fn of_options(options: &DialectOptions, instance: &Arc<str>) -> Result<Named> {
+        Ok(match options.name.as_str() {
+            "canal" => Named::Canal(canal::Canal::new(options)),
+            "canal_flat" => Named::CanalFlat(canal::flat::CanalFlat::new(options)),
+            "ptubes" => Named::Ptubes(ptubes::Ptubes::new(options)),
+            "debezium" => Named::Debezium(debezium::Debezium::new(instance, false)),
+            "debezium_schema" => Named::Debezium(debezium::Debezium::new(instance, true)),
+            "maxwell" => Named::Maxwell(maxwell::Maxwell),
+            "json" => Named::Json(json::JsonRows),
+            other => {
+                let error = Error::new(ErrorKind::OptionInvalid, format!("`{other}` is no dialect"));
+                return Err(error.hint(format!("use one of {}", NAMES.join(", "))));
+            }
+        })
+    }
+}
+
+impl Dialect for Named {
+    type Writer = NamedWriter;
+
+    fn table(&self, table: Arc<TableView>) -> Result<NamedWriter> {
+        Ok(match self {
+            Named::Canal(dialect) => NamedWriter::Canal(dialect.table(table)?),
+            Named::CanalFlat(dialect) => NamedWriter::CanalFlat(dialect.table(table)?),
+            Named::Ptubes(dialect) => NamedWriter::Ptubes(dialect.table(table)?),
+            Named::Debezium(dialect) => NamedWriter::Debezium(dialect.table(table)?),
+            Named::Maxwell(dialect) => NamedWriter::Maxwell(dialect.table(table)?),
+            Named::Json(dialect) => NamedWriter::Json(dialect.table(table)?),
+        })
+    }
+
+    fn json_style(&self) -> JsonStyle {
+        each!(Named, self, dialect => dialect.json_style())
+    }
+
+    fn marks_last_row(&self) -> bool {
+        each!(Named, self, dialect => dialect.marks_last_row())
+    }
+
+    fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()> {
+        each!(Named, self, dialect => dialect.begin(at, out))
+    }
+
+    fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
+        each!(Named, self, dialect => dialect.statement(at, statement, out))
+    }
+
+    fn rows_query(&mut self, at: &At<'_>, text: &str, out: &mut Messages) -> Result<()> {
+        each!(Named, self, dialect => dialect.rows_query(at, text, out))
+    }
+
+    fn end(&mut self, at: &At<'_>, end: End<'_>, out: &mut Messages) -> Result<()> {
+        each!(Named, self, dialect => dialect.end(at, end, out))
+    }
+}
+
+impl TableWriter for NamedWriter {
+    fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
+        each!(NamedWriter, self, writer => writer.rows(at, rows, out))
+    }
+
+    fn tells_changes(&self) -> bool {
+        each!(NamedWriter, self, writer => writer.tells_changes())
+    }
 }

@@ -9,9 +9,12 @@ use crate::emit::messages::Messages;
 use crate::error::Result;
 
 /// How transactions are told in one dialect.
-pub trait Dialect: Send + Sync {
+pub trait Dialect {
+    /// What writes the rows of one table.
+    type Writer: TableWriter;
+
     /// Prepares what is the same for all rows of a table with this definition.
-    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>>;
+    fn table(&self, table: Arc<TableView>) -> Result<Self::Writer>;
 
     /// How documents show that a partial update made anew.
     fn json_style(&self) -> JsonStyle {
@@ -40,7 +43,7 @@ pub trait Dialect: Send + Sync {
 }
 
 /// Writes the rows of one table in one dialect.
-pub trait TableWriter: Send + Sync {
+pub trait TableWriter {
     /// Writes the messages of one rows event. All of `rows` has to be walked, also what is not written.
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()>;
 

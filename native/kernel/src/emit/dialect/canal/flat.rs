@@ -79,7 +79,9 @@ fn tell(at: &At<'_>, told: &Told<'_>, out: &mut Messages) -> Result<()> {
 }
 
 impl Dialect for CanalFlat {
-    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+    type Writer = FlatTable;
+
+    fn table(&self, table: Arc<TableView>) -> Result<FlatTable> {
         let keys: Vec<&str> = table.key_names().collect();
         let mut key_names = Vec::new();
         if keys.is_empty() {
@@ -91,12 +93,12 @@ impl Dialect for CanalFlat {
             }
             key_names.push(b']');
         }
-        Ok(Box::new(FlatTable {
+        Ok(FlatTable {
             columns: table.columns.iter().map(|column| FlatColumn::new(column, self.zone_seconds)).collect(),
             key_names,
             message_per_row: self.message_per_row,
             table,
-        }))
+        })
     }
 
     fn json_style(&self) -> JsonStyle {
@@ -130,7 +132,7 @@ impl Dialect for CanalFlat {
 }
 
 /// One table's rows as flat messages.
-struct FlatTable {
+pub struct FlatTable {
     table: Arc<TableView>,
     columns: Vec<FlatColumn>,
     key_names: Vec<u8>,

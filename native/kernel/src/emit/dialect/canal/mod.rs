@@ -150,10 +150,12 @@ fn xa_props(field: u8, kind: &str, at: &At<'_>, store: &mut Vec<u8>) {
 }
 
 impl Dialect for Canal {
-    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+    type Writer = CanalTable;
+
+    fn table(&self, table: Arc<TableView>) -> Result<CanalTable> {
         let columns = table.columns.iter().enumerate();
         let columns = columns.map(|(index, column)| CanalColumn::new(index, column, self.zone_seconds)).collect();
-        Ok(Box::new(CanalTable { columns, message_per_row: self.message_per_row, table }))
+        Ok(CanalTable { columns, message_per_row: self.message_per_row, table })
     }
 
     fn json_style(&self) -> JsonStyle {
@@ -219,7 +221,7 @@ fn told(at: &At<'_>, statement: &StatementView<'_>, definition: &Definition<'_>,
 }
 
 /// One table's rows as entries.
-struct CanalTable {
+pub struct CanalTable {
     table: Arc<TableView>,
     columns: Vec<CanalColumn>,
     message_per_row: bool,

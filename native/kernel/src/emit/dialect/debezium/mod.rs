@@ -67,7 +67,9 @@ impl Debezium {
 }
 
 impl Dialect for Debezium {
-    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+    type Writer = Writer;
+
+    fn table(&self, table: Arc<TableView>) -> Result<Writer> {
         let fields = table.columns.iter().map(|column| Field {
             key: json_object::key(&column.name),
             kind: column.kind.clone(),
@@ -78,12 +80,12 @@ impl Dialect for Debezium {
             true => schema::head(&self.instance, &table),
             false => Vec::new(),
         };
-        Ok(Box::new(Writer {
+        Ok(Writer {
             fields: fields.collect(),
             keys: (0..table.columns.len()).filter(|at| table.columns.get(*at).is_some_and(|c| c.is_key)).collect(),
             head,
             table,
-        }))
+        })
     }
 
     fn begin(&mut self, _at: &At<'_>, _out: &mut Messages) -> Result<()> {
@@ -119,7 +121,7 @@ struct Field {
 }
 
 /// The rows of one table.
-struct Writer {
+pub struct Writer {
     table: Arc<TableView>,
     fields: Vec<Field>,
     /// Places of the primary key's columns.

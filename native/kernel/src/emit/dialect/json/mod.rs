@@ -16,7 +16,9 @@ use crate::shard::SLOT_ALL;
 pub struct JsonRows;
 
 impl Dialect for JsonRows {
-    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+    type Writer = Writer;
+
+    fn table(&self, table: Arc<TableView>) -> Result<Writer> {
         let fields = table.columns.iter().map(|column| Field {
             key: json_object::key(&column.name),
             kind: column.kind.clone(),
@@ -26,7 +28,7 @@ impl Dialect for JsonRows {
         quoted::write(table.database.as_bytes(), &mut head);
         head.extend_from_slice(b",\"table\":");
         quoted::write(table.table.as_bytes(), &mut head);
-        Ok(Box::new(Writer { head, fields: fields.collect(), table }))
+        Ok(Writer { head, fields: fields.collect(), table })
     }
 
     fn begin(&mut self, _at: &At<'_>, _out: &mut Messages) -> Result<()> {
@@ -59,7 +61,7 @@ struct Field {
 }
 
 /// The rows of one table.
-struct Writer {
+pub struct Writer {
     /// The message up to its change.
     head: Vec<u8>,
     fields: Vec<Field>,

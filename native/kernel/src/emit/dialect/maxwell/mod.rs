@@ -29,7 +29,9 @@ const POSITION: &[u8] = b",\"position\":";
 pub struct Maxwell;
 
 impl Dialect for Maxwell {
-    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+    type Writer = Writer;
+
+    fn table(&self, table: Arc<TableView>) -> Result<Writer> {
         let columns = table.columns.iter().map(|column| Field {
             key: json_object::key(&column.name),
             kind: column.kind.clone(),
@@ -40,7 +42,7 @@ impl Dialect for Maxwell {
         head.extend_from_slice(b",\"table\":");
         quoted::write(table.table.as_bytes(), &mut head);
         head.extend_from_slice(b",\"type\":\"");
-        Ok(Box::new(Writer { head, fields: columns.collect() }))
+        Ok(Writer { head, fields: columns.collect() })
     }
 
     fn marks_last_row(&self) -> bool {
@@ -134,7 +136,7 @@ struct Field {
 }
 
 /// The rows of one table.
-struct Writer {
+pub struct Writer {
     /// The message up to its type.
     head: Vec<u8>,
     fields: Vec<Field>,

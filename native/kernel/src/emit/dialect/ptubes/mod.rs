@@ -91,20 +91,22 @@ fn header(at: &At<'_>, index: u32, table: &str, [partition, primary]: [&str; 2],
 }
 
 impl Dialect for Ptubes {
-    fn table(&self, table: Arc<TableView>) -> Result<Box<dyn TableWriter>> {
+    type Writer = PtubesTable;
+
+    fn table(&self, table: Arc<TableView>) -> Result<PtubesTable> {
         let names = |places: &[usize]| -> String {
             let names = places.iter().filter_map(|at| table.columns.get(*at));
             names.map(|column| &*column.name).collect::<Vec<&str>>().join(",")
         };
         let columns = table.columns.iter().enumerate();
-        Ok(Box::new(PtubesTable {
+        Ok(PtubesTable {
             columns: columns.map(|(index, column)| PtubesColumn::new(index, column)).collect(),
             partition_key: names(&table.shard_columns),
             primary_key: table.key_names().collect::<Vec<&str>>().join(","),
             heartbeat: HEARTBEAT_TABLES.contains(&&*table.name),
             zone_seconds: self.zone_seconds,
             table,
-        }))
+        })
     }
 
     fn begin(&mut self, _at: &At<'_>, _out: &mut Messages) -> Result<()> {
@@ -150,7 +152,7 @@ impl Dialect for Ptubes {
 }
 
 /// One table's rows as events.
-struct PtubesTable {
+pub struct PtubesTable {
     table: Arc<TableView>,
     columns: Vec<PtubesColumn>,
     partition_key: String,
