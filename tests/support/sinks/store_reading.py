@@ -32,7 +32,9 @@ def clickhouse_stored(server: Any, database: str, table: str, *, is_mirror: bool
         # Not every string of bytes is text.
         set_read_format("String", "bytes")
         rows = clickhouse_rows(client, f"`{database}`.`{table}`", final=is_mirror)
-        return [row for row in rows if not row.pop("_is_deleted", 0)]
+        if not is_mirror:
+            return [row | {"_change_type": bytes(row["_change_type"]).decode()} for row in rows]
+        return [row for row in rows if not row.pop("_is_deleted")]
     finally:
         clear_all_formats()
         client.close()
