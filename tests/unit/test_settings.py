@@ -241,7 +241,7 @@ def test_unauthenticated_listeners_are_named(tmp_path: Path) -> None:
     message = refusal(tmp_path, f"listen: {{insecure: [kanal]}}\n{SMALLEST}")
     assert "listen.insecure: write true, false, or listeners: http, canal" in message
     listen = load(tmp_path, f"listen: {{canal: '[::1]:0'}}\n{SMALLEST}").listen
-    assert listen.places() == {"http": ("127.0.0.1", 7070), "canal": ("::1", 0)}
+    assert listen.addresses() == {"http": ("127.0.0.1", 7070), "canal": ("::1", 0)}
 
 
 def test_accounts_are_parsed_and_their_secrets_hidden(tmp_path: Path, shop_password: str) -> None:

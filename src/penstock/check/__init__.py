@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server's settings and tables would break or hide, found before the start."""
+"""Checks of a server's settings and tables for anything that would break capture or hide changes."""

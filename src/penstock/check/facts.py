@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a precheck reports, and what its checks look at."""
+"""The findings of a precheck, and the facts that its checks examine."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from penstock.mysql.connection import MARIADB, Connection, ServerIdentity
 
 Severity = Literal["ok", "warning", "error"]
 
-# MySQL keeps a setting over a restart with SET PERSIST since 8.0.
+# MySQL can keep a setting across restarts with SET PERSIST since 8.0.
 _PERSIST_SINCE = (8, 0, 0)
 
 _VARIABLES = (
@@ -37,17 +37,17 @@ _VARIABLES = (
     "sync_binlog",
 )
 
-# Where the servers of Amazon RDS and Aurora have their data.
+# The data directory of Amazon RDS and Aurora servers.
 _RDS_FOLDER = "/rdsdbdata/"
-# How Cloud SQL marks the version of its servers: 8.0.41-google.
+# The suffix in the version of Cloud SQL servers: 8.0.41-google.
 _CLOUD_SQL_MARK = "-google"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact about a server. `statement` mends it; None where nothing need be done.
+    """A finding about a server. `statement` fixes it, None if there is nothing to fix.
 
-    A statement that starts with `[mysqld]` is a line for the server's option file: no SQL sets it.
+    A statement that starts with `[mysqld]` is a line of the server's option file, because no SQL sets it.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Finding:
 
 
 class Facts:
-    """What the checks look at, asked of the server once."""
+    """The facts that the checks examine, queried from the server once."""
 
     def __init__(self, connection: Connection, patterns: TablePatterns | None) -> None:
         self.connection = connection
@@ -68,12 +68,12 @@ class Facts:
 
     @property
     def mariadb(self) -> bool:
-        """Whether the server is of the MariaDB family."""
+        """Whether the server is a MariaDB."""
         return self.identity.flavor == MARIADB
 
     @property
     def service(self) -> Literal["RDS", "Aurora", "Cloud SQL"] | None:
-        """The service that runs the server and purges its files by rules of its own; None for none known."""
+        """The service that runs the server and purges its files by its own rules; None if unknown."""
         if "aurora_version" in self.variables:
             return "Aurora"
         if self.variables.get("datadir", "").startswith(_RDS_FOLDER):
@@ -86,20 +86,22 @@ class Facts:
         return self.variables.get("log_bin", "OFF") != "OFF"
 
     def is_set(self, name: str, value: str) -> bool:
-        """Tell whether a variable exists and has a value, ignoring case."""
+        """Return whether a variable exists and has a value, ignoring case."""
         return self.variables.get(name, "").upper() == value.upper()
 
     def setting(self, name: str, value: str) -> str:
-        """Return the statement that sets a variable, for good where the server can."""
-        keeps = not self.mariadb and self.identity.version >= _PERSIST_SINCE
-        return f"SET {'PERSIST' if keeps else 'GLOBAL'} {name} = {value}"
+        """Return the statement that sets a variable, permanently if the server supports that."""
+        persists = not self.mariadb and self.identity.version >= _PERSIST_SINCE
+        return f"SET {'PERSIST' if persists else 'GLOBAL'} {name} = {value}"
 
     def may(self, *privileges: str) -> bool:
-        """Tell whether the account has one of these privileges on everything."""
-        wanted = {*privileges, "ALL PRIVILEGES"}
+        """Return whether the account has one of these privileges on everything."""
+        sufficient = {*privileges, "ALL PRIVILEGES"}
         for grant in self.grants:
-            what, _, rest = grant.removeprefix("GRANT ").partition(" ON ")
-            if rest.startswith("*.* ") and wanted & {word.strip() for word in what.split(",")}:
+            privilege_list, _, target = grant.removeprefix("GRANT ").partition(" ON ")
+            if target.startswith("*.* ") and sufficient & {
+                word.strip() for word in privilege_list.split(",")
+            }:
                 return True
         return False
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server's settings would break or hide, found before the start.
+"""Checks of a server's settings for anything that would break capture or hide changes.
 
-Every check has a stable name and reports at least once, so a report shows what was looked at. Source:
-the manuals' "Binary Logging Options and Variables" of MySQL and MariaDB.
+Every check has a stable name and reports at least once, so the report shows what was checked. Source: the
+manuals' "Binary Logging Options and Variables" of MySQL and MariaDB.
 """
 
 from collections.abc import Iterator
@@ -13,24 +13,24 @@ from penstock.errors import PrivilegeMissing, ServerUnsupported
 from penstock.model import Position, TablePatterns
 from penstock.mysql.connection import Connection
 
-# Half a weekend: a reader that stops on Friday evening goes on at Saturday night at the latest.
+# A reader that stops on Friday evening must resume by Saturday evening.
 EXPIRY_SECONDS_MIN = 24 * 3600
 EXPIRY_SECONDS_ADVISED = 7 * 24 * 3600
 
 
 def precheck(connection: Connection, patterns: TablePatterns | None = None) -> list[Finding]:
-    """Return every finding about a server, and about the selected tables; all tables without patterns.
+    """Return all findings about a server and the selected tables (all tables without patterns).
 
-    Needs no privilege by itself: what cannot be asked for want of one is a finding as well.
+    Needs no privilege itself: a check that fails for a missing privilege becomes a finding.
     """
     facts = Facts(connection, patterns)
     findings: list[Finding] = []
     for name, check in {**SERVER_CHECKS, **TABLE_CHECKS}.items():
         try:
-            found = list(check(facts))
+            check_findings = list(check(facts))
         except PrivilegeMissing as problem:
-            found = [Finding(name, "warning", f"cannot be checked: {problem.message}")]
-        findings += found or [Finding(name, "ok", "nothing found")]
+            check_findings = [Finding(name, "warning", f"cannot be checked: {problem.message}")]
+        findings += check_findings or [Finding(name, "ok", "nothing found")]
     return findings
 
 
@@ -113,12 +113,16 @@ def _row_value_options(facts: Facts) -> Iterator[Finding]:
     if not facts.is_set("binlog_row_value_options", "PARTIAL_JSON"):
         yield Finding("row_value_options", "ok", "JSON values are logged whole")
         return
-    whole = facts.is_set("binlog_row_image", "FULL")
+    has_full_images = facts.is_set("binlog_row_image", "FULL")
     yield Finding(
         "row_value_options",
-        "warning" if whole else "error",
+        "warning" if has_full_images else "error",
         "binlog_row_value_options is PARTIAL_JSON: updates log differences of JSON values, "
-        + ("which are applied to the before image" if whole else "and the before image may lack the value"),
+        + (
+            "which are applied to the before image"
+            if has_full_images
+            else "and the before image may lack the value"
+        ),
         facts.setting("binlog_row_value_options", "''"),
     )
 
@@ -145,13 +149,13 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
         ),
     }
     missing = False
-    for privilege, (enough, without) in needed.items():
-        if not facts.may(*enough):
+    for privilege, (sufficient, consequence) in needed.items():
+        if not facts.may(*sufficient):
             missing = True
             yield Finding(
                 "privileges",
                 "error",
-                f"{privilege} is missing: {without}",
+                f"{privilege} is missing: {consequence}",
                 f"GRANT {privilege} ON *.* TO {facts.account()}",
             )
     if not facts.may("SELECT"):
@@ -168,30 +172,32 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
 
 
 def _retention_of_service(facts: Facts) -> Finding:
-    """Return how long a service keeps files, whatever the server's variables say.
+    """Return how long a service keeps files, regardless of the server's variables.
 
     Source: the procedure mysql.rds_set_configuration in Amazon's guides of RDS and Aurora, and the setting
     transactionLogRetentionDays in Google's guide of Cloud SQL.
     """
     advised = EXPIRY_SECONDS_ADVISED // 3600
-    mend = f"CALL mysql.rds_set_configuration('binlog retention hours', {advised})"
+    fix = f"CALL mysql.rds_set_configuration('binlog retention hours', {advised})"
     if facts.service == "Cloud SQL":
-        what = "Cloud SQL keeps files for its own point-in-time recovery: look at transactionLogRetentionDays"
-        return Finding("log_expiry", "ok", what)
+        message = (
+            "Cloud SQL keeps files for its own point-in-time recovery: look at transactionLogRetentionDays"
+        )
+        return Finding("log_expiry", "ok", message)
     query = "SELECT value FROM mysql.rds_configuration WHERE name = 'binlog retention hours'"
     try:
         rows = facts.connection.query(query)
     except PrivilegeMissing:
-        what = f"{facts.service} purges files by 'binlog retention hours', which this account may not read"
-        return Finding("log_expiry", "warning", what, "CALL mysql.rds_show_configuration")
+        message = f"{facts.service} purges files by 'binlog retention hours', which this account may not read"
+        return Finding("log_expiry", "warning", message, "CALL mysql.rds_show_configuration")
     value = rows[0]["value"] if rows else None
     if value is None:
-        what = f"{facts.service} purges files as soon as it needs them no more: any stop may lose changes"
-        return Finding("log_expiry", "error", what, mend)
+        message = f"{facts.service} purges files as soon as it needs them no more: any stop may lose changes"
+        return Finding("log_expiry", "error", message, fix)
     hours = int(float(value))
     if hours * 3600 < EXPIRY_SECONDS_MIN:
-        what = f"{facts.service} keeps files for {hours} hours: a longer stop loses changes"
-        return Finding("log_expiry", "warning", what, mend)
+        message = f"{facts.service} keeps files for {hours} hours: a longer stop loses changes"
+        return Finding("log_expiry", "warning", message, fix)
     return Finding("log_expiry", "ok", f"{facts.service} keeps files for {hours} hours")
 
 
@@ -205,7 +211,7 @@ def _expiry(facts: Facts) -> Iterator[Finding]:
         yield Finding("log_expiry", "ok", "files are kept until they are purged by hand")
     elif seconds < EXPIRY_SECONDS_MIN:
         by_seconds = "binlog_expire_logs_seconds" in facts.variables
-        mend = (
+        fix = (
             facts.setting("binlog_expire_logs_seconds", str(EXPIRY_SECONDS_ADVISED))
             if by_seconds
             else facts.setting("expire_logs_days", str(EXPIRY_SECONDS_ADVISED // 86400))
@@ -214,7 +220,7 @@ def _expiry(facts: Facts) -> Iterator[Finding]:
             "log_expiry",
             "warning",
             f"files are purged after {seconds} seconds: a longer stop loses changes",
-            mend,
+            fix,
         )
     else:
         yield Finding("log_expiry", "ok", f"files are kept for {seconds // 3600} hours")
@@ -249,9 +255,9 @@ def _gtid_mode(facts: Facts) -> Iterator[Finding]:
         yield Finding("gtid_mode", "ok", "transactions carry GTIDs")
         return
     stages = ("OFF_PERMISSIVE", "ON_PERMISSIVE", "ON")
-    left = stages[stages.index(mode) + 1 :] if mode in stages else stages
+    remaining_stages = stages[stages.index(mode) + 1 :] if mode in stages else stages
     statements = [facts.setting("enforce_gtid_consistency", "ON")]
-    statements += [facts.setting("gtid_mode", stage) for stage in left]
+    statements += [facts.setting("gtid_mode", stage) for stage in remaining_stages]
     yield Finding(
         "gtid_mode",
         "warning",
@@ -309,7 +315,8 @@ def _is_replica(facts: Facts) -> bool:
     try:
         return bool(facts.connection.query("SHOW ALL SLAVES STATUS"))
     except PrivilegeMissing:
-        # That asks for SLAVE MONITOR. What has been replicated by GTID, and what runs, everybody may see.
+        # SHOW ALL SLAVES STATUS requires SLAVE MONITOR. The GTIDs replicated so far and the number of running
+        # replicas are visible to every account.
         running = facts.connection.query("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
         return bool(facts.variables.get("gtid_slave_pos")) or any(int(row["Value"]) for row in running)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tables would break or hide: no key, an engine that forgets, cascades that are not logged."""
+"""Checks of tables: missing keys, engines that lose changes, foreign key actions that are not logged."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ FROM information_schema.TABLES
 WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME"""
 
-# An index identifies a row when it is unique and none of its columns can be null.
+# An index identifies a row if it is unique and none of its columns is nullable.
 _IDENTIFYING = f"""
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, INDEX_NAME AS name, MAX(NULLABLE) AS nullable
 FROM information_schema.STATISTICS
@@ -46,14 +46,14 @@ _ENGINES = {
 
 
 def _selected(facts: Facts, sql: str) -> list[tuple[TableName, dict[str, Any]]]:
-    """Return the rows about selected tables."""
+    """Return the rows that belong to selected tables."""
     rows = facts.connection.query(sql, SYSTEM_DATABASES)
-    named = [(TableName(str(row["database"]), str(row["table"])), row) for row in rows]
-    return [(name, row) for name, row in named if facts.patterns.matches(name.database, name.table)]
+    named_rows = [(TableName(str(row["database"]), str(row["table"])), row) for row in rows]
+    return [(name, row) for name, row in named_rows if facts.patterns.matches(name.database, name.table)]
 
 
 def _foreign_keys(facts: Facts) -> Iterator[Finding]:
-    """Find foreign keys whose actions are not logged."""
+    """Report foreign keys whose actions are not logged."""
     if facts.is_set("innodb_native_foreign_keys", "OFF"):
         yield Finding("foreign_keys", "ok", "the server logs what foreign keys change")
         return
@@ -86,12 +86,15 @@ def _engines(facts: Facts) -> Iterator[Finding]:
     for name, row in _selected(facts, _TABLES):
         why = _ENGINES.get(str(row["engine"]).upper())
         if why is not None:
-            mend = f"ALTER TABLE {name.sql} ENGINE = InnoDB"
-            yield Finding("storage_engines", "warning", f"{name} ({row['engine']}) {why}", mend)
+            fix = f"ALTER TABLE {name.sql} ENGINE = InnoDB"
+            yield Finding("storage_engines", "warning", f"{name} ({row['engine']}) {why}", fix)
 
 
 def _temporal_format(facts: Facts) -> Iterator[Finding]:
-    """Old times with fractions carry no precision in the table map, so the log alone cannot be decoded."""
+    """Report old-format times with fractions, whose precision is missing from the table map.
+
+    The log alone cannot be decoded without it.
+    """
     if facts.is_set("mysql56_temporal_format", "OFF"):
         yield Finding(
             "temporal_format",

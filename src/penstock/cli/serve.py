@@ -46,7 +46,7 @@ def run(
         for remark in check_surroundings(settings):
             typer.echo(remark)
         typer.echo(f"{file}: {counted(len(settings.instances), 'instance')}, nothing is wrong")
-        for name, (host, port) in settings.listen.places().items():
+        for name, (host, port) in settings.listen.addresses().items():
             told = f"[{host}]" if ":" in host else host
             typer.echo(f"listen.{name:<15}{told}:{port or 'a port that the system chooses'}")
         typer.echo(f"{'coordination':<22}{without_password(settings.coordination_url())}")

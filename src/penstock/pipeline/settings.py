@@ -35,7 +35,14 @@ from penstock.pipeline.settings_sections import (
     SourceSection,
 )
 from penstock.pipeline.step import Step
-from penstock.settings.file import Document, Place, Problem, read_yaml, refuse, told_by_pydantic
+from penstock.settings.file import (
+    Document,
+    Problem,
+    ValuePath,
+    read_yaml,
+    refuse,
+    translate_validation_errors,
+)
 from penstock.settings.values import Section, one_secret
 from penstock.sinks import sink as sink_seam
 from penstock.sinks.sink import Evolution, Sink
@@ -241,7 +248,7 @@ class _Reading:
         value = self._document.value
         whole = value if isinstance(value, dict) else {}
         told = {"name": whole.get("name"), "state": whole.get("state")}
-        self._problems = [one for one in self._problems if not one.place or one.place[0] in told]
+        self._problems = [one for one in self._problems if not one.path or one.path[0] in told]
         for name, one in told.items():
             if not isinstance(one, str | None):
                 self._note((name,), "it must be a text")
@@ -252,20 +259,20 @@ class _Reading:
     def _refused(self) -> PenstockError:
         if self._shown:
             return refuse(self._shown, self._document, self._problems, _HINT)
-        told = {f"{'.'.join(map(str, one.place))}: {one.what}".removeprefix(": ") for one in self._problems}
+        told = {f"{'.'.join(map(str, one.path))}: {one.message}".removeprefix(": ") for one in self._problems}
         count = "a problem" if len(told) == 1 else f"{len(told)} problems"
         return OptionInvalid(
             "\n  ".join([f"the pipeline has {count}:", *sorted(told)]),
             hint="See docs/reference/pipelines.md for every setting",
         )
 
-    def _section(self, kind: type[Any], value: Any, place: Place) -> Any:
+    def _section(self, kind: type[Any], value: Any, place: ValuePath) -> Any:
         """Return a section, None where something is wrong with it, which is then noted."""
         try:
             return kind.model_validate({} if value is None else value)
         except ValidationError as found:
-            told = told_by_pydantic(found.errors(include_url=False, include_input=False), kind)
-            self._problems += [Problem((*place, *one.place), one.what) for one in told]
+            told = translate_validation_errors(found.errors(include_url=False, include_input=False), kind)
+            self._problems += [Problem((*place, *one.path), one.message) for one in told]
             return None
 
     # --- Sources ----------------------------------------------------------------------------
@@ -273,7 +280,7 @@ class _Reading:
     def _sources(self, section: PipelineSection) -> list[PipelineSource]:
         found: list[PipelineSource] = []
         for index, one in enumerate(section.all_sources()):
-            place: Place = ("sources", index) if section.sources else ("source",)
+            place: ValuePath = ("sources", index) if section.sources else ("source",)
             try:
                 made = _source_of(one)
             except ValueError as problem:
@@ -318,7 +325,7 @@ class _Reading:
         return SinkSettings(kind, settings)
 
     def _chosen(
-        self, value: Any, place: Place, settings_of: Any, known: Sequence[str]
+        self, value: Any, place: ValuePath, settings_of: Any, known: Sequence[str]
     ) -> tuple[str, Section] | None:
         """Return a variant's name and settings, written `name` or `name: {...}`."""
         if isinstance(value, str):
@@ -343,7 +350,7 @@ class _Reading:
 
     # --- Names and places -------------------------------------------------------------------
 
-    def _note(self, place: Place, what: str) -> None:
+    def _note(self, place: ValuePath, what: str) -> None:
         self._problems.append(Problem(place, what))
 
     def _name_of_file(self) -> str:

@@ -17,8 +17,8 @@ from penstock.settings.values import (
     Section,
     TablePatternTexts,
     further_server,
-    in_our_words,
     one_secret,
+    validate_option,
 )
 from penstock.sinks.sink import Evolution
 from penstock.source.bounds import Bound, parse_bound
@@ -123,7 +123,7 @@ class SourceSection(Section):
     @classmethod
     def _a_place(cls, start: str | None) -> str | None:
         if start is not None and start.strip().lower() not in (EARLIEST, LATEST):
-            in_our_words(partial(parse_bound, start))
+            validate_option(partial(parse_bound, start))
         return start
 
     def over(self, defaults: "SourceSection") -> Self:
@@ -150,7 +150,7 @@ class SourceSection(Section):
             "token": one_secret(self.token, self.token_file, self.token_env, "token"),
         }
         location: Any = list(self.path) if self.url is None else self.url
-        return in_our_words(lambda: SourceOptions.parse(location, **given))
+        return validate_option(lambda: SourceOptions.parse(location, **given))
 
     def server_address(self) -> ServerAddress | None:
         """Return the server whose tables can be read. Raises ValueError, without any secret."""
@@ -161,7 +161,7 @@ class SourceSection(Section):
         if self.server is None:
             return None
         url, password = self.server, self._password()
-        return in_our_words(
+        return validate_option(
             lambda: ServerAddress.parse(url, user=self.user, password=password, server_id=self.server_id)
         )
 
@@ -217,7 +217,7 @@ class LoadSettings(Section):
     @classmethod
     def _one_table_pattern_each(cls, where: dict[str, str]) -> dict[str, str]:
         for pattern, condition in where.items():
-            if len(in_our_words(partial(TablePatterns, pattern)).include) != 1:
+            if len(validate_option(partial(TablePatterns, pattern)).include) != 1:
                 raise ValueError(f"{pattern!r} is not a single table pattern")
             if not condition.strip():
                 raise ValueError(f"{pattern}: write a condition, such as created > '2026-01-01'")

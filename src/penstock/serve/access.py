@@ -268,7 +268,7 @@ class Access:
             known.append(_Credentials(WHOLE, token, None, token))
         return cls(
             known,
-            frozenset(name for name in listen.places() if listen.asks_nobody(name)),
+            frozenset(name for name in listen.addresses() if listen.is_open(name)),
             canal_accept_plain=listen.canal_accept_plain,
         )
 

@@ -87,7 +87,7 @@ class HttpListener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 # Ptubes clients understand no status but 200, so their application authenticates itself.
-                app if name == "ptubes" else Guard(app, access, name, settings.places()[name][0]),
+                app if name == "ptubes" else Guard(app, access, name, settings.addresses()[name][0]),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

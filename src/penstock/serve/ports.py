@@ -30,7 +30,7 @@ class Ports:
         """Bind every port. Raises OptionInvalid and releases all ports if one cannot be bound."""
         bound: dict[Listening, socket.socket] = {}
         try:
-            for name, (host, port) in settings.places().items():
+            for name, (host, port) in settings.addresses().items():
                 bound[name] = _bind(name, host, port)
         except OptionInvalid:
             for bound_socket in bound.values():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon is told, and what all settings are made of."""
+"""The daemon's settings, and the value types of all settings."""

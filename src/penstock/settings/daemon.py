@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon is told: `penstock.yaml`, read whole and proved before anything starts.
+"""The daemon's settings: `penstock.yaml`, read and validated completely before anything starts.
 
-    listen: {http: 127.0.0.1:7070, token_env: PENSTOCK_TOKEN}
-    log: {folder: /var/lib/penstock, retention: {age: 24h}}
-    instances:
-      shop: {source: mysql://repl@db1, servers: [db2], password_file: /run/secrets/repl}
+  listen: {http: 127.0.0.1:7070, token_env: PENSTOCK_TOKEN}
+  log: {folder: /var/lib/penstock, retention: {age: 24h}}
+  instances:
+    shop: {source: mysql://repl@db1, servers: [db2], password_file: /run/secrets/repl}
 
-A leaf: it imports only `errors`, `limits` and `model`, and the files beside it: `listen` has who is let in
-where, `values` what values are made of. An unknown name is refused with the nearest known
-one, and every problem of a file is told at once. A secret comes from `${NAME}`, a variable or a file, and
-no representation shows it.
+This module imports only `errors`, `limits`, `model` and the other modules of this package: `listen` has the
+listeners and accounts, `values` the value types. An unknown name is rejected with the nearest known name, and
+all problems of a file are reported together. A secret comes from `${NAME}`, a variable or a file, and no
+representation shows it.
 """
 
 import os
@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 
 from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
-from penstock.settings.file import Problem, read_yaml, refuse, told_by_pydantic
+from penstock.settings.file import Problem, read_yaml, refuse, translate_validation_errors
 from penstock.settings.listen import (
     LISTENERS,
     LOOPBACK_DEFAULT,
@@ -42,12 +42,12 @@ from penstock.settings.values import (
     TablePatternTexts,
     bytes_of,
     further_server,
-    in_our_words,
     one_secret,
     seconds_of,
+    validate_option,
 )
 
-# What the rest takes from here, wherever it stands.
+# The names that other packages import from here, wherever they are defined.
 __all__ = [
     "LISTENERS",
     "LOOPBACK_DEFAULT",
@@ -88,7 +88,7 @@ InstanceName = Annotated[str, AfterValidator(_instance_name)]
 
 
 class RetentionSettings(Section):
-    """How much of a log is kept; what is older leaves, whichever bound is met first."""
+    """How much of a log is kept. The oldest segments are deleted as soon as one of the limits is exceeded."""
 
     age: Seconds | None = Field(
         default=86_400.0, description="delete segments older than this; null: no limit"
@@ -134,17 +134,19 @@ class LogSettings(Section):
     )
 
     def with_overrides(self, overrides: "LogOverrides") -> Self:
-        """Return these settings with what an instance sets otherwise."""
+        """Return these settings with an instance's overrides."""
         changes = overrides.model_dump(exclude_unset=True)
         changes.update({name: getattr(overrides, name) for name in changes})
         if "retention" in changes:
-            chosen = overrides.retention.model_dump(exclude_unset=True) if overrides.retention else {}
-            changes["retention"] = self.retention.model_copy(update=chosen)
+            retention_overrides = (
+                overrides.retention.model_dump(exclude_unset=True) if overrides.retention else {}
+            )
+            changes["retention"] = self.retention.model_copy(update=retention_overrides)
         return self.model_copy(update=changes)
 
 
 class LogOverrides(Section):
-    """What one instance's log does otherwise than `log` says."""
+    """One instance's deviations from `log`."""
 
     folder: Path | None = None
     segment_bytes: Bytes = Field(default=GIB, ge=MIB)
@@ -163,9 +165,9 @@ class LogOverrides(Section):
 
 
 class InstanceSettings(Section):
-    """One captured cluster: its servers, our account there, and where capture begins in an empty log."""
+    """One captured cluster: its servers, the account used there, and where capture starts in an empty log."""
 
-    # A URL may hold a password, so no representation shows it.
+    # A URL may contain a password, so no representation shows it.
     source: str = Field(description="mysql://user@host:port: the first server to connect to", repr=False)
     servers: tuple[str, ...] = Field(
         default=(), description="more servers of the cluster, host:port, tried in turn", repr=False
@@ -211,7 +213,7 @@ class InstanceSettings(Section):
     def _a_server(cls, url: str) -> str:
         if not is_server_url(url):
             raise ValueError("it must be a server: mysql://user@host:3306")
-        in_our_words(lambda: ServerAddress.parse(url, password=Secret("-")))
+        validate_option(lambda: ServerAddress.parse(url, password=Secret("-")))
         return url
 
     @field_validator("servers")
@@ -223,8 +225,10 @@ class InstanceSettings(Section):
 
     @field_validator("password_env")
     @classmethod
-    def _one_password(cls, variable: str | None, others: ValidationInfo) -> str | None:
-        one_secret(others.data.get("password"), others.data.get("password_file"), variable, "password")
+    def _one_password(cls, variable: str | None, validation: ValidationInfo) -> str | None:
+        one_secret(
+            validation.data.get("password"), validation.data.get("password_file"), variable, "password"
+        )
         return variable
 
     @field_validator("start")
@@ -238,37 +242,37 @@ class InstanceSettings(Section):
     @classmethod
     def _one_table_pattern_each(cls, columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         for pattern, names in columns.items():
-            if len(in_our_words(partial(TablePatterns, pattern)).include) != 1:
+            if len(validate_option(partial(TablePatterns, pattern)).include) != 1:
                 raise ValueError(f"{pattern!r} is more than one table pattern")
             if not names or not all(names) or len(set(names)) < len(names):
                 raise ValueError(f"{pattern}: write one or more columns, each once")
         return columns
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _has_valid_addresses(self) -> Self:
         self.addresses()
         return self
 
     def addresses(self) -> list[ServerAddress]:
         """Return every server of the cluster in the order to try them. Raises ValueError.
 
-        A further server that is named by host and port alone takes everything else from `source`.
+        A further server that is written as host and port only has everything else from `source`.
         """
         password = one_secret(self.password, self.password_file, self.password_env, "password")
-        first = in_our_words(
+        first = validate_option(
             lambda: ServerAddress.parse(self.source, password=password, server_id=self.server_id)
         )
-        found = [first]
+        addresses = [first]
         for text in self.servers:
-            found.append(further_server(text, first, password, self.server_id))
-        return found
+            addresses.append(further_server(text, first, password, self.server_id))
+        return addresses
 
 
 # --- The whole ------------------------------------------------------------------------------
 
 
 class Settings(Section):
-    """The whole of `penstock.yaml`."""
+    """All of `penstock.yaml`."""
 
     listen: ListenSettings = Field(default_factory=ListenSettings)
     log: LogSettings = Field(default_factory=LogSettings)
@@ -276,7 +280,7 @@ class Settings(Section):
     access: tuple[AccountSettings, ...] = Field(
         default=(), description="accounts in addition to listen.token, which has all permissions"
     )
-    # A URL may hold a password, so no representation shows it.
+    # A URL may contain a password, so no representation shows it.
     coordination: str | None = Field(
         default=None,
         description="the coordination store for subscriptions, checkpoints and leases: sqlite:///path or"
@@ -286,20 +290,20 @@ class Settings(Section):
 
     @field_validator("access")
     @classmethod
-    def _known_apart(cls, access: tuple[AccountSettings, ...]) -> tuple[AccountSettings, ...]:
+    def _has_distinct_identities(cls, access: tuple[AccountSettings, ...]) -> tuple[AccountSettings, ...]:
         seen: dict[tuple[str, Any], str] = {}
         for account in access:
-            told = {"name": account.name, "user": account.user, "token": account.token_secret()}
-            for what, value in told.items():
-                if value is not None and (what, value) in seen:
-                    raise ValueError(f"{seen[what, value]} and {account.name} have the same {what}")
-                seen[what, value] = account.name
+            identities = {"name": account.name, "user": account.user, "token": account.token_secret()}
+            for kind, value in identities.items():
+                if value is not None and (kind, value) in seen:
+                    raise ValueError(f"{seen[kind, value]} and {account.name} have the same {kind}")
+                seen[kind, value] = account.name
         return access
 
     @field_validator("coordination")
     @classmethod
     def _a_store(cls, url: str | None) -> str | None:
-        # A file has no host: sqlite:///path, or sqlite:path for a relative one.
+        # A file has no host: sqlite:///path, or sqlite:path for a relative path.
         if url is not None and not re.fullmatch(
             r"sqlite:(//(?=/)|(?!//)).*[^/]|(memory|zookeeper)://[^/].*", url
         ):
@@ -310,18 +314,18 @@ class Settings(Section):
         """Return the URL of the coordination store; the path of a file is absolute."""
         if self.coordination is None:
             return f"sqlite://{quote(os.path.abspath(self.log.folder / _COORDINATION_FILE))}"
-        scheme, _, rest = self.coordination.partition(":")
-        # A path that begins with no slash is taken from where the daemon runs, as elsewhere in the file.
+        scheme, _, path = self.coordination.partition(":")
+        # A relative path starts at the daemon's working directory, as elsewhere in the file.
         return (
-            f"sqlite://{os.path.abspath(rest.removeprefix('//'))}"
+            f"sqlite://{os.path.abspath(path.removeprefix('//'))}"
             if scheme == "sqlite"
             else self.coordination
         )
 
     def operator_token(self) -> Secret | None:
-        """Return the token with which the command line asks this daemon: its own, else an admin's.
+        """Return the token that the command line uses for this daemon: its own, or else an admin's.
 
-        None where there is none. Raises ValueError.
+        None if there is none. Raises ValueError.
         """
         admins = (account.token_secret() for account in self.access if account.admin)
         return self.listen.secret() or next((token for token in admins if token is not None), None)
@@ -335,10 +339,10 @@ class Settings(Section):
 
 
 def load_settings(path: str | Path, environment: Mapping[str, str] | None = None) -> Settings:
-    """Read and prove a settings file. Raises OptionInvalid, which tells every problem with its line and path.
+    """Read and validate a settings file. Raises OptionInvalid, which lists all problems with line and path.
 
-    Paths in the file are taken from where the daemon runs. `${NAME}` is taken from `environment`, else from
-    the process's own.
+    Relative paths in the file start at the daemon's working directory. `${NAME}` is read from `environment`,
+    by default from the environment of the process.
     """
     document = read_yaml(Path(path), os.environ if environment is None else environment)
     problems: list[Problem] = list(document.problems)
@@ -346,8 +350,10 @@ def load_settings(path: str | Path, environment: Mapping[str, str] | None = None
     try:
         accounts = isinstance(document.value, dict) and bool(document.value.get("access"))
         settings = Settings.model_validate(document.value, context={"accounts": accounts})
-    except ValidationError as found:
-        problems += told_by_pydantic(found.errors(include_url=False, include_input=False), Settings)
+    except ValidationError as error:
+        problems += translate_validation_errors(
+            error.errors(include_url=False, include_input=False), Settings
+        )
     if problems or settings is None:
         raise refuse(str(path), document, problems)
     return settings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A settings file as YAML: where each value stands, what is written twice, and how problems are told."""
+"""A settings file as YAML: the line of each value, duplicate names, and the report of problems."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from penstock.errors import OptionInvalid
 
 # The path of a value: keys of mappings and indexes of lists.
-Place = tuple[str | int, ...]
+ValuePath = tuple[str | int, ...]
 
 _VARIABLE = re.compile(r"\$(\$|\{([^{}]*)\})")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,25 +23,25 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where, as keys and indexes, and what."""
+    """A problem of a file: the path of the value, and a message."""
 
-    place: Place
-    what: str
+    path: ValuePath
+    message: str
 
 
 @dataclass
 class Document:
-    """A file as plain values, with the line on which each of them stands."""
+    """A file as plain values, with the line of each value."""
 
     value: Any = None
-    lines: dict[Place, int] = field(default_factory=dict)
+    lines: dict[ValuePath, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def line_of(self, place: Place) -> int:
-        """Return the line of a value, or of the nearest one around it that is written."""
-        while place and place not in self.lines:
-            place = place[:-1]
-        return self.lines.get(place, 1)
+    def line_of(self, path: ValuePath) -> int:
+        """Return the line of a value, or of the nearest value around it that is in the file."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
 
 
 def read_yaml(
@@ -49,8 +49,8 @@ def read_yaml(
 ) -> Document:
     """Read a file, with `${NAME}` replaced by the environment's NAME and `$$` by `$`.
 
-    A name that stands twice and a variable that is not set are problems of the document. Raises OptionInvalid
-    where the file cannot be read, with `hint`, or is no YAML.
+    A duplicate name and a variable that is not set are problems of the document. Raises OptionInvalid if the
+    file cannot be read (with `hint`) or is not YAML.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -67,52 +67,55 @@ def read_yaml(
     return document
 
 
-def _plain(node: Any, place: Place, document: Document, environment: Mapping[str, str]) -> Any:
-    """Return a node as plain values, noting lines and problems on the way."""
-    document.lines.setdefault(place, node.start_mark.line + 1)
+def _plain(node: Any, value_path: ValuePath, document: Document, environment: Mapping[str, str]) -> Any:
+    """Return a node as plain values, and record its lines and problems."""
+    document.lines.setdefault(value_path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
             name = str(key.value)
-            inner = (*place, name)
-            if name in found:
+            inner = (*value_path, name)
+            if name in mapping:
                 document.problems.append(
                     Problem(inner, f"it stands twice, here and on line {document.lines[inner]}")
                 )
             document.lines[inner] = key.start_mark.line + 1
-            found[name] = _plain(value, inner, document, environment)
-        return found
+            mapping[name] = _plain(value, inner, document, environment)
+        return mapping
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(one, (*place, index), document, environment) for index, one in enumerate(node.value)]
+        return [
+            _plain(child, (*value_path, index), document, environment)
+            for index, child in enumerate(node.value)
+        ]
     value = _scalar(node)
-    return _expanded(value, place, document, environment) if isinstance(value, str) else value
+    return _expanded(value, value_path, document, environment) if isinstance(value, str) else value
 
 
 def _scalar(node: Any) -> Any:
-    """Return what a scalar means. Times stay text: the bounds of a log have their own reader."""
+    """Return the value of a scalar. Times stay text, because the bounds of a log have their own parser."""
     if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"):
         return node.value
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node)
     except (yaml.YAMLError, ValueError):
-        # A tag of somebody's own means nothing here.
+        # Custom tags have no meaning here.
         return node.value
     finally:
         loader.dispose()
 
 
-def _expanded(text: str, place: Place, document: Document, environment: Mapping[str, str]) -> str:
+def _expanded(text: str, value_path: ValuePath, document: Document, environment: Mapping[str, str]) -> str:
     def value_of(match: re.Match[str]) -> str:
         name = match.group(2)
         if name is None:
             return "$"
         if not _NAME.fullmatch(name):
-            document.problems.append(Problem(place, f"${{{name}}} names no environment variable"))
+            document.problems.append(Problem(value_path, f"${{{name}}} names no environment variable"))
             return ""
         if name not in environment:
-            document.problems.append(Problem(place, f"the environment has no variable {name}"))
-            # Something must stand here, so that only the variable is told as missing.
+            document.problems.append(Problem(value_path, f"the environment has no variable {name}"))
+            # Keep a value, so that only the variable is reported as missing.
             return f"${{{name}}}"
         return environment[name]
 
@@ -122,33 +125,35 @@ def _expanded(text: str, place: Place, document: Document, environment: Mapping[
 # --- Telling --------------------------------------------------------------------------------
 
 
-def told_by_pydantic(errors: Iterable[Any], root: type[BaseModel]) -> list[Problem]:
-    """Return pydantic's findings in our words: an unknown name comes with the nearest known one."""
+def translate_validation_errors(errors: Iterable[Any], root: type[BaseModel]) -> list[Problem]:
+    """Translate pydantic's errors into problems. For an unknown name, suggest the nearest known name."""
     problems: list[Problem] = []
-    meant: set[Place] = set()
-    missing: list[Place] = []
+    suggested: set[ValuePath] = set()
+    missing: list[ValuePath] = []
     for error in errors:
-        # A name of our own that is refused as a key is told at the key.
-        place = tuple(step for step in error["loc"] if step != "[key]")
+        # Report a key with an invalid name at that key.
+        path = tuple(step for step in error["loc"] if step != "[key]")
         if error["type"] == "missing":
-            missing.append(place)
+            missing.append(path)
         elif error["type"] == "extra_forbidden":
-            known = _names_at(root, place[:-1])
-            near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.6)
-            meant.update((*place[:-1], name) for name in near)
-            names = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
-            problems.append(Problem(place, f"unknown; {names}"))
+            known_names = _names_at(root, path[:-1])
+            matches = difflib.get_close_matches(str(path[-1]), known_names, n=1, cutoff=0.6)
+            suggested.update((*path[:-1], name) for name in matches)
+            names = (
+                f"did you mean {matches[0]}?" if matches else f"known here: {', '.join(sorted(known_names))}"
+            )
+            problems.append(Problem(path, f"unknown; {names}"))
         else:
             message = str(error["msg"]).removeprefix("Value error, ")
-            problems.append(Problem(place, message[:1].lower() + message[1:]))
-    # What is missing because its name is misspelt is told once.
-    return problems + [Problem(place, "it is missing") for place in missing if place not in meant]
+            problems.append(Problem(path, message[:1].lower() + message[1:]))
+    # If a name is missing because it is misspelled, report only the misspelling.
+    return problems + [Problem(path, "it is missing") for path in missing if path not in suggested]
 
 
-def _names_at(model: type[BaseModel], place: Place) -> list[str]:
-    """Return the names that a section knows, the section found by its path."""
+def _names_at(model: type[BaseModel], path: ValuePath) -> list[str]:
+    """Return the names that a section accepts; the section is given by its path."""
     current: Any = model
-    for step in place:
+    for step in path:
         if isinstance(current, type) and issubclass(current, BaseModel):
             current = _section_in(current.model_fields[str(step)].annotation)
         elif get_origin(current) is dict:
@@ -161,7 +166,7 @@ def _names_at(model: type[BaseModel], place: Place) -> list[str]:
 def _section_in(annotation: Any) -> Any:
     """Return the section of an annotation that may also be None."""
     if get_origin(annotation) in (Union, types.UnionType):
-        return next((one for one in get_args(annotation) if one is not type(None)), annotation)
+        return next((member for member in get_args(annotation) if member is not type(None)), annotation)
     return annotation
 
 
@@ -169,9 +174,17 @@ _SERVE = "Run: penstock serve --check FILE; penstock serve --schema prints what 
 
 
 def refuse(path: str, document: Document, problems: list[Problem], hint: str = _SERVE) -> OptionInvalid:
-    """Return the error that tells every problem, each once, in the order of the file."""
-    told = sorted({(document.line_of(one.place), _dotted(one.place), one.what) for one in problems})
-    lines = [f"{path}:{line}: {f'{place}: ' if place else ''}{what}" for line, place, what in told]
+    """Return the error that lists every problem once, in the order of the file."""
+    reports = sorted(
+        {
+            (document.line_of(problem.path), _format_path(problem.path), problem.message)
+            for problem in problems
+        }
+    )
+    lines = [
+        f"{path}:{line}: {f'{value_path}: ' if value_path else ''}{message}"
+        for line, value_path, message in reports
+    ]
     count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
     return OptionInvalid(
         "\n  ".join([f"the settings have {count}:", *lines]),
@@ -179,8 +192,8 @@ def refuse(path: str, document: Document, problems: list[Problem], hint: str = _
     )
 
 
-def _dotted(place: Place) -> str:
+def _format_path(path: ValuePath) -> str:
     text = ""
-    for step in place:
+    for step in path:
         text += f"[{step}]" if isinstance(step, int) else f"{'.' if text else ''}{step}"
     return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the daemon listens, and who may do what: the sections `listen` and `access` of `penstock.yaml`.
+"""The daemon's listeners and their permissions: the sections `listen` and `access` of `penstock.yaml`.
 
 listen: {http: 127.0.0.1:7070, canal: 127.0.0.1:11111}
 access:
@@ -20,7 +20,7 @@ from penstock.settings.values import Bytes, SecretText, Section, TablePatternTex
 LOOPBACK_DEFAULT = "127.0.0.1"
 PORT_DEFAULT = 7070
 
-# Every place where the daemon can listen, by its name in `listen`.
+# Every listener of the daemon, by its name in `listen`.
 Listening = Literal["http", "canal", "ptubes", "ptubes_monitor"]
 LISTENERS: tuple[Listening, ...] = ("http", "canal", "ptubes", "ptubes_monitor")
 
@@ -42,7 +42,7 @@ OpenListeners = Annotated[
 
 
 class TlsFiles(Section):
-    """The certificate that the daemon shows, and its key: PEM files."""
+    """The daemon's certificate and its key: PEM files."""
 
     cert: Path
     key: Path
@@ -56,7 +56,7 @@ class TlsFiles(Section):
 
 
 class ListenSettings(Section):
-    """Where the daemon listens, and whom it lets in."""
+    """The addresses that the daemon listens on, and the credentials that clients need."""
 
     http: str = Field(
         default=f"{LOOPBACK_DEFAULT}:{PORT_DEFAULT}", description="host:port; [::1]:7070 for IPv6"
@@ -113,20 +113,20 @@ class ListenSettings(Section):
 
     @field_validator("insecure")
     @classmethod
-    def _guarded(cls, insecure: Any, others: ValidationInfo) -> Any:
-        # Judged here, behind what it needs, so that it is told beside whatever else is wrong in the section.
-        given = others.data
-        if not {*LISTENERS, "token", "token_file", "token_env"} <= given.keys():
+    def _requires_credentials(cls, insecure: Any, validation: ValidationInfo) -> Any:
+        # Validate here, after the fields it needs, so that it is reported with the section's other problems.
+        fields = validation.data
+        if not {*LISTENERS, "token", "token_file", "token_env"} <= fields.keys():
             return insecure
-        token = one_secret(given["token"], given["token_file"], given["token_env"], "token")
-        # Accounts stand in another section; who reads the whole file tells whether there are any.
-        if insecure is True or token is not None or (others.context or {}).get("accounts"):
+        token = one_secret(fields["token"], fields["token_file"], fields["token_env"], "token")
+        # Accounts are in another section, so the reader of the whole file passes whether there are any.
+        if insecure is True or token is not None or (validation.context or {}).get("accounts"):
             return insecure
         open_to_all = [
-            f"{name}: {given[name]}"
+            f"{name}: {fields[name]}"
             for name in LISTENERS
-            if given[name] is not None
-            and not is_loopback(split_host_port(given[name])[0])
+            if fields[name] is not None
+            and not is_loopback(split_host_port(fields[name])[0])
             and name not in (insecure or ())
         ]
         if open_to_all:
@@ -148,40 +148,40 @@ class ListenSettings(Section):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the daemon, by any of its ports."""
-        return all(is_loopback(host) for host, _ in self.places().values())
+        """Whether only this machine can reach the daemon, on all of its ports."""
+        return all(is_loopback(host) for host, _ in self.addresses().values())
 
-    def places(self) -> dict[Listening, tuple[str, int]]:
-        """Return the host and port of every listener that is on, by its name, HTTP first."""
-        chosen: dict[Listening, str | None] = {
+    def addresses(self) -> dict[Listening, tuple[str, int]]:
+        """Return the host and port of every enabled listener by name, HTTP first."""
+        configured: dict[Listening, str | None] = {
             "http": self.http,
             "canal": self.canal,
             "ptubes": self.ptubes,
             "ptubes_monitor": self.ptubes_monitor,
         }
-        return {name: split_host_port(text) for name, text in chosen.items() if text is not None}
+        return {name: split_host_port(text) for name, text in configured.items() if text is not None}
 
-    def asks_nobody(self, name: Listening) -> bool:
-        """Tell whether a listener lets in everybody, even where there are credentials."""
+    def is_open(self, name: Listening) -> bool:
+        """Return whether a listener lets in every client, even if credentials are configured."""
         return not isinstance(self.insecure, bool) and name in self.insecure
 
     @property
     def canal_zone_seconds(self) -> int:
-        """How far east of UTC clients of Canal see TIMESTAMP columns."""
+        """The offset from UTC, eastward, in which Canal clients see TIMESTAMP columns."""
         return zone_seconds_of(self.canal_zone)
 
     @property
     def ptubes_zone_seconds(self) -> int:
-        """How far east of UTC the clocks are whose times clients of Ptubes get as moments."""
+        """The offset from UTC, eastward, of the times that Ptubes clients get as instants."""
         return zone_seconds_of(self.ptubes_zone)
 
     def secret(self) -> Secret | None:
-        """Return the token, read now, None where there is none. Raises ValueError."""
+        """Return the token, read now; None if there is none. Raises ValueError."""
         return one_secret(self.token, self.token_file, self.token_env, "token")
 
 
 class AccountSettings(Section):
-    """Somebody who may read: how they are known, what they see, and how much at a time."""
+    """An account with read access: its credentials, permissions and quotas."""
 
     name: str = Field(description="the account's name in messages and logs", min_length=1)
     token: SecretText | None = Field(default=None, description="the account's bearer token")
@@ -208,21 +208,21 @@ class AccountSettings(Section):
 
     @field_validator("token_env")
     @classmethod
-    def _one_token(cls, variable: str | None, others: ValidationInfo) -> str | None:
-        one_secret(others.data.get("token"), others.data.get("token_file"), variable, "token")
+    def _one_token(cls, variable: str | None, validation: ValidationInfo) -> str | None:
+        one_secret(validation.data.get("token"), validation.data.get("token_file"), variable, "token")
         return variable
 
     @field_validator("password_env")
     @classmethod
-    def _known_somehow(cls, variable: str | None, others: ValidationInfo) -> str | None:
-        given = others.data
-        if not {"token", "token_file", "token_env", "user", "password", "password_file"} <= given.keys():
+    def _has_credentials(cls, variable: str | None, validation: ValidationInfo) -> str | None:
+        fields = validation.data
+        if not {"token", "token_file", "token_env", "user", "password", "password_file"} <= fields.keys():
             return variable
-        password = one_secret(given["password"], given["password_file"], variable, "password")
-        if (password is None) != (given["user"] is None):
+        password = one_secret(fields["password"], fields["password_file"], variable, "password")
+        if (password is None) != (fields["user"] is None):
             raise ValueError("user and password go together: password, password_file or password_env")
-        tokens = (given["token"], given["token_file"], given["token_env"])
-        if password is None and not any(one is not None for one in tokens):
+        tokens = (fields["token"], fields["token_file"], fields["token_env"])
+        if password is None and not any(token is not None for token in tokens):
             raise ValueError("nothing tells who this is: set a token, or user and password")
         return variable
 
@@ -232,11 +232,11 @@ class AccountSettings(Section):
         return [value] if isinstance(value, str) else value
 
     def token_secret(self) -> Secret | None:
-        """Return the token, read now, None where there is none. Raises ValueError."""
+        """Return the token, read now; None if there is none. Raises ValueError."""
         return one_secret(self.token, self.token_file, self.token_env, "token")
 
     def password_secret(self) -> Secret | None:
-        """Return the password, read now, None where there is none. Raises ValueError."""
+        """Return the password, read now; None if there is none. Raises ValueError."""
         return one_secret(self.password, self.password_file, self.password_env, "password")
 
 
@@ -249,7 +249,7 @@ def split_host_port(text: str) -> tuple[str, int]:
 
 
 def zone_seconds_of(text: str) -> int:
-    """Return the seconds east of UTC of `+08:00`. Raises ValueError."""
+    """Return the offset `+08:00` as seconds east of UTC. Raises ValueError."""
     match = re.fullmatch(r"([+-])(\d\d):([0-5]\d)", text.strip())
     if match is None or int(match[2]) > 14:
         raise ValueError(f"{text!r} is no offset from UTC: write +08:00")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the settings are made of: durations, numbers of bytes, secrets, and what every section is."""
+"""The value types of settings: durations, numbers of bytes, secrets, and the base of every section."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, Wit
 from penstock.errors import OptionInvalid
 from penstock.model import Secret, ServerAddress, TablePatterns, is_server_url
 
-_Made = TypeVar("_Made")
+_Parsed = TypeVar("_Parsed")
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _BYTE_UNITS = {
@@ -25,7 +25,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def seconds_of(value: Any) -> float:
-    """Return the seconds that a number, or text such as "24h", "1.5s" or "500ms" means. Raises ValueError."""
+    """Return the seconds of a number, or of text such as "24h", "1.5s" or "500ms". Raises ValueError."""
     amount, unit = _amount(value, "s")
     if unit not in _DURATION_UNITS:
         raise ValueError(f"{value!r} is no duration: write 500ms, 30s, 15m, 24h or 7d")
@@ -33,7 +33,7 @@ def seconds_of(value: Any) -> float:
 
 
 def bytes_of(value: Any) -> int:
-    """Return the bytes that a number, or text such as "1GiB", "64KiB" or "10GB" means. Raises ValueError."""
+    """Return the bytes of a number, or of text such as "1GiB", "64KiB" or "10GB". Raises ValueError."""
     amount, unit = _amount(value, "B")
     if unit not in _BYTE_UNITS:
         raise ValueError(f"{value!r} is no number of bytes: write 64KiB, 512MiB, 1GiB or 10GB")
@@ -61,29 +61,29 @@ def _secret_of(value: Any) -> Secret:
     return Secret(value)
 
 
-def one_secret(text: Secret | None, file: Path | None, variable: str | None, what: str) -> Secret | None:
-    """Return the secret that is given as text, in a file or in a variable, read now. Raises ValueError."""
-    given = [one for one in (text, file, variable) if one is not None]
-    if len(given) > 1:
-        raise ValueError(f"one of {what}, {what}_file and {what}_env is enough")
+def one_secret(text: Secret | None, file: Path | None, variable: str | None, name: str) -> Secret | None:
+    """Return the secret that is set as text, in a file or in a variable, read now. Raises ValueError."""
+    sources = [source for source in (text, file, variable) if source is not None]
+    if len(sources) > 1:
+        raise ValueError(f"one of {name}, {name}_file and {name}_env is enough")
     if file is not None:
         try:
             text = Secret(file.read_text(encoding="utf-8").strip("\r\n"))
         except (OSError, UnicodeDecodeError) as problem:
-            raise ValueError(f"{what}_file {file} cannot be read: {problem}") from problem
+            raise ValueError(f"{name}_file {file} cannot be read: {problem}") from problem
         if not text:
-            raise ValueError(f"{what}_file {file} is empty")
+            raise ValueError(f"{name}_file {file} is empty")
     if variable is not None:
         text = Secret(os.environ.get(variable, ""))
         if not text:
-            raise ValueError(f"{what}_env: the environment has no variable {variable}")
+            raise ValueError(f"{name}_env: the environment has no variable {variable}")
     return text
 
 
-def in_our_words(make: Callable[[], _Made]) -> _Made:
-    """Turn a refused option into what pydantic gathers."""
+def validate_option(parse: Callable[[], _Parsed]) -> _Parsed:
+    """Call a parser; convert OptionInvalid into ValueError, which pydantic collects."""
     try:
-        return make()
+        return parse()
     except OptionInvalid as problem:
         raise ValueError(f"{problem.message}{f'. {problem.hint}' if problem.hint else ''}") from problem
 
@@ -92,7 +92,7 @@ def _table_patterns(value: Any) -> Any:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and all(isinstance(text, str) for text in value):
-        return in_our_words(lambda: TablePatterns(",".join(value)).include)
+        return validate_option(lambda: TablePatterns(",".join(value)).include)
     return value
 
 
@@ -107,12 +107,12 @@ Bytes = Annotated[
     WithJsonSchema({"type": ["string", "integer"], "description": "a number of bytes: 64KiB, 1GiB, 10GB"}),
 ]
 SecretText = Annotated[Secret, PlainValidator(_secret_of), WithJsonSchema({"type": "string"})]
-# One pattern, or a list of them: `database.table`, with * and /regex/.
+# One pattern or a list of patterns: `database.table`, with * and /regex/.
 TablePatternTexts = Annotated[tuple[str, ...], BeforeValidator(_table_patterns)]
 
 
 class Section(BaseModel):
-    """A part of the settings: nothing unknown, nothing changed later, nothing given away in an error."""
+    """A part of the settings. Unknown names are rejected, values are immutable, errors do not show input."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, arbitrary_types_allowed=True
@@ -122,12 +122,12 @@ class Section(BaseModel):
 def further_server(
     text: str, first: ServerAddress, password: Secret | None, server_id: int | None
 ) -> ServerAddress:
-    """Read another server of a cluster: a URL, or host:port, which takes everything else from `first`.
+    """Parse another server of a cluster: a URL, or host:port, with everything else copied from `first`.
 
     Raises ValueError, without any secret.
     """
     if is_server_url(text):
-        return in_our_words(
+        return validate_option(
             lambda: ServerAddress.parse(
                 text, password=password or first.password, server_id=server_id, tls=None
             )

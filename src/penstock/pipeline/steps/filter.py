@@ -19,7 +19,7 @@ from penstock.pipeline.pairs import passing, tried
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection
 from penstock.pipeline.told_values import refuse_absent
-from penstock.settings.values import in_our_words
+from penstock.settings.values import validate_option
 
 VERB = "filter"
 
@@ -39,7 +39,7 @@ class Settings(StepSection):
     @field_validator("where")
     @classmethod
     def _read(cls, text: str) -> str:
-        in_our_words(lambda: Condition(text, VERB))
+        validate_option(lambda: Condition(text, VERB))
         return text
 
 

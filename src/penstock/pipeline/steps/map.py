@@ -26,7 +26,7 @@ from penstock.pipeline.pairs import tried
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, column_named
 from penstock.pipeline.told_values import refuse_absent, renamed
-from penstock.settings.values import in_our_words
+from penstock.settings.values import validate_option
 
 VERB = "map"
 # What a text that was worked out is kept as in a key, which MySQL wants bounded.
@@ -56,7 +56,7 @@ class Settings(StepSection):
     @model_validator(mode="after")
     def _readable(self) -> "Settings":
         given = {name: text for name, text in (self.columns or {}).items() if text is not None}
-        in_our_words(lambda: Expressions(given | self.add, VERB))
+        validate_option(lambda: Expressions(given | self.add, VERB))
         if self.columns is not None and not self.columns:
             raise ValueError("columns: a table without a column is none")
         if self.keep and self.drop:

@@ -28,7 +28,7 @@ from penstock.pipeline.expressions import type_known
 from penstock.pipeline.pairs import Trial, settled, tried
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, column_named
-from penstock.settings.values import in_our_words
+from penstock.settings.values import validate_option
 
 VERB = "python"
 
@@ -66,7 +66,7 @@ class Settings(StepSection):
         if isinstance(self.function, str):
             place = self.function.rpartition(":")[0]
             if place.endswith(".py"):
-                self._text = in_our_words(lambda: _read(Path(place)))
+                self._text = validate_option(lambda: _read(Path(place)))
 
     @property
     def text(self) -> str | None:

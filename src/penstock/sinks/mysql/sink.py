@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
 from penstock.model import ServerAddress, TableName
-from penstock.settings.values import Bytes, in_our_words
+from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.mysql.check import encryption_findings, findings
 from penstock.sinks.mysql.connection import Session, connect
@@ -79,14 +79,14 @@ class Settings(Endpoint):
     @field_validator("url")
     @classmethod
     def _an_address(cls, url: str) -> str:
-        in_our_words(lambda: ServerAddress.parse(url))
+        validate_option(lambda: ServerAddress.parse(url))
         return url
 
     @field_validator("positions", "commit_log")
     @classmethod
     def _a_table(cls, text: str | None) -> str | None:
         if text is not None:
-            in_our_words(lambda: TableName.parse(text))
+            validate_option(lambda: TableName.parse(text))
         return text
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
 from penstock.model import TableName
-from penstock.settings.values import Bytes, in_our_words
+from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.read import rows_of, without_zero_bytes
@@ -62,7 +62,7 @@ class Settings(Endpoint):
     @field_validator("positions")
     @classmethod
     def _a_table(cls, text: str) -> str:
-        in_our_words(lambda: TableName.parse(text))
+        validate_option(lambda: TableName.parse(text))
         return text
 
 
