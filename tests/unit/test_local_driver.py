@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deltalake
@@ -16,7 +17,7 @@ import pytest
 
 import penstock.engine.run as run_module
 from penstock.changes import Changes
-from penstock.engine.task_plan import BETWEEN, COUNTS, ROWS
+from penstock.engine.task_plan import BETWEEN, COUNTS, ROWS, TaskPlan
 from penstock.errors import DiskFailed, OptionInvalid
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.local.driver import LocalDriver
@@ -142,6 +143,54 @@ def test_stopped_run_cancels_a_batch_that_hangs_and_the_next_run_replays_it(
     never.set()
     run_here(feed)
     assert ids_in(feed) == list(NOTE_IDS)
+
+
+def test_interrupt_ends_all_tasks_before_it_leaves_the_run(
+    feed: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.local.driver._POLL_SECONDS", 0.01)
+    writing, interrupted = threading.Event(), threading.Event()
+    join = threading.Thread.join
+
+    def interrupt(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name.startswith("task-") and writing.is_set() and not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    def write(*words: object) -> None:
+        writing.set()
+        assert interrupted.wait(WAIT_SECONDS_MAX)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupt)
+        patch.setattr("penstock.engine.part_writing.PartWriting.write", write)
+        with pytest.raises(KeyboardInterrupt):
+            run_here(feed)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("task-")]
+
+
+def test_error_of_a_task_is_raised_after_all_other_tasks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def decode(plan: TaskPlan, works: list[int]) -> Iterator[pyarrow.RecordBatch]:
+        if works == [0]:
+            assert started.wait(WAIT_SECONDS_MAX)
+            raise OptionInvalid("the first task fails")
+        try:
+            while True:
+                started.set()
+                yield between(0, -1, 1, COUNTS, b"word")
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("penstock.local.driver.decode_works", decode)
+    plan: Any = SimpleNamespace(
+        record=SimpleNamespace(works=("first", "second")), in_one_stage=True, in_driver=False
+    )
+    with pytest.raises(OptionInvalid, match="the first task fails"):
+        LocalDriver(2).run(plan)
+    assert ended.is_set()
 
 
 # --- The shuffle -----------------------------------------------------------------------------

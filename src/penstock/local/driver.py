@@ -47,90 +47,25 @@ class LocalDriver:
         self._cancelled = threading.Event()
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
-        """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost where they were cancelled,
-        DiskFailed where rows cannot be spilled."""
-        shuffle = Shuffle(self._buffered_bytes_max)
-        words: list[pyarrow.RecordBatch] = []
+        """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost if they were cancelled,
+        DiskFailed if rows cannot be spilled."""
+        job = _Job(plan, self.cores, self._buffered_bytes_max, self._cancelled)
         try:
-            self._run_threads(lambda work: self._decode(plan, work, shuffle, words), plan.record.works)
-            parts = shuffle.parts()
-            if plan.in_driver:
-                rows = chain.from_iterable(map(shuffle.rows_of, parts))
-                return list(write_parts(plan, self._until_cancelled(rows)))
-            self._run_threads(lambda index: self._write(plan, parts[index], shuffle, words), parts)
-            return words
+            return job.run()
         finally:
-            shuffle.close()
-
-    def _decode(self, plan: TaskPlan, work: int, shuffle: Shuffle, words: list[pyarrow.RecordBatch]) -> None:
-        rows = self._until_cancelled(decode_works(plan, [work]))
-        if plan.in_one_stage and not plan.in_driver:
-            words.extend(rows)
-            return
-        output = shuffle.output_of(work)
-        for row in rows:
-            output.append(row)
-
-    def _write(self, plan: TaskPlan, part: int, shuffle: Shuffle, words: list[pyarrow.RecordBatch]) -> None:
-        words.extend(write_parts(plan, self._until_cancelled(shuffle.rows_of(part))))
-
-    def _run_threads(self, task: Callable[[int], None], tasks: Sequence[object]) -> None:
-        """Run a task for the index of each of `tasks`, several at once. Raises the first error of a task."""
-        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index in range(len(tasks)):
-            waiting.put(index)
-        first_error = _FirstError()
-
-        def run_tasks() -> None:
-            with first_error:
-                while first_error.error is None and not self._cancelled.is_set():
-                    try:
-                        index = waiting.get_nowait()
-                    except queue.Empty:
-                        return
-                    task(index)
-
-        # Daemon threads: the end of the process must not wait for a call that hangs.
-        threads = [
-            threading.Thread(target=run_tasks, name=f"task-{number}", daemon=True)
-            for number in range(min(self.cores, len(tasks)))
-        ]
-        for thread in threads:
-            thread.start()
-        self._join(threads)
-        if self._cancelled.is_set():
-            raise _cancelled_error()
-        if first_error.error is not None:
-            raise first_error.error
-
-    def _join(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for threads; once they are cancelled, for no more than _CANCEL_SECONDS_MAX."""
-        deadline: float | None = None
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(_POLL_SECONDS)
-                if self._cancelled.is_set():
-                    deadline = deadline or time.monotonic() + _CANCEL_SECONDS_MAX
-                    if time.monotonic() >= deadline:
-                        _log.warning("a cancelled task has not ended", task=thread.name)
-                        break
-
-    def _until_cancelled(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
-            if self._cancelled.is_set():
-                raise _cancelled_error()
-            yield batch
+            job.close()
 
     @contextmanager
     def cancelling(self, stop: threading.Event, seconds: float) -> Iterator[None]:
         """Cancel tasks of the block that are still running `seconds` after `stop`."""
-        ended = threading.Event()
+        ended, cancelled = threading.Event(), threading.Event()
+        self._cancelled = cancelled
 
         def cancel() -> None:
             while not ended.wait(_POLL_SECONDS):
                 if stop.is_set() and not ended.wait(seconds):
                     _log.warning("the batch is cancelled, the next run replays it", after_seconds=seconds)
-                    self._cancelled.set()
+                    cancelled.set()
                     return
 
         thread = threading.Thread(target=cancel, name="cancel-on-stop", daemon=True)
@@ -140,14 +75,105 @@ class LocalDriver:
         finally:
             ended.set()
             thread.join()
-            self._cancelled.clear()
 
 
-class _FirstError:
-    """Keeps the first error that any of several threads raises inside the block."""
+class _Job:
+    """One plan's tasks. After an error, an interrupt or a cancellation all tasks end at their next row."""
 
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
+    def __init__(
+        self, plan: TaskPlan, cores: int, buffered_bytes_max: int, cancelled: threading.Event
+    ) -> None:
+        self._plan = plan
+        self._cores = cores
+        self._cancelled = cancelled
+        self._shuffle = Shuffle(buffered_bytes_max)
+        self._words: list[pyarrow.RecordBatch] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> list[pyarrow.RecordBatch]:
+        """Run both stages; return the words."""
+        self._run_threads(self._decode, range(len(self._plan.record.works)))
+        parts = self._shuffle.parts()
+        if self._plan.in_driver:
+            rows = chain.from_iterable(map(self._shuffle.rows_of, parts))
+            return list(write_parts(self._plan, self._until_ended(rows)))
+        self._run_threads(self._write, parts)
+        return self._words
+
+    def close(self) -> None:
+        """Release the memory and delete the spilled rows."""
+        self._shuffle.close()
+
+    def _decode(self, work: int) -> None:
+        rows = self._until_ended(decode_works(self._plan, [work]))
+        if self._plan.in_one_stage and not self._plan.in_driver:
+            self._words.extend(rows)
+            return
+        output = self._shuffle.output_of(work)
+        for row in rows:
+            output.append(row)
+
+    def _write(self, part: int) -> None:
+        self._words.extend(write_parts(self._plan, self._until_ended(self._shuffle.rows_of(part))))
+
+    def _until_ended(self, rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for row in rows:
+            if self._has_ended:
+                raise _cancelled_error()
+            yield row
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._cancelled.is_set() or self._error is not None
+
+    # --- Threads ----------------------------------------------------------------------------
+
+    def _run_threads(self, task: Callable[[int], None], numbers: Sequence[int]) -> None:
+        """Run a task for each number, several at once. Raises the first error of a task."""
+        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in numbers:
+            waiting.put(number)
+
+        def run_tasks() -> None:
+            with self:
+                while not self._has_ended:
+                    try:
+                        number = waiting.get_nowait()
+                    except queue.Empty:
+                        return
+                    task(number)
+
+        # Daemon threads: the end of the process must not wait for a call that hangs.
+        threads = [
+            threading.Thread(target=run_tasks, name=f"task-{number}", daemon=True)
+            for number in range(min(self._cores, len(numbers)))
+        ]
+        with self:
+            for thread in threads:
+                thread.start()
+            self._join(threads)
+        # After an interrupt of this thread.
+        self._join(threads)
+        if self._error is not None:
+            raise self._error
+        if self._cancelled.is_set():
+            raise _cancelled_error()
+
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for threads: after a cancellation or an interrupt for up to _CANCEL_SECONDS_MAX.
+
+        After the error of a task wait until all have ended, because the batch may be replayed next.
+        """
+        deadline: float | None = None
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_POLL_SECONDS)
+                is_interrupted = self._error is not None and not isinstance(self._error, Exception)
+                if self._cancelled.is_set() or is_interrupted:
+                    deadline = deadline or time.monotonic() + _CANCEL_SECONDS_MAX
+                    if time.monotonic() >= deadline:
+                        _log.warning("a cancelled task has not ended", task=thread.name)
+                        break
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +181,8 @@ class _FirstError:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self.error = self.error or error
+        """Keep the first error of any thread, to be raised by the thread that waits for them."""
+        self._error = self._error or error
         return True
 
 
