@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a pipeline runs: a batch is planned, written down, done by tasks, committed, and noted as done.
+"""How a pipeline runs: plan a batch, record it, run its tasks, commit it, and record it as done.
 
-Nothing here knows Spark: where tasks run is a `Driver`'s matter.
+Nothing here depends on Spark. A `Driver` runs the tasks.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam of the drivers: where a batch's tasks run, and how rows come to the tasks that write them."""
+"""The interface of the drivers: where the tasks of a batch run, and how rows reach the tasks that write."""
 
 import threading
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from penstock.pipeline.verify.comparison import Spreading
 
 
 class Driver(Protocol):
-    """Runs the tasks of plans. It has no rule about tables, loads, retries or changes of a definition."""
+    """Runs the tasks of plans. A driver contains no rule about tables, loads, retries or schema changes."""
 
     @property
     def cores(self) -> int:
@@ -24,18 +24,18 @@ class Driver(Protocol):
         """Where comparisons of large tables run."""
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
-        """Run a plan's tasks to their end; return their words, in the columns of BETWEEN and in any order.
+        """Run the tasks of a plan to their end. Return their words, in the columns of BETWEEN, in any order.
 
-        Each work goes through `decode_works`. Where the plan is in one stage, what that yields are the words;
-        else all that it yields for a part comes to one call of `write_parts`, sorted by work and seq. With
-        `plan.in_driver` all parts are written in this process, one after the other.
+        Call `decode_works` for each work. If the plan has one stage, that yields the words. Otherwise pass
+        all rows of a part to one call of `write_parts`, sorted by work and seq. With `plan.in_driver` write
+        all parts in this process, one after the other.
 
-        What tasks raise they return as words. Raises a TransientError where a task itself was lost, and
-        another of `penstock.errors` where it would be lost again.
+        Tasks return their errors as words. Raises a TransientError if a task itself was lost, and another
+        error of `penstock.errors` if it would be lost again.
         """
 
     def cancelling(self, stop: threading.Event, seconds: float) -> AbstractContextManager[None]:
-        """Return a block whose tasks end once they have gone on for `seconds` after `stop` was set.
+        """Return a context manager that cancels tasks still running `seconds` after `stop` was set.
 
         `run` then raises a TransientError.
         """

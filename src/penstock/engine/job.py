@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch as one job of a driver: what its tasks say, put together and proved."""
+"""One batch as one job of a driver: collect the words of its tasks and check that their ranges meet."""
 
 import json
 import pickle
@@ -25,7 +25,7 @@ from penstock.sinks.sink import Receipt
 
 @dataclass
 class Outcome:
-    """What a job brought: receipts in the order of parts, or surprises in the order of the log, or
+    """The result of a job: receipts in the order of parts, or surprises in the order of the log, or
     failures."""
 
     receipts: list[Receipt] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def run_job(driver: Driver, plan: TaskPlan) -> Outcome:
-    """Run a batch's tasks to their end. Raises RangesDisagree where their ranges do not meet, and what
+    """Run the tasks of a batch to their end. Raises RangesDisagree if their ranges do not meet, and what
     `Driver.run` raises."""
     outcome = _outcome(driver.run(plan))
     seen = {number: ends for counts in outcome.counts for number, ends in counts.ends.items()}

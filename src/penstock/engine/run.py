@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a pipeline: what to do next, written down, done as one job, committed, and noted as done."""
+"""The loop of a pipeline: plan a batch, record it, run its tasks, commit it, and record it as done."""
 
 import threading
 import time
@@ -49,27 +49,27 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# A batch is run again after each surprise; more rounds than this mean that nothing is learned from them.
+# Each round of surprises runs the batch again. More rounds than this mean that it makes no progress.
 _ROUNDS_MAX = 50
 _POLL_SECONDS = 0.2
 _PAUSE_SECONDS = 0.5
 _BACKOFF = Backoff(first=0.5)
-# A stopped run finishes its batch within this time, or leaves it to the next run.
+# After this time a stopped run cancels its batch, and the next run replays it.
 _STOP_SECONDS_MAX = 8.0
-# The store ends the lease of a runner that is gone a little after its time.
+# The store releases the lease of a dead runner shortly after it has expired.
 _LEASE_MARGIN_SECONDS = 2.0
-# What is wrong with one table, or with the target whose tables they all are: its folder, or our account.
+# Errors that may concern a single table or the whole target, such as a bad path or missing privileges.
 _OF_ALL_TABLES = (OptionInvalid, PrivilegeMissing)
 
 
 class PipelineRun:
-    """One run of a pipeline on a driver, from taking the lease to giving it back.
+    """One run of a pipeline on a driver, from acquiring the lease to releasing it.
 
-    Servers, daemons, the coordination store and executors that are away are retried for `errors.retry_for`.
-    After an outage that a retry in place does not mend, the run begins again from what the state has, as a
-    new process would. With `until_caught_up` it ends once all that stood in the logs at its start, or when
-    its loads ended, is in the target. `told` is called with the progress after each batch, and with each
-    problem.
+    Servers, daemons, the coordination store and executors that do not answer are retried for
+    `errors.retry_for`. If a retry in place does not help, the run restarts from the recorded state, as a new
+    process would. With `until_caught_up` the run ends once the target has every change that was logged before
+    its start, or before its loads ended. `told` is called with the progress after each batch, and with each
+    error.
     """
 
     def __init__(
@@ -93,22 +93,22 @@ class PipelineRun:
         self._cascades = CascadeWatch(settings, self._sink)
         self._targets: dict[str, Offset] | None = None
         self._progress = Progress(settings.name, told)
-        # What the last attempt of this run had and knew; None before the first.
+        # The state and the standing of the last attempt, None before the first.
         self._state: PipelineState | None = None
         self._standing: Standing | None = None
         self._exhausted: PenstockError | None = None
         self._restarts = self._new_retries()
 
     def stop(self) -> None:
-        """End the run after the batch that runs now, or after 8 seconds, when the batch is given up until the
-        next run. May be called from any thread, and from a signal."""
+        """End the run after its current batch; after 8 seconds cancel the batch, which the next run replays.
+        Safe for threads and signal handlers."""
         self._stop.set()
 
     def run(self) -> Standing:
-        """Run until stopped, paused, or caught up; return what is done.
+        """Run until stopped, paused, or caught up, and return the standing.
 
-        Raises LeaseLost where another runs the pipeline, OptionInvalid where the sink cannot be used, and the
-        error that ended the run.
+        Raises LeaseLost if another process runs the pipeline, OptionInvalid if the sink cannot be used, and
+        the error that ended the run.
         """
         try:
             with self._driver.cancelling(self._stop, _STOP_SECONDS_MAX):
@@ -120,7 +120,7 @@ class PipelineRun:
             self._sink.close()
 
     def _run_until_lost(self) -> Standing | None:
-        """Run from what the state has. Return None after an outage that may be over by now."""
+        """Run from the recorded state. Return None after an outage that may be over by now."""
         try:
             state = self._state = PipelineState.open(self._settings.state, self._settings.name)
             standing = self._take(state)
@@ -149,12 +149,12 @@ class PipelineRun:
                 state_taken.close()
 
     def _prefer_servers(self, standing: Standing) -> None:
-        """Go on at the server that the positions belong to: one that was replaced may answer again."""
+        """Continue at the server that the positions belong to: a replaced server may answer again."""
         for name, offset in standing.offsets.items():
             self._servers.prefer(name, Offset.from_json(offset).server_key)
 
     def _is_over(self, problem: PenstockError) -> bool:
-        """Wait before the run begins again; tell whether that is of no use."""
+        """Wait before the next restart. Return whether the run ends with this error instead."""
         if not isinstance(problem, TransientError) or problem is self._exhausted:
             return True
         if self._stop.is_set() or self._servers.turn(problem):
@@ -166,8 +166,8 @@ class PipelineRun:
         return False
 
     def _take(self, state: PipelineState) -> Standing:
-        """Take the lease, once the session of a runner that is gone has ended. Raises LeaseLost where another
-        runner has it, or had it since it was ours."""
+        """Acquire the lease, after the session of a dead runner has expired. Raises LeaseLost if another
+        runner has the lease, or had it since this run did."""
         deadline: float | None = None
         while True:
             try:
@@ -228,7 +228,7 @@ class PipelineRun:
         return standing
 
     def _begin(self, state: PipelineState, standing: Standing) -> Standing:
-        """Note where each source begins, before anything of it is read, then get to know the tables."""
+        """Record the start of each source before reading any of it, then read the tables' definitions."""
         if not standing.offsets:
             self._retried(partial(refuse_lost_state, self._settings, self._sink, standing), state)
         new = {
@@ -244,30 +244,33 @@ class PipelineRun:
     # --- What is next -----------------------------------------------------------------------
 
     def _next(self, state: PipelineState, standing: Standing) -> BatchRecord | None:
-        """Return the next batch: chunks while tables are loaded, then what the logs have that is new."""
+        """Return the next batch: chunks while tables are loaded, then new changes of the logs."""
         number, parts = standing.number + 1, self._settings.batch.parts or self._cores
         begin, end, ranges = {}, {}, []
         chunks, loads, finished = self._loading.next(standing)
-        # A batch that is begun anew, and not run again, must have nothing of a log: it would be there twice.
-        if not self._is_first_load(standing) and not any(one.exact for one in chunks):
+        # An exact load is retried as a new batch, so a change in it could be applied twice.
+        if not self._is_first_load(standing) and not any(chunk.exact for chunk in chunks):
             for name, log in self._logs.items():
-                found = self._retried(partial(self._stretch, standing, name, log), state)
-                if found is None:
+                stretch = self._retried(partial(self._stretch, standing, name, log), state)
+                if stretch is None:
                     continue
-                begin[name], end[name] = found[0].to_json(), found[1].to_json()
-                ranges += found[2]
+                first, last, works = stretch
+                begin[name], end[name] = first.to_json(), last.to_json()
+                ranges += works
         if not ranges and not chunks:
             return None
         divided = [
-            str(name) for name, one in self._tables.targets.items() if one.primary_key and not one.unique_keys
+            str(name)
+            for name, target in self._tables.targets.items()
+            if target.primary_key and not target.unique_keys
         ]
         return BatchRecord(
             number, begin, end, tuple(ranges), tuple(chunks), parts, loads, tuple(finished), tuple(divided)
         )
 
     def _after_loss(self, state: PipelineState, standing: Standing, problem: PositionPurged) -> Standing:
-        """Go on at the end of each log whose next changes were purged, and ask for its tables to be read
-        again. Raises the problem where that is not wanted."""
+        """Continue at the end of each log whose next changes were purged, and request a reread of its tables.
+        Raises the error if `on_lost` is stop."""
         offsets = dict(standing.offsets)
         for name, log in self._logs.items():
             if log.source.on_lost == "stop":
@@ -276,7 +279,7 @@ class PipelineRun:
                 self._retried(partial(self._stretch, standing, name, log), state)
             except PositionPurged as lost:
                 begin = Offset.from_json(standing.offsets[name])
-                # Tables are read after this place, so no change of theirs is missed.
+                # The tables are read after this position, so none of their changes is missed.
                 offsets[name] = self._retried(partial(log.after_loss, begin), state).to_json()
                 tables = self._tables.jump(log.source)
                 refuse_keyless(self._tables.known_targets(), name, tables, lost)
@@ -296,7 +299,7 @@ class PipelineRun:
 
     @staticmethod
     def _is_first_load(standing: Standing) -> bool:
-        """Tell whether the full load is not done: then changes wait, and are read once it is."""
+        """Return whether the full load is not done. Changes are read after it."""
         return any(
             not load.finished and not load.request and key not in standing.stopped
             for key, load in standing.loads.items()
@@ -314,22 +317,22 @@ class PipelineRun:
             target = self._targets[name] = log.target()
             _log.warning("the run now ends at another server's log", source=name, target=str(target))
             _, until = around_skips(begin, target, skips)
-        found = log.next(here, until)
-        if found is None:
+        ends = log.next(here, until)
+        if ends is None:
             return None
-        end, head = found
+        end, head = ends
         self._progress.seen(name, end, head)
         return here, end, log.works(here, end)
 
     def _until(self, name: str, standing: Standing) -> Offset | None:
-        """Return where a run that ends by itself ends in a source; None while that is not settled."""
+        """Return the position at which this run ends in a source; None if there is none yet."""
         if not self._until_caught_up:
             return None
         if self._targets is None:
             if standing.loading or self._loading.is_asked(standing):
                 return None
-            # What was read from tables is whole only with the changes made meanwhile.
-            self._targets = {one: log.target() for one, log in self._logs.items()}
+            # The rows of a load are consistent only together with the changes made during the load.
+            self._targets = {source: log.target() for source, log in self._logs.items()}
         return self._targets[name]
 
     def _is_caught_up(self, standing: Standing) -> bool:
@@ -340,7 +343,7 @@ class PipelineRun:
     def _complete(
         self, state: PipelineState, standing: Standing, record: BatchRecord, *, written: bool = False
     ) -> Standing:
-        """Run a batch until it is done, whatever comes and goes meanwhile."""
+        """Run a batch until it is committed and recorded, through outages and changes of the server."""
         if not written:
             self._retried(partial(state.begin, record), state)
         learned = Learned()
@@ -351,10 +354,10 @@ class PipelineRun:
             try:
                 return self._rounds(state, standing, record, learned)
             except (ServerChanged, PositionInvalid):
-                # The same transactions stand elsewhere in the log of the server that answers now.
+                # The log of the server that answers now has the same transactions at other positions.
                 record = self._planned_again(record)
                 if self._has_ranges_by_part():
-                    # Parts that are written already were other ranges: rather twice than never.
+                    # Parts already written covered other ranges: a duplicate is better than a loss.
                     standing = state.write(replace(standing, number=record.number))
                     record = replace(record, number=record.number + 1)
                 state.begin(record)
@@ -363,19 +366,19 @@ class PipelineRun:
                 return self._rounds(state, standing, record, learned)
 
         if record.is_exact:
-            # After a TransientError the run begins again and settles this batch first.
+            # After a TransientError the run restarts and settles this batch first.
             outcome = attempt()
         else:
             try:
                 outcome = self._retried(attempt, state)
             except PositionPurged as problem:
-                # It was purged since the batch was planned. The next plan finds that out for each source.
+                # The log was purged after the batch was planned. The next plan handles it for each source.
                 if all(log.source.on_lost == "stop" for log in self._logs.values()):
                     raise
                 return self._given_up(state, standing, record, problem)
         self._reread_children(record, outcome)
         mark = self._mark(standing, record)
-        # Nothing of a source stands between what the sink keeps and the word that it does.
+        # Ask the source before committing, so that it cannot fail between the commit and its record.
         read = self._read_to(standing, record, state)
 
         def commit() -> None:
@@ -425,7 +428,7 @@ class PipelineRun:
         return standing
 
     def _reread_children(self, record: BatchRecord, outcome: Outcome) -> None:
-        """Ask for tables to be read again whose rows a foreign key may have changed."""
+        """Request that tables are read again whose rows a foreign key may have changed."""
         parents = {key for counts in outcome.counts for key in counts.cascaded}
         for source in {split_key(key)[0] for key in parents}:
             keys = {key for key in parents if split_key(key)[0] == source}
@@ -435,25 +438,25 @@ class PipelineRun:
                     self._loading.reread_later(source, table, f"a foreign key, {end}")
 
     def _read_to(self, standing: Standing, record: BatchRecord, state: PipelineState) -> dict[str, int]:
-        """Return, of tables whose rows were read, the commit version that no change in them has reached."""
-        found: dict[str, int] = {}
-        for one in record.chunks:
-            log, key = self._logs[one.source], table_key(one.source, one.table)
-            if key not in standing.loads or key in found or log.source.options.is_kept:
+        """Return a commit version for each loaded table that no change in its rows has reached."""
+        versions: dict[str, int] = {}
+        for chunk in record.chunks:
+            log, key = self._logs[chunk.source], table_key(chunk.source, chunk.table)
+            if key not in standing.loads or key in versions or log.source.options.is_kept:
                 continue
             head = self._retried(log.target, state).position
-            epoch = Offset.from_json(standing.offsets[one.source]).position.epoch
-            found[key] = replace(head, epoch=epoch).commit_version
-        return found
+            epoch = Offset.from_json(standing.offsets[chunk.source]).position.epoch
+            versions[key] = replace(head, epoch=epoch).commit_version
+        return versions
 
     def _has_ranges_by_part(self) -> bool:
-        """Tell whether the sink keeps each range of a log for itself, under the batch's number."""
+        """Return whether the sink commits each range of a log by itself, under the batch number."""
         return self._sink.spread is Spread.RANGES and type(self._sink).commit is Sink.commit
 
     def _given_up(
         self, state: PipelineState, standing: Standing, record: BatchRecord, problem: Exception | None
     ) -> Standing:
-        """Give a batch's number up: what it reads is another thing each time, and is begun anew."""
+        """Abandon a batch number: an exact read returns other rows each time, so it needs a new batch."""
         _log.warning("a batch is started again", batch=record.number, why=str(problem)[:500])
         self._stop.wait(_PAUSE_SECONDS)
         return state.write(replace(standing, number=record.number))
@@ -461,7 +464,7 @@ class PipelineRun:
     def _rounds(
         self, state: PipelineState, standing: Standing, record: BatchRecord, learned: Learned
     ) -> Outcome:
-        """Run a batch's job, again after each round of surprises. Raises what its tasks raised."""
+        """Run the job of a batch, and again after each round of surprises. Raises the errors of its tasks."""
         rounds = 0
         asked: list[Surprise] = []
         refused: dict[str, PenstockError] = {}
@@ -472,15 +475,17 @@ class PipelineRun:
                 outcome = run_job(self._driver, plan)
             if outcome.failures:
                 refused |= {
-                    one.table: one.error for one in outcome.failures if isinstance(one.error, _OF_ALL_TABLES)
+                    failure.table: failure.error
+                    for failure in outcome.failures
+                    if isinstance(failure.error, _OF_ALL_TABLES)
                 }
-                # Each time there is a table fewer that could fail.
+                # Each iteration stops at least one more table, so the loop ends.
                 if self._settings.errors.table == "skip_table" and self._tables.stop(outcome.failures):
                     continue
                 raise self._raised(outcome)
             if not outcome.surprises:
-                if len(refused) > 1 and not any(one.rows for one in outcome.receipts):
-                    # Nothing of what came could be written: it is the target, and not its tables.
+                if len(refused) > 1 and not any(receipt.rows for receipt in outcome.receipts):
+                    # No row of any table could be written, so the target itself is the problem.
                     raise next(iter(refused.values()))
                 return outcome
             if asks_again(outcome.surprises, asked):
@@ -488,23 +493,27 @@ class PipelineRun:
             rounds += 1
             asked = outcome.surprises
             self._tables.learn(asked, learned, self._floors(standing))
-            for one in asked:
-                if one.what == OF_STATEMENT and "references" in one.value.text.lower():
-                    self._cascades.look(str(one.value.position))
+            for surprise in asked:
+                if surprise.what == OF_STATEMENT and "references" in surprise.value.text.lower():
+                    self._cascades.look(str(surprise.value.position))
         raise no_progress(record, outcome.surprises[0])
 
     @staticmethod
     def _raised(outcome: Outcome) -> PenstockError:
-        # What can be mended by waiting is tried again only where nothing else is wrong.
-        errors = [one.error for one in outcome.failures]
-        return next((one for one in errors if not isinstance(one, TransientError)), errors[0])
+        # A transient error is retried only if no other error occurred.
+        errors = [failure.error for failure in outcome.failures]
+        return next((error for error in errors if not isinstance(error, TransientError)), errors[0])
 
     def _plan(self, standing: Standing, record: BatchRecord, learned: Learned) -> TaskPlan:
         histories: dict[int, Any] = {}
         for name, log in self._logs.items():
-            numbers = [at for at, one in enumerate(record.ranges) if one.source == name]
-            found = log.histories([record.ranges[at] for at in numbers])
-            histories |= {at: one for at, one in zip(numbers, found, strict=True) if one is not None}
+            numbers = [number for number, work in enumerate(record.ranges) if work.source == name]
+            of_ranges = log.histories([record.ranges[number] for number in numbers])
+            histories |= {
+                number: history
+                for number, history in zip(numbers, of_ranges, strict=True)
+                if history is not None
+            }
         spread = self._sink.spread
         mark = replace(self._mark(standing, record), shared=self._sink.begin(self._tables.targets.values()))
         if mark.loads and self._sink.load_spread is not None:
@@ -523,7 +532,7 @@ class PipelineRun:
             parents=self._cascades.parents,
             metadata_read=self._sink.metadata_read,
             in_driver=self._sink.in_driver,
-            sources={one.name: one for one in self._settings.sources},
+            sources={source.name: source for source in self._settings.sources},
             tables=self._tables.known(self._floors(standing)),
             targets=self._tables.targets,
             statements=learned.statements,
@@ -550,7 +559,7 @@ class PipelineRun:
         loads = not record.ranges and not any(
             chunk.request or chunk.exact or chunk.remove for chunk in record.chunks
         )
-        tables = {table_key(one.source, one.table) for one in record.chunks}
+        tables = {table_key(chunk.source, chunk.table) for chunk in record.chunks}
         loads = loads and not any(map(self._tables.may_meet, tables))
         return BatchMark(self._settings.name, standing.generation, record.number, loads)
 
@@ -572,8 +581,7 @@ class PipelineRun:
         self._progress.retrying(problem, self._state)
 
     def _retried(self, work: Callable[[], Any], state: PipelineState) -> Any:
-        """Do something again while what it needs is away, for as long as the settings say, and as long as the
-        pipeline is ours by the state."""
+        """Retry work after transient errors, for `errors.retry_for` and while this run has the lease."""
         retries = self._new_retries()
         while True:
             try:
@@ -586,6 +594,6 @@ class PipelineRun:
                 except PenstockError:
                     self._exhausted = problem
                     raise
-                # Another server has its own positions: the run begins again.
+                # Another server has its own positions, so the run restarts.
                 if self._stop.is_set() or self._servers.turn(problem):
                     raise
