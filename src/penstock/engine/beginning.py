@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run may begin, and where: with this sink, with rows that its target has already, or paused."""
+"""Checks at the start of a run: the sink, rows that the target has already, pauses, and positions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 def check_sink(settings: PipelineSettings, sink: Sink) -> None:
-    """Raise OptionInvalid where a sink cannot be used, or not with these settings."""
+    """Raise OptionInvalid if a sink cannot be used with these settings."""
     for source in settings.sources:
         if source.on_lost != "stop" and not (sink.keeps_state and keeps_tables(sink)):
             raise OptionInvalid(
@@ -41,11 +41,11 @@ def check_sink(settings: PipelineSettings, sink: Sink) -> None:
 
 
 def refuse_lost_state(settings: PipelineSettings, sink: Sink, standing: Standing) -> None:
-    """Raise OptionInvalid where a pipeline that did nothing yet has rows in its target.
+    """Raise OptionInvalid if the target has rows of a pipeline whose state is empty.
 
-    Its state was lost, or another pipeline of this name has a state of its own: nothing here tells which.
-    Loads would delete the rows of the other, and a feed would have every row twice. Targets that rows name
-    are not looked at, and none of a source without a server.
+    Either its state was lost, or another pipeline of this name has a state of its own. A load would delete
+    the other pipeline's rows, and a feed would have every row twice. Targets that rows name, and those of a
+    source without a server, are not checked.
     """
     if standing.earlier is not None:
         if sink.keeps_state:
@@ -84,8 +84,8 @@ def _first_targets(settings: PipelineSettings) -> list[Target]:
 def refuse_keyless(
     known: Mapping[str, Target], source: str, tables: list[TableName], problem: PositionPurged
 ) -> None:
-    """Raise the problem where a table's rows cannot be found in the target, to be deleted. `known` are the
-    tables of sources, by key."""
+    """Raise the error if a table has no key by which its rows in the target could be deleted. `known` are the
+    tables of the sources, by key."""
     keyless = [
         str(table)
         for table in tables
@@ -100,8 +100,8 @@ def refuse_keyless(
 
 
 def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
-    """Say that a pipeline is paused. Raises OptionInvalid where its caller waits for it to catch up, and
-    would take the end of the run for that."""
+    """Report that a pipeline is paused. Raises OptionInvalid if the caller waits for it to catch up, because
+    the end of the run would look like that."""
     hint = f"penstock pipelines resume {settings.path or settings.name}"
     if until_caught_up:
         raise OptionInvalid(f"{paused}, so it has not caught up", hint=hint)
@@ -111,10 +111,10 @@ def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: b
 def at_their_servers(
     logs: Mapping[str, SourceLog], standing: Standing, retried: Callable[[Callable[[], Any]], Any]
 ) -> Standing:
-    """Return the standing with the place of each source in the log of the server that answers now.
+    """Return the standing with the position of each source in the log of the server that answers now.
 
-    What a load reads there carries the epoch of that log: under the one of a server that is gone, rows would
-    count as older than those that the target has.
+    The rows of a load carry the epoch of that log. With the epoch of the previous server they would count as
+    older than the rows in the target.
     """
     offsets = dict(standing.offsets)
     for name, log in logs.items():
@@ -122,7 +122,7 @@ def at_their_servers(
         try:
             here: Offset = retried(partial(log.resume, begin))
         except PositionPurged:
-            # The next plan meets it, and knows what is to be done.
+            # The next plan raises the same error and handles it.
             continue
         if (here.server_key, here.position.epoch) != (begin.server_key, begin.position.epoch):
             offsets[name] = here.to_json()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first stage of a batch, in an executor: one byte range or chunk, decoded and taken through the steps.
+"""The first stage of a batch: decode one byte range or chunk and apply the steps.
 
-Either its rows are written here, or they leave as blobs for the parts that write them. Of a sink that keeps
-state only the last image of each key leaves.
+The task either writes the rows itself or emits them as blobs for the parts that write them. For a sink that
+keeps state it emits only the last image of each key.
 """
 
 import json
@@ -54,20 +54,20 @@ from penstock.sinks.images import LastImages, with_metadata
 from penstock.sinks.sink import Evolution, Receipt, Spread
 from penstock.source.reading import Batch, LoggedStatement
 
-# How much is gathered before what is left of it leaves.
+# Flush the gathered rows at this size.
 _GATHERED_BYTES_MAX = 64 << 20
-# Words to the driver stand before all rows of a part.
+# Words for the engine sort before all rows of a part.
 _FIRST = -1
 
 
 def decode_works(plan: TaskPlan, numbers: Iterable[int]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield what becomes of the works of these numbers, in the columns of BETWEEN."""
+    """Yield the rows and words of the works with these numbers, in the columns of BETWEEN."""
     for number in numbers:
         yield from _Work(plan, number).run()
 
 
 def as_json(receipt: Receipt) -> bytes:
-    """Return a receipt as it goes to the driver."""
+    """Return a receipt as the body of a word."""
     value = asdict(receipt) | {
         "tables": dict(receipt.tables),
         "unrepresentable": dict(receipt.unrepresentable),
@@ -115,11 +115,11 @@ class _Work:
             for failure in self._writing.failures(problem) if of_sink else [Failure(problem, self._table)]:
                 yield from self._to_all(PROBLEM, pickle.dumps(failure))
         except BaseException:
-            # Nobody asks for more, or a bug, which is raised where the driver runs.
+            # The consumer stopped reading, or a bug, which the driver raises.
             self._writing.abort()
             raise
 
-    # --- What comes -------------------------------------------------------------------------
+    # --- Input ----------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[pyarrow.RecordBatch]:
         if isinstance(self._work, ChunkWork):
@@ -138,7 +138,7 @@ class _Work:
                 yield from self._statement(self._work, part)
                 continue
             mark = (part.table, part.schema_version)
-            # Batches of one wave hold all that the log has between two places.
+            # The batches of a wave hold everything between two positions of the log.
             if part.position != place or mark in seen:
                 yield from self._wave(wave)
                 wave, place, seen = [], part.position, set()
@@ -146,7 +146,7 @@ class _Work:
             changes = yield from self._typed(self._work, part)
             if changes is not None:
                 wave.append(changes)
-            # What is wrong with the log itself is no table's.
+            # Errors in the log itself do not belong to any table.
             self._table = ""
         yield from self._wave(wave)
 
@@ -164,7 +164,7 @@ class _Work:
 
         target = target_through(self._steps, self._plan.tables[key].current)
         if work.exact and self._plan.keeps_state and target is not None:
-            # What an attempt before this one has left.
+            # Remove the rows of a previous attempt.
             yield from self._empty(key, self._plan.targets[target.name], 0)
         try:
             for changes in chunk_changes(self._plan, work, told):
@@ -177,11 +177,11 @@ class _Work:
         except SchemaChanged as problem:
             if self._writing.refused:
                 raise
-            # It was altered or dropped since the driver looked at it.
+            # The table was altered or dropped after its definition was read.
             yield from self._surprise(OF_CHUNK, key, work.source, (work.table, problem, work.remove))
 
     def _typed(self, work: RangeWork, batch: Batch) -> Any:
-        """Return a batch as changes of its table; None where nothing of it is wanted."""
+        """Return a batch as changes of its table, None if none of its rows is needed."""
         name = TableName.parse(batch.table)
         key = self._table = table_key(work.source, name)
         if key in self._plan.passed_over:
@@ -216,7 +216,7 @@ class _Work:
         return Changes(target, rows, name) if rows.num_rows else None
 
     def _statement(self, work: RangeWork, statement: LoggedStatement) -> Iterator[pyarrow.RecordBatch]:
-        # What is wrong with the log behind it is no table's.
+        # Errors in the log after it do not belong to any table.
         self._table = ""
         key = place_key(work.source, statement.position)
         emptied = self._plan.statements.get(key)
@@ -229,7 +229,7 @@ class _Work:
                 yield from self._empty(table, self._plan.targets[name], statement.emptied_to)
         self._table = ""
 
-    # --- What becomes of it -----------------------------------------------------------------
+    # --- Output ---------------------------------------------------------------------------
 
     def _wave(self, wave: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
         made: list[Changes] = []
@@ -244,7 +244,7 @@ class _Work:
             yield from self._made(made)
 
     def _made(self, changes: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
-        """Take changes as the steps made them, each in the columns that its target was prepared with."""
+        """Output the changes that the steps returned, in the columns of their prepared targets."""
         made = []
         for one in changes:
             prepared = self._prepared(one.target)
@@ -272,7 +272,7 @@ class _Work:
         return conformed(changes, prepared, columns_reread(changes, prepared, current))
 
     def _prepared(self, target: Target) -> Target | None:
-        """Return the prepared target in whose columns rows fit, None where there is none."""
+        """Return the prepared target whose columns fit the rows, None if there is none."""
         known = self._covered.get(id(target))
         if known is not None and known[0] is target:
             return known[1]
@@ -306,7 +306,7 @@ class _Work:
     def _gather(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
         held = self._gathered.get(changes.target)
         if held is None:
-            # What is gathered leaves before it would be worth reducing.
+            # Rows are flushed by size before compacting them would pay off.
             held = self._gathered[changes.target] = LastImages(changes.target, _GATHERED_BYTES_MAX)
         if self._plan.metadata_read is not None:
             changes = changes.with_rows(with_metadata(changes.rows, self._plan.metadata_read))
@@ -327,7 +327,7 @@ class _Work:
         self._bytes = 0
 
     def _divide(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
-        """Yield blobs of changes, each for its part."""
+        """Split changes by part and yield them as blobs."""
         plan, target = self._plan, changes.target
         divided = str(target.name) in self._divided and target.name not in plan.together
         part = parts_of(target, changes.rows, plan.spread, plan.record.parts, divided)
@@ -336,7 +336,7 @@ class _Work:
                 yield self._row(part, ROWS, blob_of([piece]))
             return
         if not plan.keeps_state and _moves(changes, part):
-            # Both images of an update belong together, and so do all changes of either key.
+            # Both images of an update belong to one part, and so do all changes of either key.
             yield from self._surprise(OF_MOVE, target.name, self._work.source, target.name)
             return
         for number in range(plan.record.parts):
@@ -360,7 +360,7 @@ class _Work:
 
     def _end(self) -> Iterator[pyarrow.RecordBatch]:
         yield from self._let_go()
-        # What is wrong with the dead letter is no table's.
+        # Errors from the dead-letter writer do not belong to any table.
         self._table = ""
         if self._aside is not None:
             self._aside.finish()
@@ -403,7 +403,7 @@ def _between(part: int, work: int, seq: int, kind: str, body: bytes) -> pyarrow.
 
 
 def _moves(changes: Changes, part: Any) -> bool:
-    """Tell whether an update takes a row from one part to another."""
+    """Return whether an update moves a row from one part to another."""
     kinds = changes.rows.column("_change_type")
     after = pc.equal(kinds, "update_postimage").to_numpy(zero_copy_only=False)
     before = pc.equal(kinds, "update_preimage").to_numpy(zero_copy_only=False)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which chunks of which tables are next: of the full load, and of tables that are read again.
+"""Plans the chunks of the full load and of resnapshots.
 
-A chunk's rows are applied before any change behind the place where the log stood when it was read, so what
-the stream brings later decides every key. That holds however far the stream is behind: a chunk may be read at
-any time, and nothing is locked.
+The rows of a chunk are applied before every change after the log position of their read, so the later change
+decides the value of each key. This holds however far the pipeline lags: a chunk may be read at any time, and
+nothing is locked.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# How many chunks a task has in one batch: enough that Spark's own work does not count, few enough that a
-# restart repeats little.
+# Chunks per task in one batch: enough to amortize the overhead of a job, few enough that a restart repeats
+# little.
 _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
 
 
 class Loading:
-    """Plans loads for the driver, one table after the other."""
+    """Plans loads, one table after the other."""
 
     def __init__(self, settings: PipelineSettings, state: PipelineState, sink: Sink, cores: int) -> None:
         self._settings = settings
@@ -46,21 +46,21 @@ class Loading:
         self._chunks: dict[str, list[dict[str, Any]]] = {}
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
         self._epochs: dict[str, int] = {}
-        # Tables, by key, of whose rows no key tells one from another.
+        # The keys of tables without a primary or unique key.
         self._keyless: set[str] = set()
 
-    # --- What is to be read -----------------------------------------------------------------
+    # --- Requests ---------------------------------------------------------------------------
 
     def reread(self, source: str, table: TableName, because: Position | str, *, remove: bool = False) -> None:
-        """Ask for a table to be read again because of what stands at a position, or of another reason; asked
-        twice is once."""
+        """Request that a table is read again, because of a log position or for another reason. Repeated
+        requests with the same reason are one request."""
         digest = hashlib.blake2b(f"{source}/{table}/{because}".encode(), digest_size=6).hexdigest()
         self._state.request_resnapshot(source, table, remove=remove, number=digest)
         _log.info("a table is to be read again", source=source, table=str(table), because=str(because))
 
     def reread_later(self, source: str, table: TableName, because: str) -> None:
-        """The same, removing rows that the source has not; nothing where such a request waits already, as it
-        reads later than now."""
+        """Request a reread that also deletes rows that the source does not have, unless such a request is
+        waiting: it reads later than now."""
         waiting = (
             wish
             for wish in self._state.requests()
@@ -70,7 +70,7 @@ class Loading:
             self.reread(source, table, because, remove=True)
 
     def planned(self, standing: Standing, tables: PipelineTables) -> Standing:
-        """Take up what is to be loaded: every table of a full load, once, and what was asked for."""
+        """Plan the load of every table of a full load, once, and of the tables that were requested."""
         loads = dict(standing.loads)
         self._epochs = {name: Offset.from_json(one).position.epoch for name, one in standing.offsets.items()}
         wishes = self._state.requests()
@@ -100,16 +100,16 @@ class Loading:
                 self._state.note_request(wish, "running")
         for wish in wishes:
             if wish.state == "running" and wish.number not in running:
-                # A runner did its last batch and died before it could say so.
+                # A runner finished its last batch and died before it could record that.
                 self._note_ended(wish.number, standing)
         return standing
 
     def _is_written_before(self, standing: Standing) -> bool:
-        """Tell whether target tables may have rows of an earlier generation, and can be compared."""
+        """Return whether targets may have rows of an earlier generation, and can be compared."""
         return standing.earlier is not None and self._sink.keeps_state and keeps_tables(self._sink)
 
     def _note_ended(self, number: str, standing: Standing) -> None:
-        """Note what became of a request whose last batch is done."""
+        """Record the result of a request whose last batch is done."""
         wish = self._state.request(number)
         if wish is None or wish.state not in ("asked", "running"):
             return
@@ -146,7 +146,7 @@ class Loading:
             if stopped is not None:
                 tables.take_up(key)
             elif wish.where is None:
-                # Somebody may have dropped the target's table, so that it is loaded anew.
+                # A user may have dropped the target table so that it is loaded again.
                 tables.prepare_again(key)
             made = self._plan(key, tables, loads, wish, afresh=stopped is not None)
         except TransientError:
@@ -158,11 +158,11 @@ class Loading:
             return
         self._state.note_request(wish, "failed", failed)
         if stopped is not None:
-            # Without having been read it would go on with a hole.
+            # Continuing without the reread would leave a gap.
             tables.stopped[key] = stopped
 
     def _let_go(self, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
-        """End the resnapshots of tables that the pipeline goes on without."""
+        """End the resnapshots of tables that the pipeline continues without."""
         for key, why in tables.stopped.items():
             load = loads.get(key)
             if load is not None and load.request and not load.finished:
@@ -181,8 +181,8 @@ class Loading:
         afresh: bool = False,
         remove: bool = False,
     ) -> TableLoad | None:
-        """Cut a table into chunks; None where nothing of it is to be read. `afresh` tells that the pipeline
-        went on without it until now, `remove` that its first load deletes what only the target has."""
+        """Cut a table into chunks; return None if none of it is to be read. With `afresh` the pipeline had
+        continued without the table. With `remove` its first load deletes rows that only the target has."""
         name, table = split_key(key)
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.targets_of_source(key) is None:
@@ -241,8 +241,8 @@ class Loading:
             )
 
     def _session(self, source: PipelineSource) -> tuple[LoadSession, Watermark]:
-        """Return a session for planning, and a place in the log: what is read from now on holds every change
-        before it."""
+        """Return a session for planning, and a log position: rows read from now on include every earlier
+        change."""
         assert source.server is not None, "only tables of a server are cut into chunks"
         if source.name not in self._sessions:
             session = open_session(source.server)
@@ -250,16 +250,16 @@ class Loading:
             self._sessions[source.name] = session, watermark_of(session, epoch)
         return self._sessions[source.name]
 
-    # --- What is next -----------------------------------------------------------------------
+    # --- Batches ----------------------------------------------------------------------------
 
     def is_asked(self, standing: Standing) -> bool:
-        """Whether a resnapshot waits or runs."""
+        """Return whether a resnapshot is waiting or running."""
         running = any(load.request and not load.finished for load in standing.loads.values())
         return running or any(wish.state in ("asked", "running") for wish in self._state.requests())
 
     def next(self, standing: Standing) -> tuple[list[ChunkWork], Mapping[str, int], list[str]]:
-        """Return the chunks of the next batch, how far each table is then, and the requests that end with
-        it."""
+        """Return the chunks of the next batch, the progress of each table after it, and the requests that it
+        finishes."""
         works: list[ChunkWork] = []
         rows, rows_max = 0, self._width * self._settings.load.chunk_rows
         done: dict[str, int] = {}
@@ -271,7 +271,7 @@ class Loading:
             if room <= 0 or rows >= rows_max:
                 break
             source, table = split_key(key)
-            # Rows that are read a moment later than the log's place would come twice without a key.
+            # Without a key, rows read a moment after the log position would be applied twice.
             exact = key in self._keyless and not self._chunks_of(load)[0]["key"]
             if exact and works:
                 break
@@ -293,7 +293,7 @@ class Loading:
         return works, done, finished
 
     def done(self, standing: Standing, record: BatchRecord) -> None:
-        """Note what ended with a batch."""
+        """Record the requests and loads that a batch finished."""
         for number in record.finished:
             self._note_ended(number, standing)
         for key in record.loads:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task writes of one batch, and which tables of the sources it writes into each target.
+"""The writer of one part of a batch, and the source tables whose rows it writes into each target.
 
-A sink knows its own tables alone. Where it refuses the rows of one, the driver has to know whose they were.
+A sink knows only its own tables. If it rejects rows of a target, the engine needs to know their source table.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from penstock.sinks.sink import Receipt, Writer
 
 
 class PartWriting:
-    """One part's writing. The sink's writer is opened with the first that comes.
+    """Writes one part. Opens the sink's writer with the first rows.
 
-    `refused` tells whether the sink raised the last error.
+    `refused` says whether the sink raised the last error.
     """
 
     def __init__(self, plan: TaskPlan) -> None:
@@ -28,19 +28,19 @@ class PartWriting:
         self.refused = False
 
     def write(self, part: int, source: str, changes: Changes) -> None:
-        """Write changes of a table of a source. Raises what the sink does."""
+        """Write changes of a source table. Raises the errors of the sink."""
         self._note(changes.target, table_key(source, changes.source))
         with self._asking():
             self._opened(part).write(changes)
 
     def empty(self, part: int, key: str, target: Target, version: int) -> None:
-        """Empty the target of a table, as `Writer.empty` does. Raises what the sink does."""
+        """Empty the target of a table, as `Writer.empty` does. Raises the errors of the sink."""
         self._note(target, key)
         with self._asking():
             self._opened(part).empty(target, version)
 
     def finish(self) -> Receipt | None:
-        """Return the receipt, None where nothing came. Raises what the sink does."""
+        """Return the receipt, None if there were no rows. Raises the errors of the sink."""
         if self._writer is None:
             return None
         with self._asking():
@@ -49,13 +49,13 @@ class PartWriting:
         return receipt
 
     def abort(self) -> None:
-        """Let go of everything."""
+        """Abandon the rows and release the writer."""
         if self._writer is not None:
             with suppress(PenstockError):
                 self._writer.abort()
 
     def failures(self, problem: PenstockError) -> list[Failure]:
-        """Return what the driver is told of an error of the sink: once for each table of its target."""
+        """Return an error of the sink as failures: one for each source table of the target."""
         at = None if self._writer is None else self._writer.at
         keys = self._tables.get(at, set()) if at is not None else set()
         return [Failure(problem, table=key) for key in sorted(keys)] or [Failure(problem)]

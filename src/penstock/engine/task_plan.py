@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tasks of one batch are told, and what they tell the driver. Pickles; knows no Spark.
+"""The plan that the tasks of a batch receive, and the words that they return. Everything pickles.
 
-A batch is one Spark job. Tasks decode and apply steps; where the sink wants rows gathered by key or table,
-they leave as blobs, which Spark brings to the tasks that write. A task that meets what the driver has not
-prepared for (a definition, a statement, a new target) writes nothing and says so: it is a surprise. The
-surprises of all tasks come before anything is written, so the driver prepares, and runs the same batch again.
+A batch is one job of a driver. Tasks decode rows and apply steps. If the sink needs rows grouped by key or
+table, they emit them as blobs, which the driver shuffles to the tasks that write. A task that meets something
+unprepared (a definition, a statement, a new target) writes nothing and returns a surprise. All surprises
+arrive before anything is written, so the engine prepares for them and runs the same batch again.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSettings, StepSettings
 from penstock.sinks.sink import BatchMark, Evolution, Spread
 
-# What tasks hand on: what one blob, or one word to the driver, is.
+# The kinds of rows that tasks emit: rows for a part, and words for the engine.
 ROWS, EMPTIED, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
     "rows",
     "emptied",
@@ -31,7 +31,7 @@ ROWS, EMPTIED, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
     "receipt",
 )
 
-# Rows between the two stages: to which part they go, and their order in it.
+# The rows between the two stages: their part, and their order in it.
 BETWEEN = pyarrow.schema(
     [
         pyarrow.field("part", pyarrow.int32(), nullable=False),
@@ -45,18 +45,18 @@ BETWEEN_SQL = (
     "part int not null, work int not null, seq int not null, kind string not null, body binary not null"
 )
 
-# What surprises are about.
+# The subjects of surprises.
 OF_DEFINITION, OF_STATEMENT, OF_TARGET, OF_MOVE = "definition", "statement", "target", "move"
-# A table whose chunk cannot be read with the columns that the driver knows.
+# A table whose chunk cannot be read with the known columns.
 OF_CHUNK = "chunk"
 
 
 @dataclass(frozen=True)
 class KnownTable:
-    """A source's table as the driver knows it: each definition met so far, by its number, and that of now.
+    """A source's table: its definitions so far, by number, and the current definition.
 
-    `floor` is the commit version before which its changes are in its load already, 0 for none. `gone` tells
-    that its source has dropped it; its rows stay in the target.
+    `floor` is the commit version before which its load has its changes already, 0 for none. A table is `gone`
+    after its source has dropped it; its rows stay in the target.
     """
 
     definitions: Mapping[int, Target]
@@ -67,14 +67,14 @@ class KnownTable:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One batch, as its tasks see it.
+    """One batch, as its tasks receive it.
 
-    `tables` are by `table_key`; `targets` are the prepared tables, by name. `statements` are those that the
-    driver has dealt with, by `place_key`, and the targets that each of them empties, by the key of the table
-    that each is of. Rows of `together` all go to one part. `passed_over` are tables, by key, that the
-    pipeline goes on without. `parents` are the columns, by table key, that foreign keys refer to whose
-    actions are not logged. `unread` are tables, by key, whose chunks are left out: they are gone, or read
-    again later. `histories` are schema histories by number of the work, where logs do not name columns.
+    `tables` are by `table_key`, and `targets` are the prepared targets by name. `statements` are the handled
+    statements by `place_key`: the targets that each one empties, by the key of their source table. All rows
+    of the tables in `together` go to one part. `passed_over` are the keys of tables that the pipeline
+    continues without. `parents` are the columns, by table key, that foreign keys with unlogged actions refer
+    to. `unread` are the keys of tables whose chunks are skipped, because they are gone or read again later.
+    `histories` are schema histories by number of the work, for logs that do not name columns.
     """
 
     mark: BatchMark
@@ -110,8 +110,8 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Surprise:
-    """What a task met that the driver must prepare for. `work` and `seq` tell the order; the rest by
-    `what`."""
+    """Something that the engine must prepare for before a task can continue. `work` and `seq` are its order,
+    and `what` says what `value` is."""
 
     what: str
     work: int
@@ -122,7 +122,7 @@ class Surprise:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of a task. `table` is the key of the table it is of, where that is known."""
+    """An error of a task, with the key of its table if that is known."""
 
     error: PenstockError
     table: str = ""

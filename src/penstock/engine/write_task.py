@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second stage of a batch, in an executor: what comes for a part is written in its order."""
+"""The second stage of a batch: write the rows of a part in their order."""
 
 import pickle
 from collections.abc import Iterable, Iterator
@@ -24,10 +24,10 @@ from penstock.errors import PenstockError
 
 
 def write_parts(plan: TaskPlan, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the receipt of a part and the words to the driver, in the columns of BETWEEN.
+    """Write the rows of a part. Yield its receipt and the words for the engine, in the columns of BETWEEN.
 
-    What comes is sorted by work and seq, words first. Where one of them says that the batch cannot be written
-    yet, nothing is.
+    The input is sorted by work and seq, with words first. If a word says that the batch cannot be written
+    yet, no row is written.
     """
     part = _Part(plan)
     try:
@@ -59,7 +59,7 @@ class _Part:
             kind = kinds[at].as_py()
             if kind in (SURPRISE, PROBLEM):
                 self._refused = True
-                # Every part has it; the driver wants it once.
+                # Every part receives this word; part 0 returns it.
                 if self._part == 0:
                     yield batch.slice(at, 1)
             elif kind == COUNTS:
