@@ -21,7 +21,12 @@ CASES = [
     for flavor in ("mysql", "mariadb")
 ]
 # Seeds that once diverged, by flavor, target and mode.
-DIVERGED: dict[tuple[str, str, str], tuple[int, ...]] = {("mysql", "mysql", "mirror"): (102,)}
+DIVERGED: dict[tuple[str, str, str], tuple[int, ...]] = {
+    ("mysql", "mysql", "mirror"): (102,),
+    ("mariadb", "mysql", "cascades"): (201, 204),
+    ("mysql", "mongodb", "mirror"): (202,),
+    ("mysql", "clickhouse", "mirror"): (201,),
+}
 ROUNDS = 12 if os.environ.get("PENSTOCK_LONG") else 3
 
 
