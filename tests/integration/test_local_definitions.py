@@ -21,6 +21,7 @@ from tools.servers import Server
 CHANGES = {
     "moments": ("INT", "20260102", "DATETIME", "'2026-02-03'"),
     "bodies": ("DECIMAL(10,2)", "7.5", "BLOB", "'z'"),
+    "notes": ("VARCHAR(20)", "NULL", "VARCHAR(20) NOT NULL", "'x'"),
     "documents": ("VARCHAR(20)", "'{}'", "JSON", "'[1]'"),
 }
 
@@ -70,8 +71,8 @@ def test_column_gets_a_type_that_the_target_cannot_cast_its_values_to(
     mysql_server.sql("DELETE FROM documents WHERE id = 2", database=database)
     for table, (_, value, then, other) in CHANGES.items():
         mysql_server.sql(
-            f"INSERT INTO {table} VALUES (4, {value}); ALTER TABLE {table} MODIFY v {then};"
-            f"INSERT INTO {table} VALUES (5, {other})",
+            f"SET sql_mode = ''; INSERT INTO {table} VALUES (4, {value});"
+            f"ALTER TABLE {table} MODIFY v {then}; INSERT INTO {table} VALUES (5, {other})",
             database=database,
         )
     run_to_end(LocalDriver(), settings)
@@ -125,3 +126,25 @@ def test_rows_that_do_not_fit_a_new_key_stop_the_run_and_the_named_command_ends_
     run_to_end(LocalDriver(), settings)
     wanted = source_rows(mysql_server, database, "t")
     assert_same(wanted, target.rows(database, "t"), key=("k",))
+
+
+def test_table_whose_older_rows_do_not_fit_is_skipped_and_no_other(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
+    mysql_server.sql(
+        "CREATE TABLE a (id VARCHAR(9) PRIMARY KEY); CREATE TABLE b (id INT PRIMARY KEY)", database=database
+    )
+    run_to_end(LocalDriver(), settings)
+    mysql_server.sql(
+        "INSERT INTO a VALUES ('x'); INSERT INTO b VALUES (1); DELETE FROM a; ALTER TABLE a MODIFY id INT",
+        database=database,
+    )
+    run_to_end(LocalDriver(), settings)
+    with opened(settings) as state:
+        standing = state.standing()
+    assert standing is not None
+    assert [key.rpartition(".")[2].strip("`") for key in standing.stopped] == ["a"]
+    assert mysql_rows(mariadb_server, database, "b") == [{"id": 1}]

@@ -247,6 +247,8 @@ class _Work:
         """Output the changes that the steps returned, in the columns of their prepared targets."""
         made = []
         for one in changes:
+            # What fails now is of this table, and not of the last one of the wave.
+            self._table = table_key(self._work.source, one.source)
             prepared = self._prepared(one.target)
             if prepared is None:
                 yield from self._surprise(OF_TARGET, one.target, self._work.source, one.target)
