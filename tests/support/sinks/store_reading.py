@@ -2,7 +2,9 @@
 """Rows of the stores that sinks write to, by the stores' own clients, as the oracle compares them."""
 
 import base64
+import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import bson
@@ -11,6 +13,7 @@ import elasticsearch
 import pymongo
 import redis
 from clickhouse_connect.datatypes.format import clear_all_formats, set_read_format
+from elastic_transport import JsonSerializer
 
 from tests.support.pipeline.oracle import (
     Row,
@@ -56,8 +59,20 @@ def _mongodb(server: Any, database: str, table: str) -> list[Row]:
     ]
 
 
+class _Exact(JsonSerializer):
+    """Reads numbers with all their digits."""
+
+    mimetype = "application/vnd.elasticsearch+json"
+
+    def json_loads(self, data: bytes | str) -> Any:
+        return json.loads(data, parse_float=Decimal)
+
+
 def _elasticsearch(server: Any, database: str, table: str) -> list[Row]:
-    with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:
+    serializers = {_Exact.mimetype: _Exact()}
+    with elasticsearch.Elasticsearch(
+        server.url, request_timeout=WAIT_SECONDS_MAX, serializers=serializers
+    ) as client:
         return elasticsearch_rows(client, f"{database}.{table}")
 
 

@@ -88,7 +88,9 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     ),
     3169: (ConnectionLost, None),
     4031: (ConnectionLost, None),
-    1048: (ValueMalformed, "The target's column is NOT NULL where the source's value is null"),
+    **dict.fromkeys(
+        (1048, 1138), (ValueMalformed, "The target's column is NOT NULL where the source's value is null")
+    ),
     DUPLICATE: (ValueMalformed, "The target has a unique key that the source does not have: drop it there"),
     1264: (ValueMalformed, _HINT_VALUE),
     1265: (ValueMalformed, _HINT_VALUE),
